@@ -1,0 +1,87 @@
+# Every target makes .venv first if it is missing, and again when pyproject.toml or requirements.lock change.
+#
+#   make train ARGS="env=ant seed=1"      pass arguments on (also: make test ARGS="-k gae -x")
+#   make train PYTHON=python3.12          choose the interpreter that makes .venv (3.11 or newer)
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+# A shell command, not a sub-make: a recipe line with $(MAKE) would run under `make -n` too.
+define CHECK_PYTHON
+{ command -v $(PYTHON) >/dev/null || \
+  { echo "rlstable: $(PYTHON) not found; say which Python to use: make PYTHON=/path/to/python3" >&2; exit 1; }; } && \
+{ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "rlstable: needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+         "say for example: make PYTHON=python3.11" >&2; exit 1; }; }
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help train test slow lint format lock wheel clean check-python
+
+help: ## Show this list
+	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+train: $(STAMP) ## Train; choose what with ARGS="env=ant seed=1"
+	@$(BIN)/python -m rlstable.train $(ARGS)
+
+test: lint ## Run lint, then the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+slow: $(STAMP) ## Run the tests marked slow
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# import-linter without its cache, which does not notice a deleted module.
+lint: $(STAMP) ## Check style, format, types and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
+
+format: $(STAMP) ## Format the code and repair what ruff can repair
+	$(BIN)/ruff check --fix --exit-zero
+	$(BIN)/ruff format
+
+wheel: $(STAMP) ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel
+
+# The lock is made for Python 3.11; pip list (not freeze) writes name==version and nothing else.
+lock: check-python ## Pin requirements.lock anew from pyproject.toml (needs Python 3.11)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo "rlstable: the lock is made with Python 3.11; say: make lock PYTHON=python3.11" >&2; exit 1; }
+	@echo "rlstable: resolving in a temporary environment, a minute or two"
+	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
+	$(PYTHON) -m venv "$$tmp/venv" && \
+	"$$tmp/venv/bin/python" $(PIP_INSTALL) ".[dev,tensorboard]" && \
+	{ echo "# Every distribution that rlstable[dev,tensorboard] needs, for Python 3.11 on Linux with a CPU."; \
+	  echo "# Written by \`make lock\`: do not edit, change pyproject.toml and run it again."; } > "$$tmp/lock" && \
+	"$$tmp/venv/bin/python" -m pip list --disable-pip-version-check --format=freeze \
+	  --exclude pip --exclude setuptools --exclude wheel --exclude rlstable > "$$tmp/pins" && \
+	cat "$$tmp/lock" "$$tmp/pins" > requirements.lock
+	@echo "rlstable: requirements.lock has $$(grep -c == requirements.lock) pins"
+
+clean: ## Remove .venv, caches and build products (runs/ stays)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@for d in rlstable tests scripts; do \
+	  if [ -d $$d ]; then find $$d -name __pycache__ -type d -prune -exec rm -rf {} +; fi; done
+
+check-python:
+	@$(CHECK_PYTHON)
+
+$(STAMP): pyproject.toml requirements.lock
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  $(CHECK_PYTHON) && \
+	  echo "rlstable: making $(VENV) with $$($(PYTHON) --version)" && \
+	  $(PYTHON) -m venv --clear $(VENV); fi
+	@echo "rlstable: installing into $(VENV), about a minute"
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+	  $(BIN)/python $(PIP_INSTALL) -r requirements.lock && $(BIN)/python $(PIP_INSTALL) -e . --no-deps; \
+	else \
+	  echo "rlstable: the lock is for Python 3.11; taking the ranges of pyproject.toml instead" && \
+	  $(BIN)/python $(PIP_INSTALL) -e ".[dev,tensorboard]"; fi
+	@touch $@
