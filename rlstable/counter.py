@@ -1,0 +1,222 @@
+"""WideCounter: a step counter that neither wraps nor needs the x64 flag.
+
+An int32 count of environment steps goes negative at 2^31, which large runs reach. Here a count is two uint32
+words, and at 2^64-1 it stays put.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+LARGEST = 2**64 - 1
+_WORD_MAX = np.uint32(2**32 - 1)
+_ALLOWED = "an integer: Python, NumPy or JAX, or a WideCounter"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class WideCounter:
+    """An unsigned 64-bit count in two 32-bit words, a pytree that works under jit, scan and vmap.
+
+    Build one with `of` or `zero`: the constructor stores its words as they are, since JAX also calls it with
+    placeholders. `+` and `-` stay within [0, 2^64-1] instead of wrapping. Their operand must not be negative:
+    one whose value is known raises ValueError, a traced one counts as 0. To know it, an operand that is a JAX
+    array outside a trace is read on the host, and so waited for.
+
+    Never sum counters over devices with `psum`, which adds the words without carry: sum the increments first.
+
+    Attributes:
+        hi: the upper 32 bits, uint32.
+        lo: the lower 32 bits, uint32.
+    """
+
+    hi: jax.Array
+    lo: jax.Array
+
+    # `==` answers with an array, so equal counters cannot be found by hash.
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
+    # Tells NumPy to leave `np.int64(1) + counter` and its comparisons to the counter.
+    __array_ufunc__: ClassVar[None] = None
+
+    @classmethod
+    def zero(cls) -> WideCounter:
+        """Return a count of 0."""
+        return cls.of(0)
+
+    @classmethod
+    def of(cls, value: Any) -> WideCounter:
+        """Return a counter that holds `value`; also how an old int32 or int64 scalar is loaded.
+
+        Args:
+            value: an integer scalar (Python, NumPy or JAX, of any dtype) or a WideCounter. Above 2^64-1 it
+                saturates; a traced negative one counts as 0.
+
+        Raises:
+            TypeError: `value` is no integer (a bool or a float is none).
+            ValueError: `value` is negative, or an array of more than one count.
+        """
+        if isinstance(value, WideCounter):
+            return value
+        hi, lo = _count(value, "WideCounter.of")
+        if np.shape(hi) != ():
+            raise ValueError(f"WideCounter.of takes a scalar, or jax.vmap it; got {_describe(value)}")
+        return cls(jnp.asarray(hi), jnp.asarray(lo))
+
+    def __int__(self) -> int:
+        """Return the exact count, outside a trace."""
+        if _traced(self.hi, self.lo):
+            raise TypeError("int() needs a concrete WideCounter; got a traced one, which has to_float()")
+        if np.shape(self.hi) != ():
+            raise TypeError(f"int() needs a scalar WideCounter; got one of shape {np.shape(self.hi)}")
+        return int(self.hi) << 32 | int(self.lo)
+
+    def __bool__(self) -> bool:
+        """Return whether the count is above 0, outside a trace; an object without this is always true."""
+        return int(self) > 0
+
+    def __repr__(self) -> str:
+        """Show the count where it is known, else the words."""
+        try:
+            return f"WideCounter({int(self)})"
+        except (TypeError, ValueError, RuntimeError):  # traced or batched, a placeholder, a donated array
+            return f"WideCounter(hi={_describe(self.hi)}, lo={_describe(self.lo)})"
+
+    def __add__(self, x: Any) -> WideCounter:
+        """Return the sum, at most 2^64-1."""
+        hi, lo = self._increment(x, "+")
+        low = self.lo + lo
+        high = self.hi + hi
+        carried = high + (low < lo).astype(jnp.uint32)
+        over = (high < hi) | (carried < high)
+        return WideCounter(jnp.where(over, _WORD_MAX, carried), jnp.where(over, _WORD_MAX, low))
+
+    __radd__ = __add__
+
+    def __sub__(self, x: Any) -> WideCounter:
+        """Return the difference, at least 0."""
+        hi, lo = self._increment(x, "-")
+        borrow = (self.lo < lo).astype(jnp.uint32)
+        under = (self.hi < hi) | ((self.hi == hi) & (self.lo < lo))
+        high, low = self.hi - hi - borrow, self.lo - lo
+        return WideCounter(jnp.where(under, np.uint32(0), high), jnp.where(under, np.uint32(0), low))
+
+    def __lt__(self, x: Any) -> jax.Array:
+        """Return `self < x` as a bool array; `x` may be any integer, also negative or above 2^64-1."""
+        return self._order(x) < 0
+
+    def __le__(self, x: Any) -> jax.Array:
+        """Return `self <= x` as a bool array."""
+        return self._order(x) <= 0
+
+    def __gt__(self, x: Any) -> jax.Array:
+        """Return `self > x` as a bool array."""
+        return self._order(x) > 0
+
+    def __ge__(self, x: Any) -> jax.Array:
+        """Return `self >= x` as a bool array."""
+        return self._order(x) >= 0
+
+    def __eq__(self, x: Any) -> jax.Array:  # type: ignore[override]
+        """Return `self == x` as a bool array; what is no number at all is simply not equal."""
+        return self._order(x) == 0 if _is_number(x) else NotImplemented
+
+    def __ne__(self, x: Any) -> jax.Array:  # type: ignore[override]
+        """Return `self != x` as a bool array."""
+        return self._order(x) != 0 if _is_number(x) else NotImplemented
+
+    def to_float(self) -> jax.Array:
+        """Return the count as float32, to a relative 1e-6."""
+        return _to_float(self.hi, self.lo)
+
+    def progress(self, total: Any) -> jax.Array:
+        """Return count / total as float32 in [0, 1], to a relative 1e-6; exactly 1 once total is reached.
+
+        Args:
+            total: a positive integer or WideCounter. A traced one of 0 has been reached.
+
+        Raises:
+            TypeError: `total` is no integer.
+            ValueError: `total` is 0 or negative.
+        """
+        hi, lo = _count(total, "progress")
+        if not _traced(hi, lo) and not np.all(np.asarray(hi) | np.asarray(lo)):
+            raise ValueError(f"progress needs a total above 0; got {_describe(total)}")
+        # A Python total may exceed any counter; above 2^126 the fraction leaves float32's normal range.
+        whole = np.float32(min(total, 2**126)) if isinstance(total, int) else _to_float(hi, lo)
+        part = self.to_float() / jnp.maximum(whole, np.float32(1))  # no 0/0 for jax_debug_nans
+        # Both sides are rounded, so only the exact comparison can say that the end is reached.
+        return jnp.where(self >= total, np.float32(1), jnp.minimum(part, np.float32(1)))
+
+    def _increment(self, x: Any, operator: str) -> tuple[Any, Any]:
+        """Return the words of `x` in this counter's shape, which must stay what it is in a scan carry."""
+        hi, lo = _count(x, f"WideCounter {operator}")
+        own = jnp.shape(self.hi)
+        try:
+            return jnp.broadcast_to(hi, own), jnp.broadcast_to(lo, own)
+        except ValueError:
+            raise ValueError(f"WideCounter{list(own)} {operator} {_describe(x)} changes its shape") from None
+
+    def _order(self, x: Any) -> jax.Array:
+        """Return -1, 0 or 1: this count is below, at or above `x`."""
+        hi, lo, outside = _words(x, "comparing a WideCounter")
+        higher = jnp.where(self.hi == hi, self.lo > lo, self.hi > hi)
+        equal = (self.hi == hi) & (self.lo == lo)
+        order = jnp.where(equal, np.int8(0), jnp.where(higher, np.int8(1), np.int8(-1)))
+        return jnp.where(outside == 0, order, -outside)
+
+
+def _words(x: Any, what: str) -> tuple[Any, Any, Any]:
+    """Split an integer into high word, low word, and where it lies: -1 below 0, 1 above 2^64-1, else 0.
+
+    What lies outside is split as the nearest count. A concrete value comes back as NumPy: under jit any JAX
+    operation on it gives a tracer, and without the x64 flag JAX would cut 64 bits to 32.
+    """
+    if isinstance(x, WideCounter):
+        return x.hi, x.lo, np.int8(0)
+    if isinstance(x, int) and not isinstance(x, bool):
+        inside = min(max(x, 0), LARGEST)
+        return np.uint32(inside >> 32), np.uint32(inside & 0xFFFFFFFF), np.int8((x > LARGEST) - (x < 0))
+    if not (isinstance(x, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(x.dtype, jnp.integer)):
+        raise TypeError(f"{what} takes {_ALLOWED}; got {_describe(x)}")
+    y: Any = x if _traced(x) else np.asarray(x)
+    if y.dtype.itemsize < 4:  # not every backend computes in the odd widths (int2, int4)
+        y = y.astype(np.int32)
+    outside = -(y < 0).astype(np.int8)
+    y = jnp.maximum(y, 0) if _traced(y) else np.maximum(y, 0)
+    low = y.astype(np.uint32)  # keeps the lower 32 bits
+    return (y >> 32).astype(np.uint32) if y.dtype.itemsize == 8 else low & np.uint32(0), low, outside
+
+
+def _count(x: Any, what: str) -> tuple[Any, Any]:
+    """Return the two words of `x`, refusing a negative one whose value is known."""
+    hi, lo, outside = _words(x, what)
+    if not _traced(outside) and np.any(outside < 0):
+        raise ValueError(f"{what} takes no negative count; got {_describe(x)}, allowed is 0 or more")
+    return hi, lo
+
+
+def _to_float(hi: Any, lo: Any) -> jax.Array:
+    return jnp.asarray(hi, np.float32) * np.float32(2**32) + jnp.asarray(lo, np.float32)
+
+
+def _traced(*leaves: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, WideCounter | int | float | np.ndarray | np.generic | jax.Array)
+
+
+def _describe(x: Any) -> str:
+    """Name a value on one line: by type and shape where its numbers are many, traced or deleted."""
+    traced = _traced(x)
+    if traced or getattr(x, "shape", ()) != () or (isinstance(x, jax.Array) and x.is_deleted()):
+        return f"{'traced ' * traced}{getattr(x, 'dtype', type(x).__name__)}{list(x.shape)}"
+    if isinstance(x, int) and x.bit_length() > 128:  # Python refuses to print the longest ones
+        return f"an int of {x.bit_length()} bits"
+    return f"{' '.join(repr(x).split()):.60} ({type(x).__name__})"

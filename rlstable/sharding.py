@@ -1,0 +1,97 @@
+"""Devices: one `data` axis, and the only file that names them.
+
+Environments live on their device; only gradients, statistics and counters cross, by the explicit reductions here, so that
+a verdict is the same everywhere. `check_vma` stays off: with it on, differentiation sums over devices already and an
+explicit mean gives a gradient that is too large by the number of devices, equally wrong on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rlstable.config import ConfigError
+
+AXIS = "data"
+REPLICATED = PartitionSpec()
+SPLIT = PartitionSpec(AXIS)
+
+
+def make_mesh(count: int | None = None) -> Mesh:
+    """The mesh of `count` devices, all of them when null.
+
+    Raises:
+        ConfigError: More devices are asked for than there are.
+    """
+    devices = jax.devices()
+    if count is not None and count > len(devices):
+        raise ConfigError(f"devices: {count} asked for, {len(devices)} {devices[0].platform} there; {len(devices)} would fit")
+    return Mesh(np.array(devices[:count]), (AXIS,))
+
+
+def over_devices(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Compiles `function` to run on every device of the mesh with its share of the split arguments."""
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donate)
+
+
+def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    """Puts arrays where a compiled program will leave them, so that nothing compiles twice.
+
+    Args:
+        tree: Any pytree of arrays. Each leaf is copied, since a donated buffer may appear once only; weak types become strong.
+        mesh: The devices.
+        specs: Partition specs, a prefix of `tree`.
+    """
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
+
+    def put(sharding: NamedSharding, subtree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.device_put(jnp.array(x), sharding), subtree)
+
+    return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def device_count() -> int:
+    """Devices on the axis, inside `over_devices`."""
+    return jax.lax.axis_size(AXIS)
+
+
+def own_key(key: jax.Array) -> jax.Array:
+    """A random key of this device's own; on a single device the key itself."""
+    return key if device_count() == 1 else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+
+
+def mean(tree: Any) -> Any:
+    """The mean over devices of every leaf."""
+    return jax.lax.pmean(tree, AXIS)
+
+
+def total(tree: Any) -> Any:
+    """The sum over devices of every leaf."""
+    return jax.lax.psum(tree, AXIS)
+
+
+def least(tree: Any) -> Any:
+    """The minimum over devices of every leaf."""
+    return jax.lax.pmin(tree, AXIS)
+
+
+def greatest(tree: Any) -> Any:
+    """The maximum over devices of every leaf."""
+    return jax.lax.pmax(tree, AXIS)
+
+
+def first_device(tree: Any) -> Any:
+    """The first device's copy of replicated arrays."""
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
