@@ -1,0 +1,66 @@
+"""Composing a configuration with Hydra: where its files are, what they mean, and its errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlstable import config as typed
+from rlstable.config import Config, ConfigError
+from rlstable.io.rundir import default_run_dir
+
+
+def config_dir() -> str:
+    """The folder of the configuration files: inside an installed package, beside the package in a checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "configs"
+    return str(installed if installed.is_dir() else package.parent / "configs")
+
+
+def register_resolvers() -> None:
+    """Makes `${run_dir:...}` known, which names the run folder."""
+    # Cached, since Hydra asks more than once and the time is in the name.
+    OmegaConf.register_new_resolver("run_dir", default_run_dir, replace=True, use_cache=True)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """The typed configuration of what Hydra composed.
+
+    Raises:
+        ConfigError: The first mistake.
+    """
+    try:
+        data: Any = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(first_line(error)) from error
+    return typed.load({key: value for key, value in data.items() if key != "hydra"})
+
+
+def compose(overrides: Sequence[str]) -> Config:
+    """Composes the configuration from overrides as typed on the command line, without running anything.
+
+    Raises:
+        ConfigError: The first mistake.
+    """
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(config_dir(), version_base="1.3"):
+            return to_config(hydra.compose("config", overrides=list(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(first_line(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """A library's error as one line: its lines joined, the noise at the end left out."""
+    noise = ("full_key:", "object_type=", "reference_type=", "Set the environment variable", "Config search path")
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith(noise))

@@ -1,0 +1,309 @@
+"""The YAML under configs/ against the typed configuration: it composes, loads, and cannot go stale."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.basecontainer import BaseContainer
+
+from rlstable import config as typed
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+GROUPS = {
+    folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+    for folder in CONFIGS.iterdir()
+    if folder.is_dir()
+}
+ENVS = [name for name in GROUPS["env"] if name != "import"]
+OPTIONS = [f"{group}={option}" for group, options in GROUPS.items() if group != "env" for option in options]
+IMPORT = ["env=import", "env.name=my_package.my_module:MyEnv"]
+SECTIONS = {
+    "ppo": typed.PPOConfig,
+    "network": typed.NetworkConfig,
+    "guards": typed.GuardsConfig,
+    "precision": typed.PrecisionConfig,
+    "eval": typed.EvalConfig,
+    "sinks": typed.SinksConfig,
+    "checkpoint": typed.CheckpointConfig,
+}
+FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
+DOCUMENTED = ["config.yaml", *(f"{group}/default.yaml" for group in SECTIONS)]
+
+# What is published, so that no edit changes it unnoticed: google/brax notebooks/training.ipynb at 01ca8caf;
+# for fast brax/training/agents/ppo/train_test.py of brax 0.14.2.
+PUBLISHED = {
+    # num_envs, batch_size, num_minibatches, num_updates_per_batch, unroll_length, discounting,
+    # reward_scaling, entropy_cost, learning_rate, total_steps, action_repeat
+    "ant": (4096, 2048, 32, 4, 5, 0.97, 10.0, 1e-2, 3e-4, 50_000_000, 1),
+    "fast": (64, 64, 8, 4, 5, 0.95, 10.0, 1e-2, 3e-4, 2**15, 1),
+    "halfcheetah": (2048, 512, 32, 8, 20, 0.95, 1.0, 1e-3, 3e-4, 50_000_000, 1),
+    "humanoid": (2048, 1024, 32, 8, 10, 0.97, 0.1, 1e-3, 3e-4, 50_000_000, 1),
+    "humanoidstandup": (2048, 1024, 32, 8, 15, 0.97, 0.1, 1e-2, 6e-4, 100_000_000, 1),
+    "inverted_double_pendulum": (2048, 1024, 32, 4, 5, 0.97, 10.0, 1e-2, 3e-4, 20_000_000, 1),
+    "inverted_pendulum": (2048, 1024, 32, 4, 5, 0.97, 10.0, 1e-2, 3e-4, 2_000_000, 1),
+    "pusher": (2048, 512, 16, 8, 30, 0.95, 5.0, 1e-2, 3e-4, 50_000_000, 1),
+    "reacher": (2048, 256, 32, 8, 50, 0.95, 5.0, 1e-3, 3e-4, 50_000_000, 4),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra_at_home():
+    """Hydra reads configs/; the program's own resolver is a stub here."""
+    resolvers = dict(BaseContainer._resolvers)
+    OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        yield
+    BaseContainer._resolvers = resolvers
+
+
+def _run_dir(resume: str | None, name: str) -> str:
+    return resume or f"runs/{name}/now"
+
+
+def read(file: str) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(CONFIGS / file))
+
+
+def compose(*overrides: str) -> dict[str, Any]:
+    composed = OmegaConf.to_container(hydra.compose("config", list(overrides)), resolve=True)
+    composed.pop("hydra", None)
+    return composed
+
+
+def hydra_node(*overrides: str) -> Any:
+    return hydra.compose("config", list(overrides), return_hydra_config=True).hydra
+
+
+def load(*overrides: str) -> typed.Config:
+    return typed.load(compose(*overrides))
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_an_environment_brings_its_own_recipe(name: str) -> None:
+    choices = hydra_node(f"env={name}").runtime.choices
+    config = load(f"env={name}")
+    assert config.env.name == name
+    assert choices.ppo == name
+    assert config.env.backend == {
+        "swimmer": "generalized",
+        "inverted_pendulum": "generalized",
+        "inverted_double_pendulum": "generalized",
+        "fast": None,
+    }.get(name, "mjx")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_and_loads(option: str) -> None:
+    load(option)
+    load(*IMPORT, option)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_recipes_are_as_published(name: str) -> None:
+    config = load(f"env={name}", *(["ppo=inverted_pendulum_brax"] if name == "inverted_pendulum" else []))
+    ppo = config.ppo
+    assert PUBLISHED[name] == (
+        ppo.num_envs,
+        ppo.batch_size,
+        ppo.num_minibatches,
+        ppo.num_updates_per_batch,
+        ppo.unroll_length,
+        ppo.discounting,
+        ppo.reward_scaling,
+        ppo.entropy_cost,
+        ppo.learning_rate,
+        config.total_steps,
+        config.env.action_repeat,
+    )
+    assert config.env.episode_length == (128 if name == "fast" else 1000)
+    assert ppo.normalize_advantage == (name != "fast")
+    assert config.network == typed.NetworkConfig()
+
+
+@pytest.mark.parametrize("group", SECTIONS)
+def test_documented_files_have_the_typed_keys_and_values(group: str) -> None:
+    written = read(f"{group}/default.yaml")
+    model = SECTIONS[group]
+    assert flat_keys(written) == model_keys(model)
+    if group != "guards":  # typed, a limiter is off; the group default has them on
+        assert model.model_validate(written) == model()
+
+
+def test_guards_default_differs_from_the_typed_defaults_in_limiters_only() -> None:
+    written = typed.GuardsConfig.model_validate(read("guards/default.yaml"))
+    assert written.model_copy(update={"limiters": typed.LimiterConfig()}) == typed.GuardsConfig()
+
+
+def test_the_main_file_has_the_typed_keys_and_values() -> None:
+    written = read("config.yaml")
+    groups = {next(iter(entry)) for entry in written["defaults"] if isinstance(entry, dict)} - {
+        "override hydra/job_logging",
+        "override hydra/hydra_logging",
+    }
+    assert groups == set(GROUPS)
+    own = {key: value for key, value in written.items() if key not in ("defaults", "hydra", "env")}
+    assert set(own) | groups == set(typed.Config.model_fields)
+    plain = typed.Config(env=typed.EnvConfig(name="ant"))
+    assert own == {key: getattr(plain, key) for key in own}
+    assert flat_keys(written["env"]) == model_keys(typed.EnvConfig)
+    assert typed.EnvConfig(**{**written["env"], "name": "ant"}) == plain.env
+
+
+@pytest.mark.parametrize("file", DOCUMENTED)
+def test_every_key_is_explained_in_one_line(file: str) -> None:
+    lines = (CONFIGS / file).read_text().splitlines()
+    bare, long = [], []
+    for number, line in enumerate(lines):
+        if file == "config.yaml" and in_block(lines, number, ("defaults:", "hydra:")):
+            continue
+        key = re.match(r"( *)(\w+):", line)
+        if key is None:
+            continue
+        if not re.match(rf"{key[1]}# \S", lines[number - 1]):
+            bare.append(line)
+        elif ": " in line and lines[number - 2].startswith(f"{key[1]}# "):
+            long.append(line)
+    assert not bare
+    assert not long
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_are_tidy(file: str) -> None:
+    text = (CONFIGS / file).read_text()
+    assert text.endswith("\n") and not text.endswith("\n\n")
+    assert text.startswith("#")
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_what_the_user_says_wins() -> None:
+    recipe = load("env=humanoid")
+    assert load("env=humanoid", "ppo=default").ppo == typed.PPOConfig()
+    assert load("ppo=default", "env=humanoid").ppo == typed.PPOConfig()
+    assert load("env=humanoid", "ppo=ant").ppo == load("env=ant").ppo
+    changed = load("env=humanoid", "ppo.learning_rate=1e-3")
+    assert changed.ppo == recipe.ppo.model_copy(update={"learning_rate": 1e-3})
+    assert load("env=humanoid", "total_steps=1000").total_steps == 1000
+    assert load("env=reacher", "env.action_repeat=1").env.action_repeat == 1
+    assert load("env=humanoid", "env.backend=null").env.backend is None
+
+
+def test_steps_go_with_the_recipe() -> None:
+    assert load("env=humanoid").total_steps == 50_000_000
+    assert load("env=humanoid", "ppo=default").total_steps == 30_000_000
+    assert load(*IMPORT).total_steps == 30_000_000
+    assert load(*IMPORT, "ppo=humanoidstandup").total_steps == 100_000_000
+
+
+def test_a_recipe_may_choose_the_network_and_the_user_another() -> None:
+    assert load("env=inverted_pendulum").network == load("env=ant", "network=small").network
+    assert load("env=inverted_pendulum", "network=default").network == typed.NetworkConfig()
+    assert load("env=inverted_pendulum", "ppo=default").network == typed.NetworkConfig()
+
+
+def test_an_environment_of_ones_own() -> None:
+    config = load(*IMPORT, "env.kwargs={goal: 2.0}")
+    assert (config.env.source, config.env.name) == ("import", "my_package.my_module:MyEnv")
+    assert config.env.kwargs == {"goal": 2.0}
+    assert config.ppo == typed.PPOConfig()
+    with pytest.raises(typed.ConfigError, match=r"^env\.name: .*package\.module:Class"):
+        load("env=import")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["env.kwargs", "eval.env_kwargs", "network.policy_network_kernel_init_kwargs"],
+)
+def test_kwargs_take_a_dictionary(key: str) -> None:
+    section, name = key.split(".")
+    assert getattr(getattr(load(key + "={a: 1, b: {c: x}}"), section), name) == {"a": 1, "b": {"c": "x"}}
+
+
+def test_every_key_can_be_named_without_a_plus() -> None:
+    for name in ENVS:
+        composed = compose(f"env={name}")
+        assert model_keys(typed.EnvConfig) == flat_keys(composed["env"])
+        for group, model in SECTIONS.items():
+            assert flat_keys(composed[group]) == model_keys(model)
+
+
+def test_guards_off_is_off_and_strict_is_stricter() -> None:
+    off, default, strict = (load(f"guards={name}").guards for name in ("off", "default", "strict"))
+    assert not any(getattr(off, name).enabled for name in ("quarantine", "transition", "update", "state"))
+    assert off.limiters == typed.LimiterConfig()
+    assert all(getattr(default, name).enabled for name in ("quarantine", "transition", "update", "state"))
+    assert off.quarantine.model_copy(update={"enabled": True}) == default.quarantine
+    for name in typed.LimiterConfig.model_fields:
+        tighter = getattr(strict.limiters, name) < getattr(default.limiters, name)
+        assert tighter != (name == "policy_std_min"), name
+    assert strict.quarantine.max_abs_state < default.quarantine.max_abs_state
+    assert strict.state.patience == 1
+
+
+def test_words_that_yaml_takes_for_truth_values_stay_words() -> None:
+    assert load("sinks=quiet").sinks.console == "off"
+    assert load("sinks.console=off").sinks.console == "off"
+    assert not load("checkpoint=off").checkpoint.enabled
+
+
+@pytest.mark.parametrize("override", ["env=unicycle", "ppo=unicycle", "guards=unicycle"])
+def test_an_unknown_option_lists_the_known(override: str) -> None:
+    group = override.split("=")[0]
+    with pytest.raises(MissingConfigException, match=f"Could not find '{group}/unicycle'") as caught:
+        compose(override)
+    assert all(option in str(caught.value) for option in GROUPS[group])
+
+
+@pytest.mark.parametrize(
+    "override", ["ppo.learning_rat=1e-3", "env.nam=ant", "guards.limiters.rewards=1.0", "steps=1"]
+)
+def test_an_unknown_key_is_an_error(override: str) -> None:
+    with pytest.raises(ConfigCompositionException, match="Could not override"):
+        compose(override)
+    with pytest.raises(typed.ConfigError, match="unknown key"):
+        load("+" + override)
+
+
+def test_hydra_leaves_files_and_folders_to_the_program() -> None:
+    node = hydra_node("env=ant")
+    assert node.run.dir == "runs/ant/now"
+    assert hydra_node("env=ant", "resume=runs/ant/then").run.dir == "runs/ant/then"
+    assert node.output_subdir is None
+    assert node.job.chdir is False
+    assert node.job_logging.root is None and node.hydra_logging.root is None
+    assert re.fullmatch(r"runs/sweeps/[\d-]+_[\d-]+", node.sweep.dir)
+    # Without env.name there is still a folder, so that the error is ours and one line long.
+    assert hydra_node("env=import").run.dir == "runs/import/now"
+
+
+def test_help_names_the_groups_and_the_commands() -> None:
+    text = hydra_node().help.template
+    assert "$APP_CONFIG_GROUPS" in text
+    for command in re.findall(r"python -m rlstable\.train *(.*?)(?:  |$)", text, flags=re.MULTILINE):
+        load(*(word for word in command.split() if "=" in word and not re.search("[<,]", word)))
+
+
+def flat_keys(tree: dict[str, Any], prefix: str = "") -> set[str]:
+    keys: set[str] = set()
+    for key, value in tree.items():
+        keys |= flat_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key}
+    return keys
+
+
+def model_keys(model: type[typed.Section], prefix: str = "") -> set[str]:
+    keys: set[str] = set()
+    for key, field in model.model_fields.items():
+        nested = isinstance(field.annotation, type) and issubclass(field.annotation, typed.Section)
+        keys |= model_keys(field.annotation, f"{prefix}{key}.") if nested else {prefix + key}
+    return keys
+
+
+def in_block(lines: list[str], number: int, heads: tuple[str, ...]) -> bool:
+    """Whether a line belongs to one of the named top-level keys."""
+    tops = [line for line in lines[: number + 1] if line and not line.startswith((" ", "#"))]
+    return bool(tops) and tops[-1].startswith(heads)
