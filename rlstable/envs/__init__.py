@@ -1,0 +1,1 @@
+"""Environments: loading them, and the wrapper stack from the vmap up."""

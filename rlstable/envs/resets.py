@@ -1,0 +1,79 @@
+"""Clean first states: a small program of its own, from which environments start and bad ones are replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards.base import fold
+from rlstable.guards.env import EnvContext
+
+_ATTEMPTS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Resets:
+    """Draws first states in small batches and leaves out the bad ones.
+
+    Attributes:
+        env: The environments; without guards every state is taken as clean.
+        batch: First states that one call of the program makes.
+        program: The compiled program, key to (states, clean).
+    """
+
+    env: VectorEnv
+    batch: int
+    program: Callable[[jax.Array], tuple[Any, jax.Array]]
+
+    def draw(self, key: jax.Array, count: int) -> Any:
+        """`count` clean first states, on the host.
+
+        Args:
+            key: Random key; the states depend on nothing else.
+            count: How many.
+
+        Raises:
+            ConfigError: Hardly any reset is clean; what was bad is named.
+        """
+        kept: list[Any] = []
+        found = drawn = 0
+        while found < count:
+            key, own = jax.random.split(key)
+            states, clean = jax.device_get(self.program(own))
+            drawn += self.batch
+            if not clean.any() and drawn >= _ATTEMPTS * self.batch and not found:
+                raise ConfigError(
+                    f"env.name: none of {drawn} resets gave a usable first state: {self._complaint(states)}; "
+                    "mend the environment's reset, or raise the limits under guards.quarantine"
+                )
+            kept.append(jax.tree.map(lambda x, clean=clean: x[clean], states))
+            found += int(clean.sum())
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *kept)
+
+    def _complaint(self, states: Any) -> str:
+        for label, part in (("observation", states.obs), ("reward", states.reward), ("state", states)):
+            leaves = [x for x in jax.tree.leaves(part) if np.issubdtype(np.asarray(x).dtype, np.floating)]
+            if not all(np.isfinite(leaf).all() for leaf in leaves):
+                return f"its {label} is not finite"
+        return "it is beyond a limit"
+
+
+def make_resets(env: VectorEnv, batch: int) -> Resets:
+    """The reset program for an environment, compiled when it is first called."""
+
+    def program(key: jax.Array) -> tuple[Any, jax.Array]:
+        states = env.reset(jax.random.split(key, batch))
+        alive = jnp.ones(batch, bool)
+        guard_state = {name: guard.init() for name, guard in env.guards.items()}
+        action = jnp.zeros((batch, 1))
+        _, clean, _ = fold(env.guards, EnvContext(states, action, alive), guard_state)
+        return states, alive if clean is True else clean
+
+    return Resets(env, batch, jax.jit(program))

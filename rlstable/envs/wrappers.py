@@ -1,0 +1,247 @@
+"""From one environment to a batch of them: vmap, action repeat, episodes, automatic reset, quarantine, evaluation.
+
+On healthy environments this is Brax's stack (VmapWrapper, EpisodeWrapper, AutoResetWrapper, EvalWrapper) step by step; it is
+the reference in the tests. Brax's own cannot stand around a quarantine: `EpisodeWrapper` overwrites `truncation`, a later
+action repeat erases `done`, and `AutoResetWrapper` puts the cached first state over a clean one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlstable.guards.base import Guard, GuardState, fold, select
+from rlstable.guards.env import EnvContext, physics
+from rlstable.ppo.rollout import Step
+
+Policy = Callable[[Any, jax.Array], jax.Array]
+_FIRST = ("first_pipeline_state", "first_obs")
+_EPISODE = ("steps", "truncation", "episode_done", "episode_metrics")
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorEnv:
+    """Many copies of an environment, stepped together.
+
+    Attributes:
+        env: One environment with Brax's Env interface.
+        episode_length: Steps after which an episode is cut, action repeat included.
+        action_repeat: Environment steps per action.
+        guards: The env site's, by name; without any nothing is judged and nothing is traced for it.
+        reset_from_pool: Whether ordinary episode ends draw a new first state; otherwise each environment keeps its own.
+    """
+
+    env: Any
+    episode_length: int
+    action_repeat: int
+    guards: dict[str, Guard]
+    reset_from_pool: bool = False
+
+    @property
+    def draws(self) -> bool:
+        """Whether anything is ever drawn from the pool of clean first states."""
+        return self.reset_from_pool or bool(self.guards)
+
+    def reset(self, keys: jax.Array) -> Any:
+        """First states, `[B]` for `B` random keys, with the `info` entries that Brax's wrappers keep."""
+        state = jax.vmap(self.env.reset)(keys)
+        zeros = jnp.zeros(keys.shape[:1])
+        totals = {name: zeros for name in ("sum_reward", "length", *state.metrics)}
+        own = {
+            "steps": zeros,
+            "truncation": zeros,
+            "episode_done": zeros,
+            "episode_metrics": totals,
+            "first_pipeline_state": physics(state),
+            "first_obs": state.obs,
+        }
+        return state.replace(info={**state.info, **own})
+
+    def step(
+        self, state: Any, action: jax.Array, pool: Any, key: jax.Array, guard_state: dict[str, GuardState]
+    ) -> Step:
+        """One step of every environment: act, count, and replace what is over or bad.
+
+        A bad environment ends as a truncation with reward 0 and without a time-out bootstrap; its physics, observation,
+        `info` and *cached first state* come from the pool.
+
+        Args:
+            state: Batched state, `[B]`.
+            action: `[B, A]`.
+            pool: Clean first states, `[P]`, or None where `draws` is false.
+            key: Random key for what is drawn.
+            guard_state: Of `guards`.
+        """
+        before = state.info
+        state, ok, guard_state = self._act(state, action, guard_state)
+        state = state.replace(info={**state.info, **self._episode(before, state, ok)})
+        state = state.replace(done=jnp.where(self._over(state), 1.0, state.done))
+        if ok is not None:
+            state = _expel(state, ok)
+        state = state.replace(info={**state.info, "episode_done": state.done})
+        state = self._renew(state, ok, pool, key)
+        state = _restart(state)
+        return Step(state, ok, guard_state)
+
+    def _act(self, state: Any, action: jax.Array, guard_state: Any) -> tuple[Any, jax.Array | None, Any]:
+        """Repeats the action. The verdict is sticky: a repeat that looks healthy again does not clear it."""
+        kept = {name: state.info[name] for name in _FIRST}
+        inner = {name: value for name, value in state.info.items() if name not in _FIRST}
+        over = state.done
+        inner["steps"] = jnp.where(over > 0, 0.0, inner["steps"])
+        start = state.replace(done=jnp.zeros_like(over), info=inner)
+        alive = jnp.ones(over.shape, bool)
+
+        def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
+            state, alive, guard_state = carry
+            stepped = _like(jax.vmap(self.env.step)(state, action), state)
+            _, ok, guard_state = fold(self.guards, EnvContext(stepped, action, alive), guard_state)
+            return (stepped, alive if ok is True else alive & ok, guard_state), stepped.reward
+
+        carry = (start, alive, guard_state)
+        if self.action_repeat == 1:
+            (state, alive, guard_state), reward = repeat(carry, None)
+        else:
+            (state, alive, guard_state), rewards = jax.lax.scan(repeat, carry, None, length=self.action_repeat)
+            reward = jnp.sum(rewards, axis=0)
+        state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], **kept})
+        return state, (alive if self.guards else None), guard_state
+
+    def _episode(self, before: Any, state: Any, ok: jax.Array | None) -> dict[str, Any]:
+        """Advances the episode's own bookkeeping, with the choices of Brax's EpisodeWrapper."""
+        steps = state.info["steps"] + self.action_repeat
+        truncation = jnp.where(steps >= self.episode_length, 1.0 - state.done, 0.0)
+        fresh = before["episode_done"] > 0
+        added = {"sum_reward": state.reward, "length": jnp.full_like(steps, self.action_repeat)} | {
+            name: value for name, value in state.metrics.items() if name != "reward"
+        }
+        totals = dict(before["episode_metrics"])
+        for name, value in added.items():
+            value = value if ok is None else jnp.where(ok, value, 0.0)
+            totals[name] = jnp.where(fresh, 0.0, totals[name]) + value
+        return {"steps": steps, "truncation": truncation, "episode_metrics": totals}
+
+    def _over(self, state: Any) -> jax.Array:
+        return state.info["steps"] >= self.episode_length
+
+    def _renew(self, state: Any, ok: jax.Array | None, pool: Any, key: jax.Array) -> Any:
+        """Gives environments another first state: the bad ones, and with `reset_from_pool` every one that is over.
+
+        Bad ones get the rest of their `info` and metrics from the pool as well. This is rare, so it is skipped while no
+        environment needs it.
+        """
+        if not self.draws:
+            return state
+        bad = jnp.zeros(state.done.shape, bool) if ok is None else ~ok
+        wanted = (state.done > 0) if self.reset_from_pool else bad
+        size = jax.tree.leaves(pool)[0].shape[0]
+
+        def draw(parts: Any) -> Any:
+            first, rest = parts
+            index = jax.random.randint(jax.random.fold_in(key, 1), wanted.shape, 0, size)
+            drawn = jax.tree.map(lambda x: x[index], pool)
+            clean_first, clean_rest = _parts(drawn)
+            return select(~wanted, first, clean_first), select(~bad, rest, clean_rest)
+
+        first, rest = apply_if(jnp.any(wanted), draw, _parts(state))
+        info = {**state.info, **rest["info"], **first}
+        return state.replace(info=info, metrics=rest["metrics"])
+
+
+def _parts(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The cached first state, and what else an environment carries from step to step."""
+    rest = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
+    return {name: state.info[name] for name in _FIRST}, {"info": rest, "metrics": state.metrics}
+
+
+def _expel(state: Any, ok: jax.Array) -> Any:
+    """Turns the step of a bad environment into a truncation that is worth nothing."""
+    info = dict(state.info)
+    info["truncation"] = jnp.where(ok, info["truncation"], 1.0)
+    if "time_out" in info:
+        info["time_out"] = jnp.where(ok, info["time_out"], 0.0)
+    return state.replace(
+        reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info
+    )
+
+
+def _restart(state: Any) -> Any:
+    """Puts the first state where an episode is over, as Brax's AutoResetWrapper does."""
+    over = state.done > 0
+    first = {"pipeline_state" if hasattr(state, "pipeline_state") else "data": state.info["first_pipeline_state"]}
+    current = {name: getattr(state, name) for name in first}
+    return state.replace(**select(~over, current, first), obs=select(~over, state.obs, state.info["first_obs"]))
+
+
+def _like(new: Any, old: Any) -> Any:
+    """`new` with the types and shapes of `old`: environments return Python floats, weak types and other widths."""
+    return jax.tree.map(lambda n, o: jnp.broadcast_to(jnp.asarray(n, o.dtype), o.shape), new, old)
+
+
+def apply_if(predicate: jax.Array, function: Callable[[Any], Any], operand: Any) -> Any:
+    """`function(operand)` where the scalar predicate holds, else the operand itself, in place.
+
+    A while loop of at most one turn: XLA updates its carry in place, where the branches of `lax.cond` copy what they pass on.
+    """
+
+    def once(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        return jnp.zeros((), bool), function(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], once, (predicate, operand))[1]
+
+
+class Episodes(NamedTuple):
+    """One episode per environment.
+
+    Attributes:
+        metrics: Sums over the episode by name, `reward` among them, `[B]` each.
+        length: Steps, `[B]`.
+        aborted: 1.0 where the simulation went bad before the episode ended, `[B]`.
+    """
+
+    metrics: dict[str, jax.Array]
+    length: jax.Array
+    aborted: jax.Array
+
+
+def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
+    """Plays one episode in every environment, to its end or to where it goes bad.
+
+    Args:
+        env: Its guards decide what is bad; without guards nothing is ever aborted.
+        policy: Actions `[B, A]` from observations `[B, ...]` and a random key.
+        keys: One random key per environment, for the resets.
+        key: For the policy.
+    """
+    state = env.reset(keys)
+    guard_state = {name: guard.init() for name, guard in env.guards.items()}
+    _, clean, _ = fold(
+        env.guards, EnvContext(state, jnp.zeros((keys.shape[0], 1)), jnp.ones(keys.shape[:1], bool)), guard_state
+    )
+    zeros = jnp.zeros(keys.shape[:1])
+    aborted = zeros if clean is True else (~clean).astype(jnp.float32)
+    sums = {name: zeros for name in ("reward", *state.metrics)}
+
+    def play(carry: Any, _: None) -> tuple[Any, None]:
+        state, active, episodes, key = carry
+        key, next_key = jax.random.split(key)
+        stepped, ok, _ = env._act(state, policy(state.obs, key), guard_state)
+        going = active if ok is None else active & ok
+        gained = {**stepped.metrics, "reward": stepped.reward}
+        steps = stepped.info["steps"] + env.action_repeat
+        stepped = stepped.replace(info={**stepped.info, "steps": steps})
+        episodes = Episodes(
+            {name: total + jnp.where(going, gained[name], 0.0) for name, total in episodes.metrics.items()},
+            jnp.where(going, steps, episodes.length),
+            episodes.aborted + (active & ~going),
+        )
+        going &= ~(stepped.done > 0)
+        return (stepped.replace(done=jnp.zeros_like(stepped.done)), going, episodes, next_key), None
+
+    carry = (state, aborted == 0, Episodes(sums, zeros, aborted), key)
+    (_, _, episodes, _), _ = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
+    return episodes

@@ -1,0 +1,59 @@
+"""Limiters: bounds in the ordinary course of work. Each returns what it bounded and how much of it was at a bound.
+
+A limit of None is off and traces nothing; its activity is then not reported.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+def clip(x: jax.Array, limit: float | None) -> jax.Array:
+    """`x` within `[-limit, limit]`; NaN stays NaN, finding it is a guard's work."""
+    return x if limit is None else jnp.clip(x, -limit, limit)
+
+
+def beyond(x: jax.Array, limit: float) -> jax.Array:
+    """1.0 where `clip` is active, else 0.0. NaN counts as active."""
+    return (~(jnp.abs(x) <= limit)).astype(jnp.float32)
+
+
+def bounded(x: jax.Array, low: float | None, high: float | None) -> jax.Array:
+    """`x` within `[low, high]`, with a gradient that lets it come back.
+
+    A plain clip has no gradient outside the bounds, so a standard deviation that once fell below its floor stays there for
+    ever. Here the gradient passes unless following it (downhill) would lead further out.
+    """
+    if low is None and high is None:
+        return x
+    return _bounded(-jnp.inf if low is None else low, jnp.inf if high is None else high, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _bounded(low: float, high: float, x: jax.Array) -> jax.Array:
+    return jnp.clip(x, low, high)
+
+
+def _bounded_forward(low: float, high: float, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.clip(x, low, high), x
+
+
+def _bounded_backward(low: float, high: float, x: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
+    leads_out = ((x <= low) & (cotangent > 0)) | ((x >= high) & (cotangent < 0))
+    return (jnp.where(leads_out, 0.0, cotangent),)
+
+
+_bounded.defvjp(_bounded_forward, _bounded_backward)
+
+
+def outside(x: jax.Array, low: float | None, high: float | None) -> jax.Array:
+    """1.0 where `bounded` is active, else 0.0. NaN counts as active."""
+    inside = jnp.ones(x.shape, bool)
+    if low is not None:
+        inside &= x >= low
+    if high is not None:
+        inside &= x <= high
+    return (~inside).astype(jnp.float32)

@@ -1,0 +1,72 @@
+"""Action distributions: a diagonal Gaussian over raw actions, and the same squashed by tanh.
+
+Losses work on raw (unsquashed) actions; the tanh's Jacobian enters the log-probability. The formulas are those of Brax, so
+that numbers agree with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+_HALF_LOG_2PI = 0.9189385332046727
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """A diagonal Gaussian; the action is the sample itself.
+
+    Attributes:
+        loc: Means, `[..., A]`.
+        scale: Standard deviations, positive, `[..., A]`.
+    """
+
+    loc: jax.Array
+    scale: jax.Array
+
+    def sample(self, noise: jax.Array) -> jax.Array:
+        """A raw action from standard normal `noise` of the shape of `loc`."""
+        return noise * self.scale + self.loc
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """What the environment receives for a raw action."""
+        return raw
+
+    def mode(self) -> jax.Array:
+        """The deterministic action."""
+        return self.action(self.loc)
+
+    def log_prob(self, raw: jax.Array) -> jax.Array:
+        """Log-density of the action that `raw` stands for, `[...]`."""
+        unnormalized = -0.5 * jnp.square(raw / self.scale - self.loc / self.scale)
+        return jnp.sum(unnormalized - _HALF_LOG_2PI - jnp.log(self.scale) - self._log_det(raw), axis=-1)
+
+    def entropy(self, noise: jax.Array) -> jax.Array:
+        """Entropy, `[...]`; for a squashed distribution estimated at the sample that `noise` gives."""
+        gaussian = 0.5 + _HALF_LOG_2PI + jnp.log(self.scale) + jnp.zeros_like(self.loc)
+        return jnp.sum(gaussian + self._log_det(self.sample(noise)), axis=-1)
+
+    def kl_from(self, old: Normal) -> jax.Array:
+        """KL(old || self) of the raw Gaussians, `[...]`, with the 1e-5 inside the logarithm that Brax has."""
+        log_ratio = jnp.log(self.scale / old.scale + 1e-5)
+        spread = (jnp.square(old.scale) + jnp.square(old.loc - self.loc)) / (2.0 * jnp.square(self.scale))
+        return jnp.sum(log_ratio + spread - 0.5, axis=-1)
+
+    def _log_det(self, raw: jax.Array) -> jax.Array:
+        return jnp.zeros_like(raw)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TanhNormal(Normal):
+    """A diagonal Gaussian squashed by tanh into (-1, 1)."""
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """The squashed action."""
+        return jnp.tanh(raw)
+
+    def _log_det(self, raw: jax.Array) -> jax.Array:
+        return 2.0 * (jnp.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))

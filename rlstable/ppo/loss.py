@@ -1,0 +1,127 @@
+"""The PPO loss: clipped surrogate, value error, entropy. Term by term that of Brax, with a mask and limiters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from rlstable import sharding
+from rlstable.config import LimiterConfig, PPOConfig
+from rlstable.guards import limiters, masked
+from rlstable.ppo import gae
+from rlstable.ppo.networks import Networks, Params
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.state import Transition
+
+_EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
+
+
+def estimate(
+    networks: Networks, params: Params, statistics: Statistics, data: Transition, values: jax.Array, config: PPOConfig
+) -> tuple[jax.Array, jax.Array]:
+    """Value targets and raw advantages of unrolls, `[T, B]` each, without gradient."""
+    return gae.estimate(
+        rewards=data.reward,
+        values=jax.lax.stop_gradient(values),
+        bootstrap_value=jax.lax.stop_gradient(networks.value(params, statistics, data.bootstrap_observation)),
+        truncation=data.truncation,
+        termination=data.termination,
+        discount=config.discounting,
+        lambda_=config.gae_lambda,
+    )
+
+
+def standardize(advantages: jax.Array, valid: masked.Mask, valid_share: jax.Array | None) -> jax.Array:
+    """Advantages with mean 0 and standard deviation 1 over the valid samples of all devices."""
+    center, std = masked.mean_and_std(advantages, valid, valid_share)
+    return (advantages - center) / (std + _EPSILON)
+
+
+def ppo_loss(
+    params: Params,
+    statistics: Statistics,
+    data: Transition,
+    valid_share: jax.Array | None,
+    *,
+    networks: Networks,
+    config: PPOConfig,
+    limits: LimiterConfig,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss on a minibatch and what it knows about itself.
+
+    Averaged over devices the loss is the mean over the valid samples of the whole minibatch, and its gradient likewise.
+
+    Args:
+        params: Policy and value parameters.
+        statistics: Observation statistics.
+        data: `[T, B]`; `target` and `advantage`, where given, are used as they are.
+        valid_share: `masked.share` of the whole minibatch, or None.
+        networks: The networks.
+        config: Hyperparameters.
+        limits: Bounds.
+
+    Returns:
+        The loss, and metrics that average over minibatches and devices.
+    """
+    distribution, activity = networks.distribution(params, statistics, data.observation)
+    values = networks.value(params, statistics, data.observation)
+    if data.target is None or data.advantage is None:
+        targets, advantages = estimate(networks, params, statistics, data, values, config)
+        if config.normalize_advantage:
+            advantages = standardize(advantages, data.valid, valid_share)
+    else:
+        targets, advantages = data.target, data.advantage
+
+    def mean(x: jax.Array) -> jax.Array:
+        return masked.mean(x, data.valid, valid_share)
+
+    log_ratio = distribution.log_prob(data.raw_action) - data.log_prob
+    if data.valid is not None:
+        # Chosen before `exp`: the gradient sees both branches of a choice made after it.
+        log_ratio = jnp.where(data.valid, log_ratio, 0.0)
+        advantages = jnp.where(data.valid, advantages, 0.0)
+    ratio = jnp.exp(limiters.clip(log_ratio, limits.log_ratio))
+    epsilon = config.clipping_epsilon
+    surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages)
+    policy_loss = -mean(surrogate)
+
+    value_error = jnp.square(targets - values)
+    if config.clipping_epsilon_value is not None:
+        moved = data.value + limiters.clip(values - data.value, config.clipping_epsilon_value)
+        value_error = jnp.maximum(value_error, jnp.square(targets - moved))
+    value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
+
+    entropy = mean(distribution.entropy(data.noise))
+    entropy_loss = -config.entropy_cost * entropy
+    loss = policy_loss + value_loss + entropy_loss
+
+    distribution, values, ratio, log_ratio = jax.lax.stop_gradient((distribution, values, ratio, log_ratio))
+    metrics = {
+        "training/total_loss": loss,
+        "training/policy_loss": policy_loss,
+        "training/v_loss": value_loss,
+        "training/entropy_loss": entropy_loss,
+        "training/entropy": entropy,
+        "training/kl_mean": mean(distribution.kl_from(data.distribution)),
+        "training/clip_fraction": mean((jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32)),
+        "training/explained_variance": _explained_variance(targets, values, data.valid, valid_share),
+        "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
+        "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
+        "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
+    }
+    for name, active in activity.items():
+        metrics[f"limiters/{name}/active"] = mean(active)
+    if limits.log_ratio is not None:
+        metrics["limiters/log_ratio/active"] = mean(limiters.beyond(log_ratio, limits.log_ratio))
+    return loss, metrics
+
+
+def _explained_variance(
+    targets: jax.Array, values: jax.Array, valid: masked.Mask, valid_share: jax.Array | None
+) -> jax.Array:
+    """1 - Var(target - value) / Var(target); 1 is a perfect value function, 0 one that knows the mean only."""
+    center = sharding.mean(masked.mean(targets, valid, valid_share))
+    error_center = sharding.mean(masked.mean(targets - values, valid, valid_share))
+    variance = sharding.mean(masked.mean(jnp.square(targets - center), valid, valid_share))
+    unexplained = sharding.mean(masked.mean(jnp.square(targets - values - error_center), valid, valid_share))
+    return 1.0 - unexplained / jnp.maximum(variance, _EPSILON)

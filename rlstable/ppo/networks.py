@@ -1,0 +1,222 @@
+"""Policy and value networks: two multilayer perceptrons over normalised observations.
+
+Layers carry the names they have in Brax. Hidden layers compute in the configured type;
+parameters are float32, and so is everything that leaves a network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+
+from rlstable.config import ConfigError, LimiterConfig, NetworkConfig
+from rlstable.guards import limiters
+from rlstable.ppo import normalizer
+from rlstable.ppo.distributions import Normal, TanhNormal
+from rlstable.ppo.normalizer import Statistics
+
+Params = dict[str, Any]
+Activity = dict[str, jax.Array]
+_MIN_STD = 0.001  # Brax's tanh-normal: softplus + 0.001
+
+
+class MLP(linen.Module):
+    """Dense layers with an activation between them."""
+
+    layer_sizes: Sequence[int]
+    activation: Callable[[jax.Array], jax.Array]
+    kernel_init: Callable[..., jax.Array]
+    dtype: Any = jnp.float32
+    activate_final: bool = False
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[..., in]` to `[..., layer_sizes[-1]]`."""
+        for index, size in enumerate(self.layer_sizes):
+            x = linen.Dense(size, name=f"hidden_{index}", kernel_init=self.kernel_init, dtype=self.dtype)(x)
+            if index < len(self.layer_sizes) - 1 or self.activate_final:
+                x = self.activation(x)
+        return x
+
+
+class NoiseStd(linen.Module):
+    """A standard deviation per action element that depends on no observation."""
+
+    initial: float
+    size: int
+    log: bool
+
+    @linen.compact
+    def __call__(self) -> jax.Array:
+        """The standard deviations, `[size]`."""
+        if self.log:
+            return jnp.exp(self.param("log_value", lambda _: jnp.full((self.size,), jnp.log(self.initial))))
+        return self.param("value", lambda _: jnp.full((self.size,), jnp.float32(self.initial)))
+
+
+class GaussianHead(linen.Module):
+    """The `normal` policy: means from the network, standard deviations from the network or a parameter."""
+
+    action_size: int
+    config: NetworkConfig
+    dtype: Any
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Means and standard deviations, each `[..., A]`."""
+        config = self.config
+        init = _initializer("policy_network_kernel_init", config)
+        hidden = MLP(
+            config.policy_hidden_layer_sizes, _activation(config), init, self.dtype, activate_final=True, name="MLP_0"
+        )(x)
+        mean_init = _initializer("mean_kernel_init", config) if config.mean_kernel_init else init
+        loc = linen.Dense(self.action_size, kernel_init=mean_init, dtype=self.dtype, name="Dense_0")(hidden)
+        loc = loc.astype(jnp.float32)
+        if config.mean_clip_scale is not None:
+            loc = config.mean_clip_scale * (loc / (1.0 + jnp.abs(loc)))
+        log = config.noise_std_type == "log"
+        if config.state_dependent_std:
+            raw = linen.Dense(self.action_size, kernel_init=init, dtype=self.dtype, name="Dense_1")(hidden)
+            scale = jnp.exp(raw.astype(jnp.float32)) if log else raw.astype(jnp.float32)
+        else:
+            name = "std_logparam" if log else "std_param"
+            scale = NoiseStd(config.init_noise_std, self.action_size, log, name=name)()
+        return loc, jnp.broadcast_to(scale, loc.shape)
+
+
+class TanhGaussianHead(linen.Module):
+    """The `tanh_normal` policy: means and softplus standard deviations from one network."""
+
+    action_size: int
+    config: NetworkConfig
+    dtype: Any
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Means and standard deviations before the squashing, each `[..., A]`."""
+        sizes = (*self.config.policy_hidden_layer_sizes, 2 * self.action_size)
+        init = _initializer("policy_network_kernel_init", self.config)
+        out = MLP(sizes, _activation(self.config), init, self.dtype, name="mlp")(x).astype(jnp.float32)
+        loc, raw = jnp.split(out, 2, axis=-1)
+        return loc, jax.nn.softplus(raw) + _MIN_STD
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks:
+    """The two networks with the normalisation before them and the bounds after them.
+
+    Attributes:
+        config: Sizes and kinds.
+        limits: Observation clip and bounds of the policy's standard deviation.
+        action_size: Elements of an action.
+        normalize: Whether observations are normalised.
+        dtype: The type hidden layers compute in.
+    """
+
+    config: NetworkConfig
+    limits: LimiterConfig
+    action_size: int
+    normalize: bool
+    dtype: Any = jnp.float32
+
+    def init(self, key: jax.Array, observation: Any) -> Params:
+        """Fresh float32 parameters `{"policy": ..., "value": ...}`.
+
+        Args:
+            key: Random key.
+            observation: Shapes of one observation (the selected keys).
+        """
+        key_policy, key_value = jax.random.split(key)
+        policy_input = jnp.zeros((1, *self._input(observation, self.config.policy_obs_key).shape))
+        value_input = jnp.zeros((1, *self._input(observation, self.config.value_obs_key).shape))
+        return {
+            "policy": self._policy.init(key_policy, policy_input),
+            "value": self._value.init(key_value, value_input),
+        }
+
+    def distribution(self, params: Params, statistics: Statistics, observation: Any) -> tuple[Normal, Activity]:
+        """The action distribution, and how much of it stood at a bound (`[...]` per limiter that is on)."""
+        inputs = self._normalized(statistics, observation, self.config.policy_obs_key)
+        limited = limiters.clip(inputs, self.limits.observation)
+        loc, raw_scale = self._policy.apply(params["policy"], limited)
+        low, high = self.limits.policy_std_min, self.limits.policy_std_max
+        scale = limiters.bounded(raw_scale, low, high)
+        activity = {}
+        if self.limits.observation is not None:
+            activity["observation"] = jnp.mean(limiters.beyond(inputs, self.limits.observation), axis=-1)
+        if low is not None or high is not None:
+            activity["policy_std"] = jnp.mean(limiters.outside(raw_scale, low, high), axis=-1)
+        kind = TanhNormal if self.config.distribution_type == "tanh_normal" else Normal
+        return kind(loc, scale), activity
+
+    def value(self, params: Params, statistics: Statistics, observation: Any) -> jax.Array:
+        """The value estimate, `[...]`."""
+        inputs = self._normalized(statistics, observation, self.config.value_obs_key)
+        limited = limiters.clip(inputs, self.limits.observation)
+        return jnp.squeeze(self._value.apply(params["value"], limited).astype(jnp.float32), axis=-1)
+
+    def select(self, observation: Any) -> Any:
+        """The part of an observation that the networks read; the rest is neither stored nor normalised.
+
+        Raises:
+            ConfigError: An observation key that the environment does not have, or one that is no vector.
+        """
+        if not isinstance(observation, Mapping):
+            return observation
+        wanted = {}
+        for field in ("policy_obs_key", "value_obs_key"):
+            key = getattr(self.config, field)
+            if key not in observation:
+                raise ConfigError(f"network.{field}: the observation has no {key!r}; it has {', '.join(sorted(observation))}")
+            wanted[key] = observation[key]
+        return wanted
+
+    def _input(self, observation: Any, key: str) -> Any:
+        return observation[key] if isinstance(observation, Mapping) else observation
+
+    def _normalized(self, statistics: Statistics, observation: Any, key: str) -> jax.Array:
+        x = self._input(observation, key)
+        if not self.normalize:
+            return x
+        own = Statistics(
+            statistics.count,
+            self._input(statistics.mean, key),
+            self._input(statistics.variance, key),
+            self._input(statistics.std, key),
+        )
+        return normalizer.normalize(x, own)
+
+    @property
+    def _policy(self) -> linen.Module:
+        head = TanhGaussianHead if self.config.distribution_type == "tanh_normal" else GaussianHead
+        return head(self.action_size, self.config, self.dtype)
+
+    @property
+    def _value(self) -> linen.Module:
+        init = _initializer("value_network_kernel_init", self.config)
+        return MLP((*self.config.value_hidden_layer_sizes, 1), _activation(self.config), init, self.dtype)
+
+
+def _activation(config: NetworkConfig) -> Callable[[jax.Array], jax.Array]:
+    return getattr(jax.nn, config.activation)
+
+
+def _initializer(field: str, config: NetworkConfig) -> Callable[..., jax.Array]:
+    """The kernel initializer that a field names, with its keyword arguments.
+
+    Raises:
+        ConfigError: Arguments that the initializer does not take.
+    """
+    name = getattr(config, field)
+    kwargs = getattr(config, f"{field}_kwargs") or {}
+    if name == "zeros":
+        return jax.nn.initializers.zeros
+    try:
+        return getattr(jax.nn.initializers, name)(**kwargs)
+    except TypeError as error:
+        raise ConfigError(f"network.{field}_kwargs: {error}; see jax.nn.initializers.{name}") from None

@@ -1,0 +1,104 @@
+"""Running statistics of observations, correct after 10^10 samples.
+
+Mean and variance are stored, not the summed squares, which in float32 stop growing; the count is a WideCounter. Invalid
+samples enter nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlstable import sharding
+from rlstable.config import PPOConfig
+from rlstable.counter import WideCounter
+from rlstable.guards.masked import Mask
+
+_STD_MIN, _STD_MAX = 1e-6, 1e6  # Brax's bounds
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Statistics of an observation pytree.
+
+    Attributes:
+        count: Samples seen.
+        mean: Of each element, structure and trailing shapes of one observation.
+        variance: Population variance of each element.
+        std: What observations are divided by.
+    """
+
+    count: WideCounter
+    mean: Any
+    variance: Any
+    std: Any
+
+
+def init(observation: Any) -> Statistics:
+    """Statistics of nothing: mean 0, variance 0, divided by 1.
+
+    Args:
+        observation: Arrays or shapes of one observation, without batch axes.
+    """
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), observation)
+    return Statistics(WideCounter.zero(), zeros, zeros, jax.tree.map(jnp.ones_like, zeros))
+
+
+def normalize(observation: Any, statistics: Statistics) -> Any:
+    """Centers and scales observations.
+
+    Args:
+        observation: Same structure as the statistics, any leading axes.
+        statistics: What to center and scale by.
+    """
+    return jax.tree.map(lambda x, mean, std: (x - mean) / std, observation, statistics.mean, statistics.std)
+
+
+def update(statistics: Statistics, observation: Any, valid: Mask, config: PPOConfig) -> Statistics:
+    """Takes in a batch, the samples of all devices together.
+
+    Welford's update in batch form (Chan et al. 1979), or Brax's `ema` mode, whose rate is batch over total count.
+
+    Args:
+        statistics: Before.
+        observation: `[rows, T, ...]` on this device.
+        valid: `[rows, T]` or None.
+        config: Mode, epsilon, and the count at which `ema` freezes.
+    """
+    leaf = jax.tree.leaves(observation)[0]
+    per_device = jnp.int32(leaf.shape[0] * leaf.shape[1]) if valid is None else jnp.sum(valid, dtype=jnp.int32)
+    added = sharding.total(per_device)
+    count = statistics.count + added
+    # The floor keeps an iteration without a valid sample from dividing by zero.
+    rate = added.astype(jnp.float32) / jnp.maximum(count.to_float(), 1.0)
+    if config.normalize_until_count is not None:
+        rate = jnp.where(count.to_float() > config.normalize_until_count, 0.0, rate)
+    samples = jnp.maximum(added.astype(jnp.float32), 1.0)
+
+    def average(x: jax.Array) -> jax.Array:
+        if valid is not None:
+            x = jnp.where(jnp.reshape(valid, valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
+        return sharding.total(jnp.sum(x, axis=(0, 1))) / samples
+
+    def moments(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if config.normalize_observations_mode == "ema":
+            batch_mean = average(x)
+            delta = batch_mean - mean
+            new_mean = mean + rate * delta
+            spread = average(jnp.square(x - batch_mean)) + delta * (batch_mean - new_mean)
+        else:
+            new_mean = mean + rate * average(x - mean)
+            spread = average((x - mean) * (x - new_mean))
+        return new_mean, variance + rate * (spread - variance)
+
+    pairs = jax.tree.map(moments, observation, statistics.mean, statistics.variance)
+    mean = jax.tree.map(lambda _, pair: pair[0], statistics.mean, pairs)
+    variance = jax.tree.map(lambda _, pair: jnp.maximum(pair[1], 0.0), statistics.mean, pairs)
+    std = jax.tree.map(
+        lambda v: jnp.clip(jnp.sqrt(v + config.normalize_observations_std_eps), _STD_MIN, _STD_MAX), variance
+    )
+    return Statistics(count, mean, variance, std)

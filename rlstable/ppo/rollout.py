@@ -1,0 +1,154 @@
+"""Collecting experience: the policy and the environment take turns. Nothing here crosses devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from rlstable import sharding
+from rlstable.config import Config
+from rlstable.guards import limiters
+from rlstable.guards.base import GuardState
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.state import TrainState, Transition
+
+
+class Step(NamedTuple):
+    """What a vectorised training environment gives back.
+
+    Attributes:
+        state: Brax-like state, batched; what is bad or over has been replaced.
+        valid: bool `[B]`, or None where nothing is judged.
+        guard_state: Of the env site's guards.
+    """
+
+    state: Any
+    valid: jax.Array | None
+    guard_state: dict[str, GuardState]
+
+
+class TrainingEnv(Protocol):
+    """What collecting needs of an environment; `envs.wrappers` has it."""
+
+    def step(self, state: Any, action: jax.Array, pool: Any, key: jax.Array, guard_state: dict[str, GuardState]) -> Step:
+        """One environment step for every environment of this device."""
+
+
+class Collected(NamedTuple):
+    """One iteration's experience.
+
+    Attributes:
+        env_state: Environments after it.
+        guard_state: Env guards after it.
+        data: `[rows, T]` on this device.
+        metrics: float32 scalars; sums over devices are taken.
+        episodes: int32, finished episodes on all devices.
+    """
+
+    env_state: Any
+    guard_state: dict[str, GuardState]
+    data: Transition
+    metrics: dict[str, jax.Array]
+    episodes: jax.Array
+
+
+def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, config: Config) -> Collected:
+    """Runs every environment for as many unrolls as one iteration needs.
+
+    Args:
+        state: Parameters, normaliser and environments before.
+        key: This device's random key.
+        env: The environments.
+        networks: The networks.
+        config: Hyperparameters.
+    """
+    ppo, limits = config.ppo, config.guards.limiters
+    keeps_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
+
+    def act_and_step(carry: Any, _: None) -> tuple[Any, Any]:
+        env_state, guard_state, key = carry
+        key, next_key = jax.random.split(key)
+        observation = networks.select(env_state.obs)
+        distribution, _ = networks.distribution(state.params, state.normalizer, observation)
+        raw = distribution.sample(jax.random.normal(key, distribution.loc.shape))
+        value = networks.value(state.params, state.normalizer, observation) if keeps_value else None
+        step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state)
+        info = step.state.info
+        reward = limiters.clip(step.state.reward * ppo.reward_scaling, limits.reward)
+        transition = Transition(
+            observation=observation,
+            raw_action=raw,
+            log_prob=distribution.log_prob(raw),
+            distribution=distribution,
+            value=value,
+            reward=_bootstrap(reward, info, value, ppo.discounting * ppo.reward_scaling) if ppo.bootstrap_on_timeout else reward,
+            truncation=info["truncation"],
+            termination=step.state.done * (1.0 - info["truncation"]),
+            valid=step.valid,
+            bootstrap_observation=None,
+        )
+        watched = (step.state.reward, info["episode_done"], info["episode_metrics"])
+        return (step.state, step.guard_state, next_key), (transition, watched)
+
+    def unroll(carry: Any, _: None) -> tuple[Any, Any]:
+        env_state, guard_state, key = carry
+        key, next_key = jax.random.split(key)
+        (env_state, guard_state, _), (data, watched) = jax.lax.scan(
+            act_and_step, (env_state, guard_state, key), None, length=ppo.unroll_length
+        )
+        data = data._replace(bootstrap_observation=networks.select(env_state.obs))
+        return (env_state, guard_state, next_key), (data, watched)
+
+    (env_state, guard_state, _), (data, watched) = jax.lax.scan(
+        unroll, (state.env_state, _of(env, state.guard_state), key), None, length=ppo.rows // ppo.num_envs
+    )
+    bootstrap = _merge(data.bootstrap_observation)
+    data = _merge(jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), data._replace(bootstrap_observation=None)))
+    metrics, episodes = _episode_metrics(*watched, data, limits.reward, ppo.reward_scaling)
+    return Collected(env_state, guard_state, data._replace(bootstrap_observation=bootstrap), metrics, episodes)
+
+
+def _of(env: Any, guard_state: Mapping[str, GuardState]) -> dict[str, GuardState]:
+    return {name: guard_state[name] for name in env.guards}
+
+
+def _merge(tree: Any) -> Any:
+    """`[unrolls, envs, ...]` to `[rows, ...]`."""
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), tree)
+
+
+def _bootstrap(reward: jax.Array, info: Any, value: jax.Array | None, weight: float) -> jax.Array:
+    """Brax's `bootstrap_on_timeout`: an episode that ended by a time limit of its own is credited with the value estimate."""
+    return reward + weight * info["time_out"] * value
+
+
+def _episode_metrics(
+    raw_reward: jax.Array, episode_done: jax.Array, totals: Any, data: Transition, limit: float | None, scaling: float
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Means over the episodes that finished in this iteration, NaN where none did.
+
+    Args:
+        raw_reward: Unscaled, `[unrolls, T, envs]`.
+        episode_done: 1.0 where an episode ended, same shape.
+        totals: The episode's sums, a dictionary of the same shape.
+        data: The experience, for its mask.
+        limit: Reward limiter.
+        scaling: Reward scale.
+    """
+    finished = episode_done > 0
+    if data.valid is not None:
+        shape = (episode_done.shape[0], episode_done.shape[2], episode_done.shape[1])
+        finished &= jnp.swapaxes(jnp.reshape(data.valid, shape), 1, 2)
+    count = sharding.total(jnp.sum(finished, dtype=jnp.int32))
+    metrics = {}
+    for name, values in totals.items():
+        metrics[f"episode/{name}"] = sharding.total(jnp.sum(jnp.where(finished, values, 0.0))) / count
+    metrics["training/reward_mean"] = sharding.mean(jnp.mean(raw_reward))
+    if limit is not None:
+        metrics["limiters/reward/active"] = sharding.mean(jnp.mean(limiters.beyond(raw_reward * scaling, limit)))
+    if data.valid is not None:
+        metrics["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
+    return metrics, count

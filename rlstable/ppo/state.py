@@ -1,0 +1,135 @@
+"""What training is, as data: everything an iteration takes and gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from rlstable.counter import WideCounter
+from rlstable.guards.base import GuardState
+from rlstable.ppo.distributions import Normal
+from rlstable.ppo.normalizer import Statistics
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Everything that counts; none of it wraps.
+
+    Attributes:
+        env_steps: Environment steps over all devices, action repeat included.
+        iterations: Calls of `iteration`.
+        updates: Minibatch updates that were accepted.
+        episodes: Finished episodes, quarantined ones not among them.
+        trips: By guard, a counter with one entry per cause.
+    """
+
+    env_steps: WideCounter
+    iterations: WideCounter
+    updates: WideCounter
+    episodes: WideCounter
+    trips: dict[str, WideCounter]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The few numbers that schedules and remedies move: traced, so that a change compiles nothing.
+
+    A rejected update does not put them back.
+
+    Attributes:
+        learning_rate: The adaptive-KL rate; with another schedule the base rate.
+        learning_rate_scale: A factor on whatever the schedule says.
+        loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
+        good_steps: int32, minibatches with finite gradients since the loss scale changed.
+        epochs: int32, passes over the batch; 0 collects experience and learns nothing.
+    """
+
+    learning_rate: jax.Array
+    learning_rate_scale: jax.Array
+    loss_scale: jax.Array
+    good_steps: jax.Array
+    epochs: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The whole state of training on the devices.
+
+    Attributes:
+        params: `{"policy", "value"}`, float32.
+        opt_state: The optimizer's, float32.
+        normalizer: Observation statistics.
+        env_state: Environments, split over devices by their leading axis.
+        reset_pool: Clean first states to draw from, split over devices; None where nothing draws.
+        guard_state: By guard.
+        tuning: Numbers that schedules and remedies move.
+        key: Random key, the same on every device.
+        counters: What counts.
+    """
+
+    params: Any
+    opt_state: Any
+    normalizer: Statistics
+    env_state: Any
+    reset_pool: Any
+    guard_state: dict[str, GuardState]
+    tuning: Tuning
+    key: jax.Array
+    counters: Counters
+
+
+class Transition(NamedTuple):
+    """Collected experience, leading axes `[rows, T]` and `[T, B]` inside the loss.
+
+    Attributes:
+        observation: What the networks read.
+        raw_action: Before squashing, `[..., A]`.
+        log_prob: Of the action under the collecting policy.
+        distribution: The collecting policy's.
+        value: Its value estimate; None where nothing needs it.
+        reward: Scaled and limited.
+        truncation: 1.0 where the episode was cut.
+        termination: 1.0 where it ended by itself.
+        valid: bool mask; None where nothing can be invalid.
+        bootstrap_observation: What follows the last step, without the T axis.
+        target: Value targets computed once per iteration or minibatch; None where the loss computes them.
+        advantage: Likewise.
+        noise: Standard normal draws for the entropy estimate, `[..., A]`; None until the minibatch is formed.
+    """
+
+    observation: Any
+    raw_action: jax.Array
+    log_prob: jax.Array
+    distribution: Normal
+    value: jax.Array | None
+    reward: jax.Array
+    truncation: jax.Array
+    termination: jax.Array
+    valid: jax.Array | None
+    bootstrap_observation: Any
+    target: jax.Array | None = None
+    advantage: jax.Array | None = None
+    noise: jax.Array | None = None
+
+
+class Metrics(NamedTuple):
+    """What an iteration reports; the same on every device.
+
+    Attributes:
+        values: float32 scalars by name.
+        trips: int32 `[causes]` of this iteration by guard.
+        counters: A copy, since the state is donated to the next iteration.
+        healthy: Verdict of the state site.
+        exhausted: Whether a state guard's patience has ended.
+    """
+
+    values: dict[str, jax.Array]
+    trips: dict[str, jax.Array]
+    counters: Counters
+    healthy: jax.Array
+    exhausted: jax.Array
