@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,11 +58,34 @@ def compose(overrides: Sequence[str]) -> Config:
         with hydra.initialize_config_dir(config_dir(), version_base="1.3"):
             return to_config(hydra.compose("config", overrides=list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(first_line(error)) from error
+        raise explain(error) from error
+
+
+def explain(error: BaseException) -> ConfigError:
+    """A composition error of Hydra's as one line that names the key."""
+    text = first_line(error)
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return typed.unknown_key(found.group(1))
+    if found := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):
+        group, option, options = found.groups()
+        close = difflib.get_close_matches(option, options.split(), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(options.split())}"
+        return ConfigError(f"{group}: there is no {option!r}; {hint}")
+    if found := re.search(r"Error parsing override '(.*?)' (.*?)( See https.*)?$", text):
+        return ConfigError(
+            f"cannot read {found.group(1)!r}: {found.group(2)}; write key=value, quoted where it has spaces"
+        )
+    return ConfigError(text)
 
 
 def first_line(error: BaseException) -> str:
     """A library's error as one line: its lines joined, the noise at the end left out."""
-    noise = ("full_key:", "object_type=", "reference_type=", "Set the environment variable", "Config search path")
+    noise = (
+        "full_key:",
+        "object_type=",
+        "reference_type=",
+        "Set the environment variable",
+        "Config search path",
+    )
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith(noise))

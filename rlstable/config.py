@@ -1,7 +1,8 @@
 """Typed, frozen, validated configuration: what a run is, before anything compiles.
 
 Hydra composes YAML, this module turns the result into immutable objects and refuses what cannot work. Every error names
-its key, what is allowed and how to mend it. Numbers must be finite, integers are never booleans, unknown keys are errors.
+its key, what is allowed and how to mend it. Numbers must be finite, integers are never booleans, unknown keys are
+errors.
 """
 
 from __future__ import annotations
@@ -180,7 +181,9 @@ class PPOConfig(Section):
                     f"{self.learning_rate} lies outside learning_rate_schedule_min_lr={low} and _max_lr={high}",
                 )
             if self.learning_rate_warmup:
-                raise _KeyedError("learning_rate_warmup", "does not go with learning_rate_schedule=adaptive_kl; set it to 0")
+                raise _KeyedError(
+                    "learning_rate_warmup", "does not go with learning_rate_schedule=adaptive_kl; set it to 0"
+                )
         return self
 
     @property
@@ -223,7 +226,11 @@ class NetworkConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> NetworkConfig:
         if self.distribution_type == "tanh_normal":
-            for key, unset in (("state_dependent_std", False), ("mean_clip_scale", None), ("mean_kernel_init", None)):
+            for key, unset in (
+                ("state_dependent_std", False),
+                ("mean_clip_scale", None),
+                ("mean_kernel_init", None),
+            ):
                 if getattr(self, key) != unset:
                     raise _KeyedError(key, "needs network.distribution_type=normal; tanh_normal has no such part")
         if self.mean_kernel_init is None and self.mean_kernel_init_kwargs is not None:
@@ -384,8 +391,8 @@ class Config(Section):
         share = self.ppo.batch_size // count
         if share % self.ppo.gradient_accumulation:
             raise ConfigError(
-                f"ppo.gradient_accumulation: {self.ppo.gradient_accumulation} does not divide the {share} unrolls that each "
-                f"of {count} devices has of a minibatch; 1 would fit"
+                f"ppo.gradient_accumulation: {self.ppo.gradient_accumulation} does not divide the {share} unrolls "
+                f"that each of {count} devices has of a minibatch; 1 would fit"
             )
 
 
@@ -426,13 +433,23 @@ def _one_line(error: pydantic.ValidationError) -> str:
 
 
 def _suggest(path: list[str]) -> str:
-    """The keys that the section of an unknown key has, nearest first."""
+    """What the first part of an unknown key that no section has may have meant."""
     section: Any = Config
-    for part in path[:-1]:
-        section = section.model_fields[part].annotation
-    keys = list(section.model_fields)
-    close = difflib.get_close_matches(path[-1], keys, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; allowed here: {', '.join(keys)}"
+    for part in path:
+        field = section.model_fields.get(part)
+        if field is None:
+            keys = list(section.model_fields)
+            close = difflib.get_close_matches(part, keys, n=1)
+            return f"; did you mean {close[0]}?" if close else f"; allowed here: {', '.join(keys)}"
+        if not isinstance(field.annotation, type) or not issubclass(field.annotation, Section):
+            return f"; {part} has no keys of its own"
+        section = field.annotation
+    return ""
+
+
+def unknown_key(key: str) -> ConfigError:
+    """The error for a dotted key that no section has."""
+    return ConfigError(f"{key}: unknown key{_suggest(key.split('.'))}")
 
 
 def _nearest(value: int, choices: list[int]) -> int:

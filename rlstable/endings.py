@@ -11,7 +11,10 @@ class Ending(Enum):
     completed = (0, "all steps were trained")
     target_reached = (0, "the evaluation return reached eval.target_return")
     config_error = (2, "the configuration cannot work; nothing was trained")
-    state_not_finite = (3, "parameters, optimizer or observation statistics stayed non-finite; the last good checkpoint is kept")
+    state_not_finite = (
+        3,
+        "parameters, optimizer or observation statistics stayed non-finite; the last good checkpoint is kept",
+    )
     error = (1, "the program failed; the traceback is in events.jsonl")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
     preempted = (143, "stopped by SIGTERM after a whole iteration, and saved")

@@ -13,7 +13,7 @@ from rlstable.config import LossScaleConfig, PrecisionConfig
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """One level: the precision of matrix products, the type networks compute in, and loss scaling where that type needs it.
+    """One level: how matrix products are computed, in which type networks compute, and how losses are scaled.
 
     Attributes:
         matmul: A name that `jax.default_matmul_precision` takes; `default` is the device's own choice.

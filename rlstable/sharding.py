@@ -1,6 +1,7 @@
 """Devices: one `data` axis, and the only file that names them.
 
-Environments live on their device; only gradients, statistics and counters cross, by the explicit reductions here, so that
+Environments live on their device; only gradients, statistics and counters cross, by the explicit reductions here, so
+that
 a verdict is the same everywhere. `check_vma` stays off: with it on, differentiation sums over devices already and an
 explicit mean gives a gradient that is too large by the number of devices, equally wrong on all of them.
 """
@@ -30,13 +31,15 @@ def make_mesh(count: int | None = None) -> Mesh:
     """
     devices = jax.devices()
     if count is not None and count > len(devices):
-        raise ConfigError(f"devices: {count} asked for, {len(devices)} {devices[0].platform} there; {len(devices)} would fit")
+        raise ConfigError(
+            f"devices: {count} asked for, {len(devices)} {devices[0].platform} there; {len(devices)} would fit"
+        )
     return Mesh(np.array(devices[:count]), (AXIS,))
 
 
 def over_devices(
     function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
-) -> Callable[..., Any]:
+) -> Any:
     """Compiles `function` to run on every device of the mesh with its share of the split arguments."""
     mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate)
@@ -46,7 +49,8 @@ def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Puts arrays where a compiled program will leave them, so that nothing compiles twice.
 
     Args:
-        tree: Any pytree of arrays. Each leaf is copied, since a donated buffer may appear once only; weak types become strong.
+        tree: Any pytree of arrays. Each leaf is copied, since a donated buffer may appear once only, and weak
+            types become strong.
         mesh: The devices.
         specs: Partition specs, a prefix of `tree`.
     """

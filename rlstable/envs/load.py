@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,10 @@ def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None) -
         kwargs.setdefault("backend", config.backend)
     factory = _brax_class(config.name) if config.source == "brax" else _imported_class(config.name)
     try:
-        env = factory(**kwargs)
+        with warnings.catch_warnings():
+            # Brax says at every construction that its own engines are not maintained.
+            warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
+            env = factory(**kwargs)
     except (TypeError, ValueError, KeyError, AssertionError, NotImplementedError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) or "no arguments"
         raise ConfigError(
@@ -46,7 +52,8 @@ def _first_line(error: Exception) -> str:
 
 def _brax_class(name: str) -> Any:
     # Without warp-lang, mujoco.mjx prints what it could not import and works all the same.
-    from brax import envs
+    with contextlib.redirect_stdout(io.StringIO()):
+        from brax import envs
 
     known = envs._envs
     if name not in known:
@@ -64,7 +71,9 @@ def _imported_class(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"env.name: no module {error.name!r} for {path!r}; is it installed, or in this folder?") from error
+        raise ConfigError(
+            f"env.name: no module {error.name!r} for {path!r}; is it installed, or in this folder?"
+        ) from error
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if isinstance(getattr(module, name), type)]
         close = difflib.get_close_matches(attribute, names, n=1)

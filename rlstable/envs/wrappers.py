@@ -1,14 +1,15 @@
 """From one environment to a batch of them: vmap, action repeat, episodes, automatic reset, quarantine, evaluation.
 
-On healthy environments this is Brax's stack (VmapWrapper, EpisodeWrapper, AutoResetWrapper, EvalWrapper) step by step; it is
-the reference in the tests. Brax's own cannot stand around a quarantine: `EpisodeWrapper` overwrites `truncation`, a later
-action repeat erases `done`, and `AutoResetWrapper` puts the cached first state over a clean one.
+On healthy environments this is Brax's stack (VmapWrapper, EpisodeWrapper, AutoResetWrapper, EvalWrapper) step by
+step; it is
+the reference in the tests. Brax's own cannot stand around a quarantine: `EpisodeWrapper` overwrites `truncation`, a
+later action repeat erases `done`, and `AutoResetWrapper` puts the cached first state over a clean one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from rlstable.ppo.rollout import Step
 
 Policy = Callable[[Any, jax.Array], jax.Array]
 _FIRST = ("first_pipeline_state", "first_obs")
-_EPISODE = ("steps", "truncation", "episode_done", "episode_metrics")
+_EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class VectorEnv:
     env: Any
     episode_length: int
     action_repeat: int
-    guards: dict[str, Guard]
+    guards: Mapping[str, Guard]
     reset_from_pool: bool = False
 
     @property
@@ -60,6 +61,13 @@ class VectorEnv:
             "first_obs": state.obs,
         }
         return state.replace(info={**state.info, **own})
+
+    def clean(self, state: Any) -> jax.Array:
+        """Which first states are fit to start from, bool `[B]`."""
+        alive = jnp.ones(state.reward.shape, bool)
+        guard_state = {name: guard.init() for name, guard in self.guards.items()}
+        context = EnvContext(state, jnp.zeros((*alive.shape, 1)), alive)
+        return alive & fold(self.guards, context, guard_state).ok
 
     def step(
         self, state: Any, action: jax.Array, pool: Any, key: jax.Array, guard_state: dict[str, GuardState]
@@ -131,8 +139,8 @@ class VectorEnv:
     def _renew(self, state: Any, ok: jax.Array | None, pool: Any, key: jax.Array) -> Any:
         """Gives environments another first state: the bad ones, and with `reset_from_pool` every one that is over.
 
-        Bad ones get the rest of their `info` and metrics from the pool as well. This is rare, so it is skipped while no
-        environment needs it.
+        The rest of their `info` comes with it; of the bad ones the metrics too, which others are still to report.
+        This is rare, so it is skipped while no environment needs it.
         """
         if not self.draws:
             return state
@@ -141,21 +149,25 @@ class VectorEnv:
         size = jax.tree.leaves(pool)[0].shape[0]
 
         def draw(parts: Any) -> Any:
-            first, rest = parts
             index = jax.random.randint(jax.random.fold_in(key, 1), wanted.shape, 0, size)
-            drawn = jax.tree.map(lambda x: x[index], pool)
-            clean_first, clean_rest = _parts(drawn)
-            return select(~wanted, first, clean_first), select(~bad, rest, clean_rest)
+            drawn = _parts(jax.tree.map(lambda x: x[index], pool))
+            # Whoever drew the same row would see the same noise from then on.
+            drawn["info"] = jax.tree.map(lambda own, new: own if _is_key(own) else new, parts["info"], drawn["info"])
+            metrics = select(~bad, parts["metrics"], drawn["metrics"])
+            return select(~wanted, parts, drawn) | {"metrics": metrics}
 
-        first, rest = apply_if(jnp.any(wanted), draw, _parts(state))
-        info = {**state.info, **rest["info"], **first}
-        return state.replace(info=info, metrics=rest["metrics"])
+        parts = apply_if(jnp.any(wanted), draw, _parts(state))
+        return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
 
 
-def _parts(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parts(state: Any) -> dict[str, Any]:
     """The cached first state, and what else an environment carries from step to step."""
-    rest = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
-    return {name: state.info[name] for name in _FIRST}, {"info": rest, "metrics": state.metrics}
+    info = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
+    return {"first": {name: state.info[name] for name in _FIRST}, "info": info, "metrics": state.metrics}
+
+
+def _is_key(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or (x.dtype == jnp.uint32 and x.shape[-1:] == (2,))
 
 
 def _expel(state: Any, ok: jax.Array) -> Any:
@@ -164,9 +176,7 @@ def _expel(state: Any, ok: jax.Array) -> Any:
     info["truncation"] = jnp.where(ok, info["truncation"], 1.0)
     if "time_out" in info:
         info["time_out"] = jnp.where(ok, info["time_out"], 0.0)
-    return state.replace(
-        reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info
-    )
+    return state.replace(reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info)
 
 
 def _restart(state: Any) -> Any:
@@ -185,7 +195,8 @@ def _like(new: Any, old: Any) -> Any:
 def apply_if(predicate: jax.Array, function: Callable[[Any], Any], operand: Any) -> Any:
     """`function(operand)` where the scalar predicate holds, else the operand itself, in place.
 
-    A while loop of at most one turn: XLA updates its carry in place, where the branches of `lax.cond` copy what they pass on.
+    A while loop of at most one turn: XLA updates its carry in place, where the branches of `lax.cond` copy what they
+    pass on.
     """
 
     def once(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
@@ -219,11 +230,8 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
     """
     state = env.reset(keys)
     guard_state = {name: guard.init() for name, guard in env.guards.items()}
-    _, clean, _ = fold(
-        env.guards, EnvContext(state, jnp.zeros((keys.shape[0], 1)), jnp.ones(keys.shape[:1], bool)), guard_state
-    )
     zeros = jnp.zeros(keys.shape[:1])
-    aborted = zeros if clean is True else (~clean).astype(jnp.float32)
+    aborted = (~env.clean(state)).astype(jnp.float32)
     sums = {name: zeros for name in ("reward", *state.metrics)}
 
     def play(carry: Any, _: None) -> tuple[Any, None]:

@@ -1,7 +1,7 @@
 """What a guard is: a frozen value that judges one kind of number at one named site.
 
-A guard owns no state and knows no devices; its fields are its configuration. Sites are `env`, `batch`, `update` and `state`,
-and each is one `fold` over the guards configured there.
+A guard owns no state and knows no devices; its fields are its configuration. Sites are `env`, `batch`, `update` and
+`state`, and each is one `fold` over the guards configured there.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ class TransitionGuard:
     """Trips where a sample's observation, policy output or reward is not finite.
 
     The env guard keeps bad simulations out; what is left comes from the networks (float16 overflow, a policy gone bad).
-    A bad sample is marked invalid and its reward set to zero, so that it reaches no return.
+    A bad sample is marked invalid and its reward set to zero, so that it reaches no return. The step before a bad
+    observation
+    is a good sample, but what it would be bootstrapped from is not: there the return is cut, as at a truncation.
     """
 
     @property
@@ -44,15 +46,21 @@ class TransitionGuard:
         policy = (data.raw_action, data.log_prob, data.distribution)
         value = jnp.zeros_like(data.reward) if data.value is None else data.value
         fine = jnp.stack(
-            [all_finite(data.observation, 2), all_finite(policy, 2), all_finite(value, 2), all_finite(data.reward, 2)]
+            [
+                all_finite(data.observation, 2),
+                all_finite(policy, 2),
+                all_finite(value, 2),
+                all_finite(data.reward, 2),
+            ]
         )
         alive = jnp.ones_like(fine[0]) if data.valid is None else data.valid
         ok = jnp.all(fine, axis=0)
+        goes_on = ok & jnp.concatenate([fine[0][:, 1:], all_finite(data.bootstrap_observation, 1)[:, None]], axis=1)
         repaired = data._replace(
             valid=ok & alive,
             reward=jnp.where(ok, data.reward, 0.0),
-            truncation=jnp.where(ok, data.truncation, 1.0),
-            termination=jnp.where(ok, data.termination, 0.0),
+            truncation=jnp.where(goes_on, data.truncation, 1.0),
+            termination=jnp.where(goes_on, data.termination, 0.0),
         )
         return Verdict(repaired, ok, state._replace(trips=state.trips + count_first(~fine & alive)))
 

@@ -38,10 +38,10 @@ def physics(state: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Quarantine:
-    """Trips where any float of a state is not finite, or a coordinate, observation or reward is beyond its limit.
+    """Trips where any float of a state is not finite, or one that has a limit is beyond it.
 
-    Brax's own health tests are comparisons, which NaN passes. Every float leaf of the physics is judged, the solver's warm
-    start included, since a NaN there returns after a reset.
+    Brax's own health tests are comparisons, which NaN passes. Every float leaf of the physics is judged, the solver's
+    warm start included, since a NaN there returns after a reset.
 
     Attributes:
         max_abs_state: Limit of generalized positions and velocities, in the model's units; None for none.
@@ -71,7 +71,7 @@ class Quarantine:
                 self._physics_fine(physics(env)),
                 _within(env.obs, self.max_abs_observation),
                 _within(env.reward, self.max_abs_reward),
-                all_finite(env.done, 1),
+                all_within(env.done, 1.0, 1),
                 _per_env(env.metrics, env.reward),
                 _per_env(env.info, env.reward),
             ]

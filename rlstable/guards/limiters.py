@@ -24,8 +24,8 @@ def beyond(x: jax.Array, limit: float) -> jax.Array:
 def bounded(x: jax.Array, low: float | None, high: float | None) -> jax.Array:
     """`x` within `[low, high]`, with a gradient that lets it come back.
 
-    A plain clip has no gradient outside the bounds, so a standard deviation that once fell below its floor stays there for
-    ever. Here the gradient passes unless following it (downhill) would lead further out.
+    A plain clip has no gradient outside the bounds, so a standard deviation that once fell below its floor stays
+    there for ever. Here the gradient passes unless following it (downhill) would lead further out.
     """
     if low is None and high is None:
         return x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -39,6 +41,20 @@ def mean_and_std(x: jax.Array, valid: Mask, valid_share: jax.Array | None) -> tu
     center = sharding.mean(mean(x, valid, valid_share))
     variance = sharding.mean(mean(jnp.square(x - center), valid, valid_share))
     return center, jnp.sqrt(variance)
+
+
+def kept(tree: Any, valid: Mask) -> Any:
+    """`tree` with zeros at invalid places, chosen first: a gradient sees both branches of a later choice."""
+    if valid is None:
+        return tree
+    return jax.tree.map(lambda x: jnp.where(_expand(valid, x), x, 0.0), tree)
+
+
+def finite(tree: Any, valid: Mask) -> Any:
+    """`tree` with zeros for what is not finite at invalid places; a bad number at a valid one stays, to be judged."""
+    if valid is None:
+        return tree
+    return jax.tree.map(lambda x: jnp.where(_expand(valid, x) | jnp.isfinite(x), x, 0.0), tree)
 
 
 def least(x: jax.Array, valid: Mask) -> jax.Array:

@@ -32,8 +32,8 @@ class UpdateContext(NamedTuple):
 class UpdateGuard:
     """Trips when gradients, candidate parameters or candidate optimizer state are not finite: all or nothing.
 
-    Gradients are judged by their global norm, before clipping, which turns inf into NaN. Its square overflows at 1.8e19,
-    so that the finite 1e20 that would freeze Adam's second moment for good is rejected too.
+    Gradients are judged by their global norm, before clipping, which turns inf into NaN. Its square overflows at
+    1.8e19, so that the finite 1e20 that would freeze Adam's second moment for good is rejected too.
     """
 
     @property

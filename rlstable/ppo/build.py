@@ -25,7 +25,11 @@ def make_networks(config: Config, action_size: int) -> Networks:
     """The networks of a configuration."""
     precision = level(config.precision)
     return Networks(
-        config.network, config.guards.limiters, action_size, config.ppo.normalize_observations, precision.network
+        config.network,
+        config.guards.limiters,
+        action_size,
+        config.ppo.normalize_observations,
+        precision.network,
     )
 
 

@@ -1,7 +1,7 @@
 """Action distributions: a diagonal Gaussian over raw actions, and the same squashed by tanh.
 
-Losses work on raw (unsquashed) actions; the tanh's Jacobian enters the log-probability. The formulas are those of Brax, so
-that numbers agree with it.
+Losses work on raw (unsquashed) actions; the tanh's Jacobian enters the log-probability. The formulas are those of
+Brax, so that numbers agree with it.
 """
 
 from __future__ import annotations

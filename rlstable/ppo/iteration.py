@@ -3,13 +3,14 @@
     collect -> batch guards -> normaliser -> epochs: shuffle -> minibatches: loss, gradient, candidate, update guards
             -> state guards -> metrics
 
-A site's guards are one `fold`; what a guard refuses, `select` keeps out. The same function runs on one device and on many:
-it is mapped over the `data` axis, and only gradients, statistics and counters cross.
+A site's guards are one `fold`; what a guard refuses, `select` keeps out. The same function runs on one device and on
+many: it is mapped over the `data` axis, and only gradients, statistics and counters cross.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -50,9 +51,9 @@ class PPO:
     networks: Networks
     optimizer: Optimizer
     precision: Precision
-    batch_guards: dict[str, Guard]
-    update_guards: dict[str, Guard]
-    state_guards: dict[str, StateGuard]
+    batch_guards: Mapping[str, Guard]
+    update_guards: Mapping[str, Guard]
+    state_guards: Mapping[str, StateGuard]
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Collects, learns, judges and reports. Pure; to be mapped over devices and compiled by the caller."""
@@ -84,7 +85,10 @@ class PPO:
         reported = jax.eval_shape(lambda: self._minibatch(learning, statistics, sample, state.counters).sums)
         learning = learning._replace(sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), reported))
         return jax.lax.fori_loop(
-            0, state.tuning.epochs, lambda _, carry: self._epoch(carry, statistics, data, state.counters), learning
+            0,
+            state.tuning.epochs,
+            lambda _, carry: self._epoch(carry, statistics, data, state.counters),
+            learning,
         )
 
     def _epoch(self, learning: Learning, statistics: Any, data: Transition, counters: Counters) -> Learning:
@@ -128,12 +132,17 @@ class PPO:
         return Learning(params, opt_state, tuning, states, learning.key, sums, learning.accepted + accepted)
 
     def gradient(
-        self, params: Any, statistics: Any, data: Transition, valid_share: jax.Array | None, loss_scale: jax.Array
+        self,
+        params: Any,
+        statistics: Any,
+        data: Transition,
+        valid_share: jax.Array | None,
+        loss_scale: jax.Array,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient of the loss on a minibatch over all devices, and its metrics.
 
-        With `ppo.gradient_accumulation` the minibatch is taken in parts; targets, normalisation, mask and noise span the
-        whole of it, so that the mathematics is the same.
+        With `ppo.gradient_accumulation` the minibatch is taken in parts; targets, normalisation, mask and noise span
+        the whole of it, so that the mathematics is the same.
 
         Args:
             params: Network parameters.
@@ -165,7 +174,12 @@ class PPO:
         return gradients, metrics
 
     def _accumulate(
-        self, differentiate: Any, params: Any, statistics: Any, data: Transition, valid_share: jax.Array | None
+        self,
+        differentiate: Any,
+        params: Any,
+        statistics: Any,
+        data: Transition,
+        valid_share: jax.Array | None,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """The mean of the gradients of equal parts of a minibatch, one part in memory at a time."""
         parts = self.config.ppo.gradient_accumulation
@@ -209,8 +223,9 @@ class PPO:
             "training/update_norm": optax.global_norm(update),
             "training/learning_rate": rate,
         }
-        if self.optimizer.norm_limit is not None:
-            metrics["limiters/gradient_norm/active"] = (~(norm <= self.optimizer.max_norm)).astype(jnp.float32)
+        bound = self.optimizer.max_norm
+        if bound is not None:
+            metrics["limiters/gradient_norm/active"] = (~(norm <= bound)).astype(jnp.float32)
         if self.precision.loss_scale is not None:
             metrics["training/loss_scale"] = tuning.loss_scale
         return metrics
@@ -220,7 +235,13 @@ class PPO:
         return self.config.ppo.normalize_observations
 
     def _finish(
-        self, state: TrainState, rollout: Collected, learned: Learning, statistics: Any, key: jax.Array, healthy: Any
+        self,
+        state: TrainState,
+        rollout: Collected,
+        learned: Learning,
+        statistics: Any,
+        key: jax.Array,
+        healthy: Any,
     ) -> tuple[TrainState, Metrics]:
         """Widens the counters and puts the report together."""
         states = {}

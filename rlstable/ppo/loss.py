@@ -17,7 +17,12 @@ _EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
 
 
 def estimate(
-    networks: Networks, params: Params, statistics: Statistics, data: Transition, values: jax.Array, config: PPOConfig
+    networks: Networks,
+    params: Params,
+    statistics: Statistics,
+    data: Transition,
+    values: jax.Array,
+    config: PPOConfig,
 ) -> tuple[jax.Array, jax.Array]:
     """Value targets and raw advantages of unrolls, `[T, B]` each, without gradient."""
     return gae.estimate(
@@ -63,23 +68,23 @@ def ppo_loss(
     Returns:
         The loss, and metrics that average over minibatches and devices.
     """
-    distribution, activity = networks.distribution(params, statistics, data.observation)
-    values = networks.value(params, statistics, data.observation)
+    # The observation of an invalid sample is kept where it is finite: the value of the step before may rest on it.
+    observation = masked.finite(data.observation, data.valid)
+    distribution, activity = networks.distribution(params, statistics, observation)
+    values = networks.value(params, statistics, observation)
     if data.target is None or data.advantage is None:
         targets, advantages = estimate(networks, params, statistics, data, values, config)
         if config.normalize_advantage:
             advantages = standardize(advantages, data.valid, valid_share)
     else:
         targets, advantages = data.target, data.advantage
+    targets, advantages = masked.kept((targets, advantages), data.valid)
+    raw_action, old_value = masked.kept((data.raw_action, data.value), data.valid)
 
     def mean(x: jax.Array) -> jax.Array:
         return masked.mean(x, data.valid, valid_share)
 
-    log_ratio = distribution.log_prob(data.raw_action) - data.log_prob
-    if data.valid is not None:
-        # Chosen before `exp`: the gradient sees both branches of a choice made after it.
-        log_ratio = jnp.where(data.valid, log_ratio, 0.0)
-        advantages = jnp.where(data.valid, advantages, 0.0)
+    log_ratio = masked.kept(distribution.log_prob(raw_action) - data.log_prob, data.valid)
     ratio = jnp.exp(limiters.clip(log_ratio, limits.log_ratio))
     epsilon = config.clipping_epsilon
     surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages)
@@ -87,7 +92,7 @@ def ppo_loss(
 
     value_error = jnp.square(targets - values)
     if config.clipping_epsilon_value is not None:
-        moved = data.value + limiters.clip(values - data.value, config.clipping_epsilon_value)
+        moved = old_value + limiters.clip(values - old_value, config.clipping_epsilon_value)
         value_error = jnp.maximum(value_error, jnp.square(targets - moved))
     value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
 

@@ -72,7 +72,12 @@ class GaussianHead(linen.Module):
         config = self.config
         init = _initializer("policy_network_kernel_init", config)
         hidden = MLP(
-            config.policy_hidden_layer_sizes, _activation(config), init, self.dtype, activate_final=True, name="MLP_0"
+            config.policy_hidden_layer_sizes,
+            _activation(config),
+            init,
+            self.dtype,
+            activate_final=True,
+            name="MLP_0",
         )(x)
         mean_init = _initializer("mean_kernel_init", config) if config.mean_kernel_init else init
         loc = linen.Dense(self.action_size, kernel_init=mean_init, dtype=self.dtype, name="Dense_0")(hidden)
@@ -172,7 +177,9 @@ class Networks:
         for field in ("policy_obs_key", "value_obs_key"):
             key = getattr(self.config, field)
             if key not in observation:
-                raise ConfigError(f"network.{field}: the observation has no {key!r}; it has {', '.join(sorted(observation))}")
+                raise ConfigError(
+                    f"network.{field}: the observation has no {key!r}; it has {', '.join(sorted(observation))}"
+                )
             wanted[key] = observation[key]
         return wanted
 
@@ -192,12 +199,12 @@ class Networks:
         return normalizer.normalize(x, own)
 
     @property
-    def _policy(self) -> linen.Module:
+    def _policy(self) -> Any:
         head = TanhGaussianHead if self.config.distribution_type == "tanh_normal" else GaussianHead
         return head(self.action_size, self.config, self.dtype)
 
     @property
-    def _value(self) -> linen.Module:
+    def _value(self) -> Any:
         init = _initializer("value_network_kernel_init", self.config)
         return MLP((*self.config.value_hidden_layer_sizes, 1), _activation(self.config), init, self.dtype)
 

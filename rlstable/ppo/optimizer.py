@@ -104,10 +104,12 @@ def adapt_to_kl(tuning: Tuning, kl: jax.Array, config: PPOConfig) -> Tuning:
 
 
 def adapt_loss_scale(tuning: Tuning, finite: jax.Array, config: LossScaleConfig) -> Tuning:
-    """Halves the loss scale, not below its floor, after an overflow; doubles it, up to its cap, after a finite stretch."""
+    """Halves the loss scale after an overflow, down to its floor; doubles it after a finite stretch, up to its cap."""
     good_steps = jnp.where(finite, tuning.good_steps + 1, 0)
     grown = jnp.where(
-        good_steps >= config.growth_interval, jnp.minimum(tuning.loss_scale * 2.0, config.cap), tuning.loss_scale
+        good_steps >= config.growth_interval,
+        jnp.minimum(tuning.loss_scale * 2.0, config.cap),
+        tuning.loss_scale,
     )
     scale = jnp.where(finite, grown, jnp.maximum(tuning.loss_scale * 0.5, config.floor))
     return dataclasses.replace(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rlstable import sharding
 from rlstable.config import Config
 from rlstable.guards import limiters
-from rlstable.guards.base import GuardState
+from rlstable.guards.base import Guard, GuardState
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState, Transition
 
@@ -33,7 +33,13 @@ class Step(NamedTuple):
 class TrainingEnv(Protocol):
     """What collecting needs of an environment; `envs.wrappers` has it."""
 
-    def step(self, state: Any, action: jax.Array, pool: Any, key: jax.Array, guard_state: dict[str, GuardState]) -> Step:
+    @property
+    def guards(self) -> Mapping[str, Guard]:
+        """The env site's guards, by name."""
+
+    def step(
+        self, state: Any, action: jax.Array, pool: Any, key: jax.Array, guard_state: dict[str, GuardState]
+    ) -> Step:
         """One environment step for every environment of this device."""
 
 
@@ -72,7 +78,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         env_state, guard_state, key = carry
         key, next_key = jax.random.split(key)
         observation = networks.select(env_state.obs)
-        distribution, _ = networks.distribution(state.params, state.normalizer, observation)
+        distribution, _activity = networks.distribution(state.params, state.normalizer, observation)
         raw = distribution.sample(jax.random.normal(key, distribution.loc.shape))
         value = networks.value(state.params, state.normalizer, observation) if keeps_value else None
         step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state)
@@ -84,7 +90,9 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             log_prob=distribution.log_prob(raw),
             distribution=distribution,
             value=value,
-            reward=_bootstrap(reward, info, value, ppo.discounting * ppo.reward_scaling) if ppo.bootstrap_on_timeout else reward,
+            reward=_bootstrap(reward, info, value, ppo.discounting * ppo.reward_scaling)
+            if ppo.bootstrap_on_timeout
+            else reward,
             truncation=info["truncation"],
             termination=step.state.done * (1.0 - info["truncation"]),
             valid=step.valid,
@@ -102,16 +110,16 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         data = data._replace(bootstrap_observation=networks.select(env_state.obs))
         return (env_state, guard_state, next_key), (data, watched)
 
-    (env_state, guard_state, _), (data, watched) = jax.lax.scan(
+    (env_state, guard_state, _), (data, (reward, done, totals)) = jax.lax.scan(
         unroll, (state.env_state, _of(env, state.guard_state), key), None, length=ppo.rows // ppo.num_envs
     )
     bootstrap = _merge(data.bootstrap_observation)
     data = _merge(jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), data._replace(bootstrap_observation=None)))
-    metrics, episodes = _episode_metrics(*watched, data, limits.reward, ppo.reward_scaling)
+    metrics, episodes = _episode_metrics(reward, done, totals, data, limits.reward, ppo.reward_scaling)
     return Collected(env_state, guard_state, data._replace(bootstrap_observation=bootstrap), metrics, episodes)
 
 
-def _of(env: Any, guard_state: Mapping[str, GuardState]) -> dict[str, GuardState]:
+def _of(env: TrainingEnv, guard_state: Mapping[str, GuardState]) -> dict[str, GuardState]:
     return {name: guard_state[name] for name in env.guards}
 
 
@@ -120,13 +128,18 @@ def _merge(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), tree)
 
 
-def _bootstrap(reward: jax.Array, info: Any, value: jax.Array | None, weight: float) -> jax.Array:
-    """Brax's `bootstrap_on_timeout`: an episode that ended by a time limit of its own is credited with the value estimate."""
+def _bootstrap(reward: jax.Array, info: Any, value: Any, weight: float) -> jax.Array:
+    """Brax's `bootstrap_on_timeout`: an episode that its own time limit ended is credited with the value estimate."""
     return reward + weight * info["time_out"] * value
 
 
 def _episode_metrics(
-    raw_reward: jax.Array, episode_done: jax.Array, totals: Any, data: Transition, limit: float | None, scaling: float
+    raw_reward: jax.Array,
+    episode_done: jax.Array,
+    totals: Any,
+    data: Transition,
+    limit: float | None,
+    scaling: float,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Means over the episodes that finished in this iteration, NaN where none did.
 

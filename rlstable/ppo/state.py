@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from rlstable import sharding
 from rlstable.counter import WideCounter
 from rlstable.guards.base import GuardState
 from rlstable.ppo.distributions import Normal
@@ -83,6 +84,13 @@ class TrainState:
     counters: Counters
 
 
+# How a training state lies on the devices: environments are split, everything else is the same on all.
+_placement: dict[str, Any] = dict.fromkeys(
+    (field.name for field in dataclasses.fields(TrainState)), sharding.REPLICATED
+)
+SPECS = TrainState(**_placement | {"env_state": sharding.SPLIT, "reset_pool": sharding.SPLIT})
+
+
 class Transition(NamedTuple):
     """Collected experience, leading axes `[rows, T]` and `[T, B]` inside the loss.
 
@@ -112,9 +120,9 @@ class Transition(NamedTuple):
     termination: jax.Array
     valid: jax.Array | None
     bootstrap_observation: Any
-    target: jax.Array | None = None
-    advantage: jax.Array | None = None
-    noise: jax.Array | None = None
+    target: Any = None
+    advantage: Any = None
+    noise: Any = None
 
 
 class Metrics(NamedTuple):

@@ -1,0 +1,69 @@
+"""Training from Python: `rlstable.fit` is the same run as the command's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlstable.compose import compose
+from rlstable.config import ConfigError
+from rlstable.io.rundir import default_run_dir
+from rlstable.runner import Callback, Result, Runner
+
+
+def fit(
+    env: str = "inverted_pendulum",
+    *,
+    run_dir: str | Path | None = None,
+    callback: Callback | None = None,
+    overrides: Sequence[str] = (),
+    **keys: Any,
+) -> Result:
+    """Trains a policy.
+
+    Args:
+        env: A name under `configs/env`, or `package.module:Class` for a class with Brax's Env interface.
+        run_dir: The run folder; `runs/<env>/<time>` when None.
+        callback: Called as `callback(step, metrics)` with every logged row; returning True ends the run.
+        overrides: More overrides as the command takes them, e.g. `["ppo.learning_rate=1e-3"]`.
+        **keys: Top-level keys and groups, e.g. `total_steps=1_000_000`, `guards="strict"`, or a mapping for single
+            keys of a group, e.g. `ppo={"learning_rate": 1e-3}`.
+
+    Returns:
+        The ending, metrics, history and policy.
+
+    Raises:
+        ConfigError: A mistake in the configuration, in one line.
+    """
+    chosen = ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]
+    config = compose([*chosen, *(item for key, value in keys.items() for item in _override(key, value)), *overrides])
+    if run_dir is None:
+        run_dir = default_run_dir(config.resume, config.env.name)
+    elif config.resume not in (None, "auto"):
+        raise ConfigError("resume: names a folder already; leave run_dir out, or set resume=auto")
+    return Runner(config, run_dir, callback).run()
+
+
+def _override(key: str, value: Any) -> list[str]:
+    """A keyword argument as Hydra overrides."""
+    if isinstance(value, Mapping):
+        return [f"{key}.{name}={_literal(inner)}" for name, inner in value.items()]
+    return [f"{key}={_literal(value)}"]
+
+
+def _literal(value: Any) -> str:
+    """A Python value in Hydra's override grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_literal(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(inner) for inner in value) + "]"
+    if isinstance(value, str | Path):
+        text = str(value)
+        plain = text and all(character.isalnum() or character in "_-./:" for character in text)
+        return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return repr(value)

@@ -1,0 +1,1 @@
+"""What a run reads and writes: checkpoints, metrics, events and the console."""

@@ -1,0 +1,172 @@
+"""What a person sees of a run: progress, events, and how it ended, as a live display or as plain lines."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TextIO
+
+from rlstable.io.screens import Off, Plain, Progress, Rich, Screen
+
+_TRIPS = re.compile(r"guards/[^/]+/trips")
+# What is no trouble bears no exclamation mark.
+_NEWS = frozenset({"started", "resumed", "stopped", "saved"})
+
+
+class Console:
+    """The sink that people read.
+
+    Args:
+        mode: `auto` is a live display on a terminal and plain lines elsewhere.
+        total_steps: Environment steps of the whole run.
+        title: Name of the run, usually its environment.
+        interval: Seconds between two plain lines; an evaluation always gets one. Trips of one guard within it
+            are added up into one line.
+        stream: Where to write; standard output if None.
+        terminal: A rich console to draw on instead.
+        clock: Seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["auto", "rich", "plain", "off"],
+        total_steps: int,
+        title: str = "",
+        *,
+        interval: float = 5.0,
+        stream: TextIO | None = None,
+        terminal: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._progress = Progress(total=int(total_steps))
+        self._interval = interval
+        self._clock = clock
+        self._evaluated = False
+        self._step = 0
+        self._trips: dict[str, int] = {}
+        self._held: dict[str, Counter[str]] = {}
+        self._told: dict[str, float] = {}
+        self._screen = _open_screen(mode, title, interval, stream, terminal, clock)
+
+    def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
+        """Shows how far the run is and what it is worth."""
+        now = self._progress
+        now.step = self._step = int(step)
+        now.sps = metrics.get("training/sps", now.sps)
+        if "eval/episode_reward" in metrics:
+            self._evaluated = True
+            now.episode_return = metrics["eval/episode_reward"]
+            now.length = metrics.get("eval/avg_episode_length")
+            now.aborted = metrics.get("eval/aborted_share")
+        elif not self._evaluated:
+            now.episode_return = metrics.get("episode/sum_reward", now.episode_return)
+        self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
+        now.trips = sum(self._trips.values())
+        self._tell_trips()
+        evaluation = any(key.startswith("eval/") for key in metrics)
+        self._do(lambda: self._screen.show(now, evaluation))
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        """Prints one line for one thing that happened."""
+        self._step = int(step)
+        if kind == "guard_tripped" and "guard" in fields:
+            counts = {cause: n for cause, n in fields.items() if isinstance(n, int)}
+            self._held.setdefault(str(fields["guard"]), Counter()).update(counts)
+            self._tell_trips()
+        else:
+            self._tell(kind in _NEWS, describe_event(kind, fields))
+
+    @contextlib.contextmanager
+    def compiling(self, name: str) -> Iterator[None]:
+        """Says what is being compiled for as long as the block takes, and then how long that was."""
+        started = self._clock()
+        self._do(lambda: self._screen.begin(f"compiling {name}"))
+        outcome = f"failed to compile {name} after"
+        try:
+            yield
+            outcome = f"compiled {name} in"
+        finally:
+            took = self._clock() - started
+            self._do(lambda: self._screen.end(f"{outcome} {took:.1f} s"))
+
+    def message(self, text: str) -> None:
+        """Prints a line."""
+        self._do(lambda: self._screen.line(text, None))
+
+    def summary(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Prints a table of names and values, and ends the live display."""
+        self._tell_trips(all_held=True)
+        self._do(lambda: self._screen.close())
+        self._do(lambda: self._screen.table(rows))
+
+    def close(self) -> None:
+        """Ends the display; may be called again."""
+        self._tell_trips(all_held=True)
+        self._do(lambda: self._screen.close())
+
+    def _tell(self, good: bool, text: str) -> None:
+        line = f"{'-' if good else '!'} step {self._step:,}  {text}"
+        self._do(lambda: self._screen.line(line, None if good else "yellow"))
+
+    def _tell_trips(self, all_held: bool = False) -> None:
+        """Prints trips, at most one line per guard and interval: a guard may trip in every iteration."""
+        for guard, counts in list(self._held.items()):
+            since = self._clock() - self._told.get(guard, float("-inf"))
+            if all_held or since >= self._interval:
+                del self._held[guard]
+                self._told[guard] = self._clock()
+                total = sum(counts.values())
+                causes = ", ".join(f"{cause} {n:,}" for cause, n in counts.items())
+                self._tell(False, f"{guard}: {total:,} {'trip' if total == 1 else 'trips'} ({causes})")
+
+    def _do(self, call: Callable[[], None]) -> None:
+        """A closed pipe or a lost terminal must not end a run: from then on nothing is shown."""
+        try:
+            call()
+        except (OSError, ValueError):
+            self._screen = Off()
+
+
+def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
+    """An event as `kind: key value, ...` on one line; a mapping becomes `key (name value, ...)`."""
+    parts = []
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            inner = ", ".join(f"{name} {_text(item)}" for name, item in value.items())
+            parts.append(f"{key} ({inner})")
+        else:
+            parts.append(f"{key} {_text(value)}")
+    return f"{kind}: {', '.join(parts)}" if parts else kind
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return "[" + " ".join(map(_text, value)) + "]"
+    return " ".join(str(value).split())
+
+
+def _open_screen(
+    mode: str, title: str, interval: float, stream: TextIO | None, terminal: Any, clock: Callable[[], float]
+) -> Screen:
+    if mode == "off":
+        return Off()
+    if mode == "auto":
+        out = terminal.file if terminal is not None else stream or sys.stdout
+        mode = "rich" if terminal is not None or getattr(out, "isatty", bool)() else "plain"
+    if mode == "plain":
+        return Plain(title, interval, stream, clock)
+    from rich.console import Console as RichConsole
+
+    terminal = terminal or RichConsole(file=stream)
+    # A dumb terminal cannot go back to redraw a line.
+    return Plain(title, interval, stream, clock) if terminal.is_dumb_terminal else Rich(title, terminal)

@@ -1,0 +1,346 @@
+"""The host loop: iterate, evaluate, log, checkpoint, stop by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rlstable import __version__, sharding
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.envs.load import load_env
+from rlstable.envs.resets import Resets, make_resets
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.evaluation import make_evaluator
+from rlstable.guards.env import env_guards
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.console import Console
+from rlstable.io.logbook import Logbook
+from rlstable.io.rundir import open_run_dir, write_config, write_result
+from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
+from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.telemetry import Telemetry
+
+Row = dict[str, float | int | None]
+Callback = Callable[[int, Row], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run leaves.
+
+    Attributes:
+        ending: Why it stopped.
+        run_dir: Its folder.
+        step: Environment steps trained.
+        metrics: The last evaluation's metrics, None where a number does not exist.
+        history: Every logged row, `step` among its keys.
+    """
+
+    ending: Ending
+    run_dir: Path
+    step: int
+    metrics: Row
+    history: list[Row]
+
+    @property
+    def policy(self) -> Policy:
+        """The best policy of the run."""
+        return load_policy(self.run_dir)
+
+
+@dataclasses.dataclass
+class HostState:
+    """The little that lives on the host; saved with the training state.
+
+    Attributes:
+        iteration: Iterations done.
+        best_return: Best evaluation so far.
+        elapsed: Seconds of training so far, over all processes.
+        wandb_run_id: To go on with the same wandb run.
+    """
+
+    iteration: int = 0
+    best_return: float | None = None
+    elapsed: float = 0.0
+    wandb_run_id: str | None = None
+
+
+class Runner:
+    """One run, from its configuration to its ending.
+
+    Args:
+        config: What to run.
+        run_dir: Where it is kept.
+        callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
+
+    Raises:
+        ConfigError: Anything about the configuration, the environment or the folder that cannot work.
+    """
+
+    def __init__(self, config: Config, run_dir: str | Path, callback: Callback | None = None):
+        self.config = config
+        self.run_dir = Path(run_dir)
+        self._callback = callback
+        self._mesh = sharding.make_mesh(config.devices)
+        config.require_devices(self._mesh.size)
+        self._env = load_env(config.env)
+        self._vector_env = VectorEnv(
+            self._env,
+            config.env.episode_length,
+            config.env.action_repeat,
+            env_guards(config.guards.quarantine),
+            config.env.reset == "pool",
+        )
+        self.ppo: PPO = make_ppo(config, self._vector_env, self._env.action_size)
+        resumes = open_run_dir(self.run_dir, config.resume)
+        self.host = HostState()
+        self._checkpoints = Checkpoints(
+            self.run_dir, config.checkpoint, lambda kind, fields: self._event(kind, **fields)
+        )
+        self._console = Console(config.sinks.console, config.total_steps, config.env.name)
+        self._sinks = Logbook(config, self.run_dir, self._console)
+        self._telemetry = Telemetry(config, self.ppo)
+        self._last_evaluation: Row = {}
+        self.history: list[Row] = []
+        self._signal: int | None = None
+        key = jax.random.PRNGKey(config.seed)
+        self._key_init, self._key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
+        try:
+            self._evaluator = make_evaluator(config, self.ppo.networks, self._console.compiling)
+            self.state = self._first_state()
+            if resumes:
+                self._resume()
+            write_config(self.run_dir, config.model_dump(mode="json"))
+            self._sinks.start(self.host.wandb_run_id, self.step if resumes else None)
+        except BaseException:
+            self._sinks.close()
+            raise
+
+    @property
+    def step(self) -> int:
+        """Environment steps trained."""
+        return int(self.state.counters.env_steps)
+
+    def run(self) -> Result:
+        """Trains to an ending. Whatever the ending, the run folder says which."""
+        ending = Ending.error
+        try:
+            with self._listening():
+                ending = self._loop()
+        except Exception as error:
+            self._event("error", message=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            result = self._finish(ending)
+        return result
+
+    def _first_state(self) -> TrainState:
+        """Environments on clean first states, fresh parameters, everything placed where the program leaves it."""
+        config = self.config
+        size = min(config.env.reset_pool_size, config.ppo.num_envs)
+        self._resets: Resets = make_resets(self._vector_env, size)
+        with self._console.compiling("resets"):
+            env_state, pool = self._draw(self._key_resets)
+        self.ppo.networks.select(env_state.obs)
+        state = init_state(self.ppo, self._key_init, env_state, pool)
+        return sharding.place(state, self._mesh, SPECS)
+
+    def _draw(self, key: jax.Array) -> tuple[Any, Any]:
+        """First states for every environment, and a pool for every device."""
+        key_envs, key_pool = jax.random.split(key)
+        env_state = self._resets.draw(key_envs, self.config.ppo.num_envs)
+        if not self._vector_env.draws:
+            return env_state, None
+        return env_state, self._resets.draw(key_pool, self.config.env.reset_pool_size * self._mesh.size)
+
+    def _resume(self) -> None:
+        self.state, host = self._checkpoints.restore(self.state)
+        self.host = HostState(**host["host"])
+        self._event("resumed", iteration=self.host.iteration, version=host["version"])
+
+    def _compile(self) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+        """The training program, compiled once and ahead of its first call."""
+        with self._console.compiling("training"):
+            program = sharding.over_devices(
+                self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
+            )
+            return program.lower(self.state).compile()
+
+    def _loop(self) -> Ending:
+        if self.step >= self.config.total_steps:
+            return Ending.completed
+        iterate = self._compile()
+        while True:
+            started = time.perf_counter()
+            before = self.step
+            self.state, metrics = iterate(self.state)
+            metrics = jax.device_get(metrics)
+            elapsed = time.perf_counter() - started
+            self.host.iteration += 1
+            self.host.elapsed += elapsed
+            self._telemetry.add(metrics, elapsed)
+            for name, causes in self._telemetry.trips(metrics).items():
+                self._event("guard_tripped", guard=name, **causes)
+            if self._telemetry.split_is_due(self.host.iteration):
+                self._telemetry.measure_split(iterate, self.state)
+            ending = self._after_iteration(before, metrics)
+            if ending is not None:
+                return ending
+
+    def _after_iteration(self, before: int, metrics: Metrics) -> Ending | None:
+        """Evaluates, logs, saves and redraws where these are due, and says whether the run is over."""
+        config = self.config
+        finished = self.step >= config.total_steps
+        row: Row = {}
+        if self._crossed(before, config.eval.num_evals):
+            row = self._evaluate()
+        if row or finished or self.host.iteration % config.sinks.log_every == 0:
+            self._log(self._telemetry.flush(self.host.elapsed) | row)
+        if bool(metrics.exhausted):
+            return Ending.state_not_finite
+        wanted = self._wants_to_stop(row)
+        ending = wanted or (Ending.completed if finished else None)
+        due = self.host.iteration % config.checkpoint.every == 0 or bool(row) or ending is not None
+        if due and bool(metrics.healthy):
+            self._save(row.get("eval/episode_reward"))
+        if ending is None:
+            self._redraw(before)
+        return ending
+
+    def _wants_to_stop(self, row: Row) -> Ending | None:
+        if self._signal is not None:
+            return Ending.interrupted if self._signal == signal.SIGINT else Ending.preempted
+        value, target = row.get("eval/episode_reward"), self.config.eval.target_return
+        if target is not None and value is not None and value >= target:
+            return Ending.target_reached
+        return Ending.interrupted if self._stopped_by_callback else None
+
+    def _crossed(self, before: int, times: int) -> bool:
+        """Whether one of `times` equal parts of the run ended between the step before and now."""
+        total = self.config.total_steps
+        return min(self.step, total) * times // total > min(before, total) * times // total
+
+    def _evaluate(self) -> Row:
+        key = jax.random.fold_in(self._key_eval, self.host.iteration)
+        row = self._evaluator.run(self.state, key)
+        self._last_evaluation = row
+        value = row["eval/episode_reward"]
+        if value is None:
+            self._event("evaluation_void", aborted_share=row["eval/aborted_share"])
+        elif self.host.best_return is None or value > self.host.best_return:
+            self.host.best_return = float(value)
+        return row
+
+    _stopped_by_callback = False
+
+    def _log(self, row: Row) -> None:
+        self._sinks.log(self.step, row)
+        self.history.append({"step": self.step, **row})
+        if self._callback is not None and self._callback(self.step, row) is True:
+            self._stopped_by_callback = True
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self._sinks.event(self.step if hasattr(self, "state") else 0, kind, fields)
+
+    def _save(self, score: float | None) -> None:
+        if not self.config.checkpoint.enabled:
+            return
+        self.host.wandb_run_id = self._sinks.wandb_run_id
+        host = {
+            "host": dataclasses.asdict(self.host),
+            "policy": policy_spec(self.ppo.networks, self.config.precision.matmul),
+            "config": self.config.model_dump(mode="json"),
+            "step": self.step,
+            "return": score,
+            "version": __version__,
+        }
+        self._checkpoints.save(self.host.iteration, self.state, policy_arrays(self.state), host, score=score)
+
+    def _redraw(self, before: int) -> None:
+        """Brax's `num_resets_per_eval` and the refill of the pool, both from clean resets."""
+        ppo, env = self.config.ppo, self.config.env
+        key = jax.random.fold_in(self._key_redraw, self.host.iteration)
+        changes: dict[str, Any] = {}
+        if ppo.num_resets_per_eval and self._crossed(
+            before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
+        ):
+            changes["env_state"] = self._resets.draw(key, ppo.num_envs)
+        if env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0:
+            count = env.reset_pool_size * self._mesh.size
+            changes["reset_pool"] = self._resets.draw(jax.random.fold_in(key, 1), count)
+        for field, value in changes.items():
+            placed = sharding.place(value, self._mesh, sharding.SPLIT)
+            self.state = dataclasses.replace(self.state, **{field: placed})
+
+    def _listening(self) -> _Signals:
+        return _Signals(lambda number: setattr(self, "_signal", number))
+
+    def _finish(self, ending: Ending) -> Result:
+        self._checkpoints.close()
+        result = Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)
+        fields = {
+            "stop_reason": ending.name,
+            "exit_code": ending.exit_code,
+            "step": self.step,
+            "return": self._last_evaluation.get("eval/episode_reward"),
+            "best_return": self.host.best_return,
+            "seconds": round(self.host.elapsed, 1),
+        }
+        self._event("stopped", **fields)
+        try:
+            write_result(self.run_dir, fields)
+        except OSError as error:
+            self._console.message(f"result.json could not be written: {error}")
+        self._console.summary(_summary(self.run_dir, fields, ending, self._checkpoints.latest() is not None))
+        self._sinks.close()
+        return result
+
+
+class _Signals:
+    """Turns the first SIGINT or SIGTERM into a flag that is read between iterations; a second one acts at once."""
+
+    def __init__(self, notify: Callable[[int], None]):
+        self._notify = notify
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._first)
+        return self
+
+    def _first(self, number: int, _: Any) -> None:
+        signal.signal(number, self._previous[number])
+        self._notify(number)
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def _summary(run_dir: Path, fields: Mapping[str, Any], ending: Ending, saved: bool) -> list[tuple[str, str]]:
+    def number(value: Any) -> str:
+        return "none" if value is None or not math.isfinite(value) else f"{value:,.1f}"
+
+    rows = [
+        ("stop reason", f"{ending.name}: {ending.meaning}"),
+        ("steps", f"{fields['step']:,}"),
+        ("return", f"{number(fields['return'])} (best {number(fields['best_return'])})"),
+        ("training time", f"{fields['seconds']:,.1f} s"),
+        ("run folder", str(run_dir)),
+    ]
+    if saved:
+        rows.append(("go on", f"python -m rlstable.train resume={run_dir} total_steps=..."))
+        rows.append(("use it", f'rlstable.load_policy("{run_dir}").act(obs)'))
+    return rows

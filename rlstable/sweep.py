@@ -1,0 +1,44 @@
+"""What a sweep says when it is over."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rlstable.io.rundir import read_result
+
+
+class SweepSummary(Callback):
+    """Prints one table when a sweep is over, read from what its jobs left, so that any launcher will do."""
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Prints the table."""
+        sweep_dir = Path(config.hydra.sweep.dir)
+        table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=f"sweep {sweep_dir}")
+        for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=_job_number):
+            result = read_result(folder) or {}
+            cells = (
+                result.get("stop_reason"),
+                result.get("step"),
+                result.get("return"),
+                result.get("best_return"),
+            )
+            overrides = " ".join(result.get("overrides", []))
+            table.add_row(folder.name, overrides, *(_cell(value) for value in cells))
+        Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _job_number(folder: Path) -> tuple[int, str]:
+    return (int(folder.name), "") if folder.name.isdigit() else (sys.maxsize, folder.name)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,115 @@
+"""From what iterations report to rows of numbers: rates, means over a logging interval, counters, memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+from rlstable.config import Config
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import Metrics, TrainState
+
+Row = dict[str, float | int | None]
+_SPLIT_FIRST, _SPLIT_EVERY, _SPLIT_WORTH = 3, 200, 20
+
+
+class Telemetry:
+    """Collects the reports of a logging interval.
+
+    Args:
+        config: For the number of steps of an iteration.
+        ppo: For the names of guards and causes.
+    """
+
+    def __init__(self, config: Config, ppo: PPO):
+        self._steps = config.env_steps_per_iteration
+        self._worth_splitting = config.total_steps // self._steps >= _SPLIT_WORTH
+        sites: list[Any] = [ppo.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards]
+        self._causes = {name: guard.causes for site in sites for name, guard in site.items()}
+        self._reports: list[Metrics] = []
+        self._seconds = 0.0
+        self._last_seconds = 0.0
+        self._split: Row = {}
+
+    def add(self, metrics: Metrics, seconds: float) -> None:
+        """Takes in the report of one iteration and how long it took."""
+        self._reports.append(metrics)
+        self._seconds += seconds
+        self._last_seconds = seconds
+
+    def trips(self, metrics: Metrics) -> dict[str, dict[str, int]]:
+        """The guards that tripped in an iteration: by name, trips by cause."""
+        return {
+            name: {cause: int(n) for cause, n in zip(self._causes[name], counts, strict=True) if n}
+            for name, counts in metrics.trips.items()
+            if np.any(counts)
+        }
+
+    def flush(self, walltime: float) -> Row:
+        """One row for the interval that ends here.
+
+        Args:
+            walltime: Seconds of training so far.
+        """
+        last = self._reports[-1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, which is meant
+            row: Row = {
+                name: float(np.nanmean([report.values[name] for report in self._reports])) for name in last.values
+            }
+        row["training/sps"] = len(self._reports) * self._steps / self._seconds
+        row["training/walltime"] = walltime
+        row["training/iteration"] = int(last.counters.iterations)
+        row["training/updates"] = int(last.counters.updates)
+        row["training/episodes"] = int(last.counters.episodes)
+        for name, counter in last.counters.trips.items():
+            by_cause = [int(type(counter)(hi, lo)) for hi, lo in zip(counter.hi, counter.lo, strict=True)]
+            row[f"guards/{name}/trips"] = sum(by_cause)
+            for cause, count in zip(self._causes[name], by_cause, strict=True):
+                if count:
+                    row[f"guards/{name}/{cause}"] = count
+        row |= self._split | _memory()
+        self._reports, self._seconds = [], 0.0
+        return row
+
+    def split_is_due(self, iteration: int) -> bool:
+        """Whether to measure how the time divides: at the 3rd iteration and every 200th after, in runs long enough."""
+        return self._worth_splitting and (iteration - _SPLIT_FIRST) % _SPLIT_EVERY == 0 and iteration >= _SPLIT_FIRST
+
+    def measure_split(self, iterate: Callable[[TrainState], Any], state: TrainState) -> None:
+        """Times collecting alone, by the same program with no epochs, on a copy of the state that is thrown away."""
+        copy = jax.tree.map(jnp.copy, state)
+        no_epochs = jax.tree.map(jnp.zeros_like, copy.tuning.epochs)
+        copy = _with_epochs(copy, no_epochs)
+        jax.block_until_ready(copy)
+        started = time.perf_counter()
+        jax.block_until_ready(iterate(copy))
+        collecting = time.perf_counter() - started
+        learning = max(self._last_seconds - collecting, 1e-9)
+        self._split = {
+            "timing/rollout_sps": self._steps / collecting,
+            "timing/learning_sps": self._steps / learning,
+            "timing/learning_share": learning / (learning + collecting),
+        }
+
+
+def _with_epochs(state: TrainState, epochs: jax.Array) -> TrainState:
+    return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, epochs=epochs))
+
+
+def _memory() -> Row:
+    """Memory of this process, and of the first device where it tells."""
+    row: Row = {"memory/host_mb": psutil.Process().memory_info().rss / 2**20}
+    stats = jax.local_devices()[0].memory_stats()
+    if stats:
+        row["memory/device_mb"] = stats.get("bytes_in_use", 0) / 2**20
+        row["memory/device_peak_mb"] = stats.get("peak_bytes_in_use", 0) / 2**20
+    return row

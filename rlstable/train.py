@@ -1,0 +1,118 @@
+"""The command: `python -m rlstable.train env=humanoid`.
+
+Hydra composes the configuration, `Runner` runs it. A mistake is one line and exit code 2; a job of a sweep never ends
+the process, since Hydra would drop the jobs after it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlstable.compose import config_dir, explain, register_resolvers, to_config
+from rlstable.config import Config, ConfigError
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result, write_result
+
+# The score of a job that gave none: finite, since sweepers choke on inf and nan, and below any return worth having.
+WORST_SCORE = -1e9
+
+
+def main() -> None:
+    """Runs the command line and exits with the ending's code."""
+    register_resolvers()
+    # Hydra prints its own page of advice for a mistake and exits with 1; with this it raises, and we say it in a line.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    codes: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
+    def job(composed: DictConfig) -> float:
+        code, score = run_job(composed)
+        codes.append(code)
+        return score
+
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException, ConfigError) as error:
+        _complain(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
+        sys.exit(Ending.config_error.exit_code)
+    except OSError as error:
+        _complain(f"hydra.run.dir: cannot write to {error.filename}: {error.strerror}; choose another folder")
+        sys.exit(Ending.config_error.exit_code)
+    sys.exit(max(codes, default=0))
+
+
+def run_job(composed: DictConfig) -> tuple[int, float]:
+    """Runs one configuration to its ending; nothing but a keyboard interrupt gets out.
+
+    Returns:
+        Exit code, and the best evaluation return, finite whatever happened.
+    """
+    options = HydraConfig.get()
+    run_dir = Path(options.runtime.output_dir)
+    overrides = list(options.overrides.task)
+    in_sweep = options.mode is RunMode.MULTIRUN
+    if in_sweep:
+        print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
+    try:
+        config = with_saved(composed, overrides)
+        from rlstable.runner import Runner  # jax and brax take seconds, which a mistake need not wait for
+
+        ending = Runner(config, run_dir).run().ending
+    except ConfigError as error:
+        _complain(str(error))
+        ending = Ending.config_error
+    except Exception:
+        traceback.print_exc()
+        ending = Ending.error
+    result = read_result(run_dir) or {"stop_reason": ending.name, "exit_code": ending.exit_code, "step": 0}
+    if in_sweep:
+        write_result(run_dir, result | {"overrides": overrides})
+    elif ending is Ending.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
+        run_dir.rmdir()  # Hydra made it; a mistake leaves nothing behind
+    score = result.get("best_return")
+    return ending.exit_code, WORST_SCORE if score is None else float(score)
+
+
+def with_saved(composed: DictConfig, overrides: list[str]) -> Config:
+    """The configuration to run: with `resume=<folder>` the one saved there, changed by the single keys that were typed.
+
+    Raises:
+        ConfigError: The first mistake.
+    """
+    resume = composed.get("resume")
+    if resume in (None, "auto"):
+        return to_config(composed)
+    saved_file = Path(str(resume)) / "config.yaml"
+    if not saved_file.is_file():
+        raise ConfigError(f"resume: {resume} is no run folder, it has no config.yaml")
+    saved: Any = OmegaConf.create(OmegaConf.to_container(OmegaConf.load(saved_file)))
+    for override in overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if key == "env":
+            if composed.env.name != saved.env.name:
+                raise ConfigError(
+                    f"env: {resume} was trained on {saved.env.name}, not on {composed.env.name}; "
+                    "leave env out when resuming"
+                )
+            continue
+        OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+    return to_config(saved)
+
+
+def _complain(message: str) -> None:
+    print(f"rlstable: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""What a person reads, word for word."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from rich.console import Console as RichConsole
+
+from rlstable.io.console import Console, describe_event
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_plain(total: int = 1_000_000, title: str = "") -> tuple[Console, io.StringIO, Clock]:
+    stream, clock = io.StringIO(), Clock()
+    return Console("plain", total, title, stream=stream, clock=clock), stream, clock
+
+
+def make_rich(**kwargs) -> tuple[Console, RichConsole, Clock]:
+    terminal = RichConsole(record=True, width=100, force_terminal=True, file=io.StringIO(), _environ={})
+    clock = Clock()
+    return Console("rich", 1_000_000, "ant", terminal=terminal, clock=clock, **kwargs), terminal, clock
+
+
+def test_plain_lines_are_aligned_and_throttled():
+    console, stream, clock = make_plain(title="humanoid, 8 devices")
+    console.log(0, {})
+    console.log(10, {"training/sps": 1.0})  # within five seconds of the last: no line
+    clock.now += 5
+    console.log(123_456, {"training/sps": 45_678.9, "episode/sum_reward": 3.25, "guards/env/trips": 2})
+    clock.now += 1
+    evaluation = {
+        "eval/episode_reward": 812.345,
+        "eval/avg_episode_length": 999.0,
+        "eval/aborted_share": 0.125,
+        "guards/update/trips": 1,
+        "guards/update/gradient": 7,
+    }
+    console.log(500_000, evaluation)
+    clock.now += 5
+    console.log(1_000_000, {"training/sps": float("nan"), "episode/sum_reward": 1.0})
+    assert stream.getvalue().splitlines() == [
+        "humanoid, 8 devices",
+        "step         0 / 1,000,000    0.0 %         -- steps/s  ETA       --  return         --  trips 0",
+        "step   123,456 / 1,000,000   12.3 %     45,679 steps/s  ETA  0:00:19  return       3.25  trips 2",
+        "step   500,000 / 1,000,000   50.0 %     45,679 steps/s  ETA  0:00:11  return     812.35  trips 3"
+        "  evaluated  length 999.0  aborted 12.5 %",
+        "step 1,000,000 / 1,000,000  100.0 %         -- steps/s  ETA       --  return     812.35  trips 3",
+    ]
+
+
+def test_an_evaluation_of_nothing_has_no_return():
+    console, stream, _ = make_plain(100)
+    console.log(50, {"eval/episode_reward": None, "eval/aborted_share": 1.0, "episode/sum_reward": 9.0})
+    assert stream.getvalue() == (
+        "step  50 / 100   50.0 %         -- steps/s  ETA       --  return         --  trips 0"
+        "  evaluated  aborted 100.0 %\n"
+    )
+
+
+def test_eta_has_days():
+    console, stream, _ = make_plain(10**9)
+    console.log(0, {"training/sps": 5_000.0})
+    assert "ETA 2d 7:33:20  return" in stream.getvalue()
+
+
+def test_events_are_one_line():
+    console, stream, _ = make_plain()
+    console.event(123_456, "guard_tripped", {"guard": "quarantine", "physics": 2, "reward": 1})
+    console.event(5, "checkpoint_failed", {"iteration": 1200, "error": "OSError: No space\n  left on device"})
+    console.event(0, "resumed", {"iteration": 3, "version": "0.1.0"})
+    console.event(7, "error", {})
+    assert stream.getvalue().splitlines() == [
+        "! step 123,456  quarantine: 3 trips (physics 2, reward 1)",
+        "! step 5  checkpoint_failed: iteration 1,200, error OSError: No space left on device",
+        "- step 0  resumed: iteration 3, version 0.1.0",
+        "! step 7  error",
+    ]
+
+
+def test_every_kind_of_field_has_a_form():
+    fields = {
+        "a": 0.00012345,
+        "b": None,
+        "c": True,
+        "d": {"x": 1, "y": 2.5},
+        "e": [1, "two"],
+        "f": float("nan"),
+    }
+    assert describe_event("k", fields) == "k: a 0.0001234, b none, c yes, d (x 1, y 2.5), e [1 two], f nan"
+
+
+def test_trips_in_every_iteration_are_added_up():
+    console, stream, clock = make_plain()
+    for step in range(1, 6):
+        console.event(step, "guard_tripped", {"guard": "env", "physics": 1})
+        clock.now += 1
+    console.event(6, "guard_tripped", {"guard": "update", "gradient": 1})
+    console.event(6, "guard_tripped", {"guard": "env", "reward": 2})
+    console.event(7, "guard_tripped", {"guard": "env", "reward": 1})
+    clock.now += 5
+    console.event(8, "guard_tripped", {"guard": "env", "physics": 1})
+    console.event(9, "guard_tripped", {"guard": "env", "physics": 5})
+    console.close()
+    console.close()
+    assert stream.getvalue().splitlines() == [
+        "! step 1  env: 1 trip (physics 1)",
+        "! step 6  env: 4 trips (physics 4)",
+        "! step 6  update: 1 trip (gradient 1)",
+        "! step 8  env: 4 trips (reward 3, physics 1)",
+        "! step 9  env: 5 trips (physics 5)",
+    ]
+
+
+def test_plain_compiling_message_and_summary():
+    console, stream, clock = make_plain()
+    with console.compiling("training"):
+        clock.now += 12.34
+    with pytest.raises(RuntimeError, match="boom"), console.compiling("evaluation"):
+        clock.now += 1
+        raise RuntimeError("boom")
+    console.message("[not markup] done")
+    console.summary([("stop reason", "completed"), ("run", "runs/ant/1")])
+    assert stream.getvalue().splitlines() == [
+        "compiling training ...",
+        "compiled training in 12.3 s",
+        "compiling evaluation ...",
+        "failed to compile evaluation after 1.0 s",
+        "[not markup] done",
+        "  stop reason  completed",
+        "  run          runs/ant/1",
+    ]
+
+
+def test_off_prints_nothing(capsys):
+    console = Console("off", 100, "ant")
+    with console.compiling("training"):
+        console.log(50, {"eval/episode_reward": 1.0})
+    console.event(1, "error", {"message": "x"})
+    console.message("x")
+    console.summary([("a", "b")])
+    console.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_auto_is_plain_without_a_terminal_and_bears_no_colour(capsys):
+    console = Console("auto", 100, "ant")
+    console.event(1, "error", {"message": "x"})
+    assert capsys.readouterr().out == "ant\n! step 1  error: message x\n"
+
+
+def test_auto_is_live_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    for variable in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(variable, raising=False)
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = Console("auto", 100, "ant")
+    console.event(1, "error", {"message": "x"})
+    console.close()
+    assert stream.getvalue() == "\x1b[33m! step 1  error: message x\x1b[0m\n"
+    monkeypatch.setenv("TERM", "dumb")
+    Console("auto", 100, "ant").message("y")
+    assert stream.getvalue().endswith("ant\ny\n")
+
+
+def test_rich_shows_a_bar_and_keeps_evaluations_and_events():
+    console, terminal, clock = make_rich()
+    with console.compiling("training"):
+        clock.now += 3
+    console.log(250_000, {"training/sps": 10_000.0, "episode/sum_reward": 3.0})
+    bar = terminal.file.getvalue()
+    assert "250,000/1,000,000  10,000 steps/s  ETA 0:01:15  return 3.00  trips 0" in bar
+    assert "ant" in bar
+    console.log(500_000, {"eval/episode_reward": 7.0, "guards/env/trips": 4})
+    console.event(500_000, "guard_tripped", {"guard": "[env]", "physics": 4})
+    console.summary([("stop reason", "completed"), ("run", "runs/ant/1")])
+    console.close()
+    # What is live stands before it on the same line of the recording, and is overwritten on a screen.
+    text = [line.rstrip() for line in terminal.export_text().splitlines()]
+    expected = [
+        "compiled training in 3.0 s",
+        "step   500,000 / 1,000,000   50.0 %     10,000 steps/s  ETA  0:00:50  return       7.00  trips 4  evaluated",
+        "! step 500,000  [env]: 4 trips (physics 4)",
+        "  stop reason  completed",
+        "  run          runs/ant/1",
+    ]
+    assert [line for line in text for end in expected if line.endswith(end)] == [
+        next(line for line in text if line.endswith(end)) for end in expected
+    ]
+    assert terminal.file.getvalue().count("\x1b[?25h") == terminal.file.getvalue().count("\x1b[?25l") == 2
+
+
+def test_rich_compiles_again_in_the_middle_of_training():
+    console, terminal, clock = make_rich()
+    console.log(1, {})
+    with pytest.raises(KeyboardInterrupt), console.compiling("training"):
+        clock.now += 2
+        raise KeyboardInterrupt
+    console.log(2, {})
+    console.close()
+    assert "failed to compile training after 2.0 s" in terminal.export_text()
+
+
+def test_a_closed_pipe_does_not_end_the_run():
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError("no reader")
+
+    console = Console("plain", 100, stream=Closed())
+    with console.compiling("training"):
+        console.log(1, {"eval/episode_reward": 1.0})
+    console.event(1, "error", {})
+    console.summary([("a", "b")])
+    console.close()
+
+
+def test_characters_that_the_stream_cannot_write_are_replaced():
+    raw = io.BytesIO()
+    console = Console("plain", 100, stream=io.TextIOWrapper(raw, encoding="ascii"))
+    console.message("größer")
+    assert raw.getvalue() == b"gr??er\n"

@@ -1,0 +1,110 @@
+"""Numbers and events arrive whole, and a broken sink hurts nobody."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from rlstable.config import ConfigError
+from rlstable.io.sinks import Sinks, TensorBoard
+
+
+def test_tensorboard_writes_finite_metrics_and_events(tmp_path, caplog):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    sink = TensorBoard(tmp_path)
+    sink.log(3, {"loss": 0.5, "bad": float("nan"), "none": None})
+    sink.event(3, "resumed", {"iteration": 1})
+    sink.close()
+    sink.close()
+    [path] = (tmp_path / "tensorboard").iterdir()
+    events, data = [], path.read_bytes()
+    while data:  # length, its checksum, record, its checksum
+        length = int.from_bytes(data[:8], "little")
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    values = [(event.step, value) for event in events for value in event.summary.value]
+    assert [(step, value.tag) for step, value in values] == [(3, "loss"), (3, "events/resumed/text_summary")]
+    assert values[0][1].simple_value == 0.5
+    assert not caplog.records
+
+
+def test_tensorboard_missing_names_key_and_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match=r"^sinks\.tensorboard: .*pip install rlstable\[tensorboard\]"):
+        TensorBoard(tmp_path)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+
+    def _take(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.error is not None:
+            raise self.error
+
+    def log(self, step: int, metrics: Any) -> None:
+        self._take("log", step, dict(metrics))
+
+    def event(self, step: int, kind: str, fields: Any) -> None:
+        self._take("event", step, kind, dict(fields))
+
+    def close(self) -> None:
+        self._take("close")
+
+
+def test_sinks_pass_everything_on():
+    one, two = Recorder(), Recorder()
+    sinks = Sinks([one, two])
+    sinks.log(1, {"x": 1.0})
+    sinks.event(1, "error", {"a": 1})
+    sinks.close()
+    sinks.close()
+    sinks.log(2, {})
+    assert one.calls == two.calls == [("log", 1, {"x": 1.0}), ("event", 1, "error", {"a": 1}), ("close",)]
+
+
+def test_a_broken_sink_is_reported_once_and_dropped_after_three_in_a_row():
+    broken, good = Recorder(), Recorder()
+    sinks = Sinks([broken, good])
+    fields = {"sink": "Recorder", "error": "OSError: full"}
+    for step, error in enumerate([OSError("full"), None, OSError("full"), OSError("full"), OSError("full"), None]):
+        broken.error = error
+        sinks.log(step, {})
+    assert good.calls == [
+        ("event", 0, "sink_failed", fields),
+        *(("log", step, {}) for step in range(4)),
+        ("event", 4, "sink_dropped", fields),
+        ("log", 4, {}),
+        ("log", 5, {}),
+    ]
+    assert broken.calls == [*(("log", step, {}) for step in range(5)), ("close",)]
+
+
+def test_when_all_sinks_are_broken_a_warning_says_so():
+    one, two = Recorder(), Recorder()
+    one.error = two.error = ValueError("no")
+    sinks = Sinks([one, two])
+    with pytest.warns(RuntimeWarning, match="rlstable: sink_failed: Recorder: ValueError: no"):
+        sinks.log(0, {})
+    with pytest.warns(RuntimeWarning, match="sink_dropped"):
+        for step in range(5):
+            sinks.event(step, "error", {})
+    sinks.close()
+    alone = Recorder()
+    sinks = Sinks([alone])
+    alone.error = ValueError("late")
+    with pytest.warns(RuntimeWarning, match="could not be closed: ValueError: late"):
+        sinks.close()
+
+
+def test_interrupts_go_through():
+    sink = Recorder()
+    sink.error = KeyboardInterrupt()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        Sinks([sink]).log(0, {})

@@ -1,0 +1,137 @@
+"""What checkpoints are kept on disk, and what a failing disk may do: nothing to the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstable.config import CheckpointConfig
+from rlstable.io.checkpoint import Checkpoints, restore_policy
+
+POLICY = {"w": np.ones(2, np.float32)}
+SYNC = CheckpointConfig(asynchronous=False)
+
+
+def save_scores(checkpoints: Checkpoints, scores: dict[int, float | None]) -> None:
+    for iteration, score in scores.items():
+        assert checkpoints.save(iteration, {"x": np.full(2, iteration)}, POLICY, {"i": iteration}, score=score)
+
+
+def test_retention_keeps_latest_best_and_every_period(tmp_path):
+    config = CheckpointConfig(keep=2, keep_best=2, keep_period=4, asynchronous=False)
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save_scores(checkpoints, {1: 5.0, 2: 9.0, 3: 1.0, 4: 2.0, 5: 7.0, 6: 3.0, 7: None, 9: math.nan})
+        assert checkpoints.all() == [2, 4, 5, 7, 9]
+        assert (checkpoints.latest(), checkpoints.best()) == (9, 2)
+    with Checkpoints(tmp_path, config) as checkpoints:  # scores are read back from the disk
+        save_scores(checkpoints, {10: 8.0})
+        assert checkpoints.all() == [2, 4, 9, 10]
+        assert checkpoints.best() == 2
+
+
+def test_best_survives_asynchronous_saves(tmp_path):
+    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=1)) as checkpoints:
+        save_scores(checkpoints, {1: 1.0, 2: 3.0, 3: 3.0, 4: 2.0, 5: math.inf})
+        assert checkpoints.all() == [3, 5]  # of equals the later; infinity is no score
+        assert checkpoints.best() == 3
+
+
+def test_missing_and_nan_scores_are_never_best(tmp_path):
+    config = CheckpointConfig(keep=1, keep_best=3, asynchronous=False)
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save_scores(checkpoints, {1: None, 2: math.nan, 3: -math.inf})
+        assert checkpoints.all() == [3]
+        assert checkpoints.best() is None
+    assert restore_policy(tmp_path, "best")[1] == {"i": 3}  # nothing is scored: the latest
+    assert json.loads((tmp_path / "checkpoints/3/metrics/metrics").read_text()) == {"score": None}
+
+
+def test_keep_best_zero_keeps_only_the_latest(tmp_path):
+    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=0, asynchronous=False)) as checkpoints:
+        save_scores(checkpoints, {1: 9.0, 2: 1.0})
+        assert checkpoints.all() == [2]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_saving_an_earlier_iteration_supersedes_the_later_ones(tmp_path, asynchronous):
+    config = CheckpointConfig(keep=5, keep_best=0, asynchronous=asynchronous)
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save_scores(checkpoints, {1: 1.0, 2: 2.0, 3: 3.0})
+        assert checkpoints.save(2, {"x": np.zeros(2)}, POLICY, {"attempt": 1})
+        assert checkpoints.all() == [1, 2]
+        assert checkpoints.restore({"x": np.zeros(2)})[1] == {"attempt": 1}
+        assert checkpoints.best() == 2  # the score of iteration 2 is not forgotten
+        save_scores(checkpoints, {3: 0.0})
+        assert (checkpoints.all(), checkpoints.best()) == ([1, 2, 3], 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_crash_while_superseding_loses_nothing(tmp_path):
+    with Checkpoints(tmp_path, SYNC) as checkpoints:
+        save_scores(checkpoints, {1: None, 2: None})
+    folder = tmp_path / "checkpoints"
+    (folder / "2").rename(folder / "2.superseded-by-2")  # crashed before the new 2 was complete
+    with Checkpoints(tmp_path, SYNC) as checkpoints:
+        assert checkpoints.all() == [1, 2]
+    (folder / "2").rename(folder / "2.superseded-by-1")  # crashed after the new 1 was complete
+    with Checkpoints(tmp_path, SYNC) as checkpoints:
+        assert checkpoints.all() == [1]
+    assert [path.name for path in folder.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_unwritable_folder_is_an_event_not_a_crash(tmp_path, asynchronous):
+    (tmp_path / "checkpoints").write_text("in the way")
+    events = []
+    config = CheckpointConfig(asynchronous=asynchronous)
+    with Checkpoints(tmp_path, config, lambda kind, fields: events.append((kind, fields))) as checkpoints:
+        assert not checkpoints.save(3, {"x": jnp.ones(2)}, POLICY, {})
+        assert [(kind, fields["iteration"]) for kind, fields in events] == [("checkpoint_failed", 3)]
+        assert events[0][1]["error"].startswith("FileExistsError: ")
+        assert checkpoints.latest() is None
+        (tmp_path / "checkpoints").unlink()  # mended: the next save succeeds
+        assert checkpoints.save(4, {"x": jnp.ones(2)}, POLICY, {})
+        assert checkpoints.all() == [4]
+    assert len(events) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_a_full_disk_is_an_event_and_keeps_what_there_was(tmp_path, asynchronous, iteration):
+    events = []
+    config = CheckpointConfig(keep=1, asynchronous=asynchronous)
+    noise = {"x": np.random.default_rng(0).random(400_000)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(tmp_path, config, lambda kind, fields: events.append((kind, fields))) as checkpoints:
+        assert checkpoints.save(1, {"x": np.zeros(2)}, POLICY, {"old": True})
+        assert checkpoints.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # stands in for a full disk
+        try:
+            begun = checkpoints.save(iteration, noise, POLICY, {})
+            assert begun == (asynchronous and iteration == 2)
+            assert not (checkpoints.wait() and begun)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert [(kind, fields["iteration"]) for kind, fields in events] == [("checkpoint_failed", iteration)]
+        assert checkpoints.all() == [1]
+        assert checkpoints.restore({"x": np.zeros(2)})[1] == {"old": True}
+        assert checkpoints.save(3, noise, POLICY, {})
+        assert checkpoints.all() == [3]
+    assert len(events) == 1
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]  # nothing torn is left
+
+
+def test_state_that_cannot_be_saved_is_an_event(tmp_path):
+    events = []
+    with Checkpoints(tmp_path, SYNC, lambda kind, fields: events.append(fields["error"])) as checkpoints:
+        assert not checkpoints.save(1, {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}, POLICY, {})
+        assert not checkpoints.save(1, {"x": jnp.ones(1)}, POLICY, {"f": object()})
+    assert events == [
+        "ValueError: two arrays have the path 'a/b'",
+        "TypeError: host data must be JSON, got object",
+    ]

@@ -1,0 +1,150 @@
+"""Weights & Biases is told everything, and its outages reach nobody."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from rlstable.config import WandbConfig
+from rlstable.io.sinks import Wandb
+
+ONLINE = WandbConfig(mode="online", project="p", group="g", tags=("a", "b"))
+
+
+class FakeRun:
+    id = "new-id"
+    step = 0
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.failing = False
+        self.calls = 0
+        self.finished = 0
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.calls += 1
+        if self.failing:
+            raise ConnectionError("no\nnetwork")
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
+        if self.failing:
+            raise ConnectionError("still none")
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    module: Any = types.ModuleType("wandb")
+    module.run = FakeRun()
+    module.init_args = {}
+
+    class Settings(dict):
+        model_fields = ("init_timeout", "finish_timeout")
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(kwargs)
+
+    def init(**kwargs: Any) -> FakeRun:
+        module.init_args.update(kwargs)
+        return module.run
+
+    module.Settings, module.init = Settings, init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gets_the_configuration_and_can_be_resumed(tmp_path, fake_wandb):
+    config = {"a": float("inf"), "b": (1, 2)}
+    assert Wandb(ONLINE, tmp_path, config).run_id == "new-id"
+    args = fake_wandb.init_args
+    assert args["config"] == {"a": None, "b": [1, 2]}
+    assert (args["mode"], args["project"], args["group"], args["tags"]) == ("online", "p", "g", ("a", "b"))
+    assert (args["dir"], args["id"], args["resume"]) == (str(tmp_path), None, None)
+    assert args["settings"]["init_timeout"] == args["settings"]["finish_timeout"] == 60
+    fake_wandb.run.step = 500  # W&B remembers where the resumed run was
+    sink = Wandb(ONLINE, tmp_path, {}, "old-id")
+    assert (fake_wandb.init_args["id"], fake_wandb.init_args["resume"]) == ("old-id", "allow")
+    sink.log(400, {"x": 1.0})
+    assert fake_wandb.run.logged == [(500, {"x": 1.0})]
+
+
+def test_wandb_steps_never_go_back(tmp_path, fake_wandb):
+    sink = Wandb(ONLINE, tmp_path, {})
+    sink.log(10, {"x": 1.0, "none": None})
+    sink.log(4, {"x": 2.0})
+    sink.event(3, "rollback", {"to": 4})
+    sink.event(12, "rollback", {"to": 4})
+    sink.log(11, {"only": None})
+    sink.close()
+    sink.close()
+    sink.log(13, {"x": 3.0})
+    assert fake_wandb.run.logged == [
+        (10, {"x": 1.0}),
+        (10, {"x": 2.0}),
+        (10, {"events/rollback": 1}),
+        (12, {"events/rollback": 2}),
+    ]
+    assert fake_wandb.run.finished == 1
+
+
+def test_a_wandb_outage_at_the_start_is_reported_and_quiet(tmp_path, fake_wandb):
+    def init(**_: Any) -> None:
+        raise TimeoutError("no answer")
+
+    fake_wandb.init = init
+    events = []
+    sink = Wandb(ONLINE, tmp_path, {}, "old-id", on_event=lambda kind, fields: events.append((kind, fields)))
+    sink.log(1, {"x": 1.0})
+    sink.event(1, "error", {})
+    sink.close()
+    assert events == [("wandb_failed", {"at": "start", "error": "TimeoutError: no answer"})]
+    assert sink.run_id == "old-id"
+
+
+def test_a_wandb_outage_later_is_reported_once_and_quiet_after_three(tmp_path, fake_wandb):
+    events = []
+    sink = Wandb(ONLINE, tmp_path, {}, on_event=lambda kind, fields: events.append((kind, fields)))
+    run = fake_wandb.run
+    for step, failing in enumerate([True, True, False, True, True, True, False, False]):
+        run.failing = failing
+        sink.log(step, {"x": 1.0})
+    assert [step for step, _ in run.logged] == [2]
+    assert run.calls == 6
+    assert events == [("wandb_failed", {"at": "log", "error": "ConnectionError: no network"})]
+
+
+def test_a_wandb_outage_at_the_end_does_not_matter(tmp_path, fake_wandb):
+    events = []
+    sink = Wandb(ONLINE, tmp_path, {}, on_event=lambda kind, fields: events.append(fields["at"]))
+    fake_wandb.run.failing = True
+    sink.close()
+    assert events == ["end"]
+
+
+def test_wandb_disabled_is_not_even_imported(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    sink = Wandb(WandbConfig(), tmp_path, {})
+    sink.log(1, {"x": 1.0})
+    sink.close()
+    assert sink.run_id is None
+
+
+def test_wandb_offline_really_writes(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    events = []
+    sink = Wandb(WandbConfig(mode="offline"), tmp_path, {"env": {"name": "ant"}}, on_event=lambda *e: events.append(e))
+    sink.log(2, {"x": 1.0, "none": None})
+    sink.log(1, {"x": float("nan")})
+    sink.event(1, "error", {"message": "x"})
+    assert sink.run_id
+    sink.close()
+    assert events == []
+    assert capfd.readouterr() == ("", "")
+    [run] = (tmp_path / "wandb").glob(f"offline-run-*-{sink.run_id}")
+    assert (run / f"run-{sink.run_id}.wandb").stat().st_size > 0

@@ -1,0 +1,89 @@
+"""Probe environments: so small that the value function and the best policy are known by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from toys import Physics, State
+
+
+class Probe:
+    """One-step episodes on a scalar observation; subclasses say what is seen, what is paid and when it ends."""
+
+    action_size = 1
+    backend = "toy"
+    observation_size = 1
+
+    def first(self, key: jax.Array) -> jax.Array:
+        return jnp.zeros(())
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+    def following(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The next position, and 1.0 where the episode is over."""
+        return position, jnp.ones(())
+
+    def reset(self, rng: jax.Array) -> State:
+        return self._state(self.first(rng), jnp.zeros(()), jnp.zeros(()), {"key": rng})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        key, own = jax.random.split(state.info["key"])
+        position = state.pipeline_state.q[0]
+        reward = self.pay(position, action[0], own)
+        position, done = self.following(position)
+        return self._state(position, reward, done, {**state.info, "key": key})
+
+    def _state(self, position: jax.Array, reward: jax.Array, done: jax.Array, info: dict[str, Any]) -> State:
+        physics = Physics(q=position[None], qd=jnp.zeros(1), warm_start=jnp.zeros(1))
+        return State(physics, position[None], reward, done, {}, info)
+
+
+class ConstantReward(Probe):
+    """Always 1: V = 1."""
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        return jnp.ones(())
+
+
+class ObservationReward(Probe):
+    """Pays what is seen, -1 or 1: V(o) = o."""
+
+    def first(self, key: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.uniform(key) < 0.5, -1.0, 1.0)
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        return position
+
+
+class ActionReward(Probe):
+    """Pays 1 - (a - 0.5)^2: the best action is 0.5."""
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        return 1.0 - jnp.square(action - 0.5)
+
+
+class ObservationActionReward(ObservationReward):
+    """Pays 1 - (a - o/2)^2 for o in -1, 1: the best action is o/2."""
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        return 1.0 - jnp.square(action - position / 2)
+
+
+class TwoSteps(Probe):
+    """Nothing at 0, then 1 at 1: V(1) = 1 and V(0) is the discount."""
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        return position
+
+    def following(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return position + 1.0, position
+
+
+class QuarantinedTwoSteps(TwoSteps):
+    """`TwoSteps` in which every third reward is NaN: the values are the same, if none of them gets through."""
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.uniform(key) < 1 / 3, jnp.nan, position)

@@ -1,0 +1,88 @@
+"""PPO must find the value function and the policy that are known by hand, seconds each.
+
+The environments are probes; where the value is wrong, the failing probe says which part is: the value loss
+(constant), the
+network's input (observation), the policy gradient (action), the discount (two steps), the mask (quarantined).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import (
+    ActionReward,
+    ConstantReward,
+    ObservationActionReward,
+    ObservationReward,
+    Probe,
+    QuarantinedTwoSteps,
+    TwoSteps,
+)
+from toys import assemble, compiled, placed, tiny_config
+
+from rlstable.policy import choose_action
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import TrainState
+
+DISCOUNT = 0.7
+
+
+def train(probe: Probe, iterations: int, guarded: bool = False) -> tuple[PPO, TrainState]:
+    settings = tiny_config(
+        guards={} if guarded else None,
+        ppo={
+            "num_envs": 32, "batch_size": 32, "num_minibatches": 2, "num_updates_per_batch": 4, "unroll_length": 4,
+            "learning_rate": 5e-3, "entropy_cost": 1e-4, "discounting": DISCOUNT, "normalize_observations": False,
+        },
+        network={"policy_hidden_layer_sizes": (16,), "value_hidden_layer_sizes": (16,)},
+        env={"name": "probes:Probe", "episode_length": 10},
+    )  # fmt: skip
+    ppo, state = assemble(settings, probe)
+    iterate, state = compiled(ppo), placed(state)
+    for _ in range(iterations):
+        state, _ = iterate(state)
+    return ppo, jax.device_get(state)
+
+
+def values(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
+    return np.array(ppo.networks.value(state.params, state.normalizer, jnp.array(positions)[:, None]))
+
+
+def actions(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
+    observations = jnp.array(positions)[:, None]
+    key = jax.random.PRNGKey(0)
+    chosen = choose_action(ppo.networks, "default", state.params, state.normalizer, observations, key, True)
+    return np.array(chosen)[:, 0]
+
+
+def test_constant_reward() -> None:
+    ppo, state = train(ConstantReward(), 120)
+    np.testing.assert_allclose(values(ppo, state, 0.0), [1.0], atol=0.02)
+
+
+def test_reward_from_observation() -> None:
+    ppo, state = train(ObservationReward(), 150)
+    np.testing.assert_allclose(values(ppo, state, -1.0, 1.0), [-1.0, 1.0], atol=0.05)
+
+
+def test_reward_from_action() -> None:
+    ppo, state = train(ActionReward(), 200)
+    np.testing.assert_allclose(actions(ppo, state, 0.0), [0.5], atol=0.1)
+
+
+def test_reward_from_observation_and_action() -> None:
+    ppo, state = train(ObservationActionReward(), 300)
+    np.testing.assert_allclose(actions(ppo, state, -1.0, 1.0), [-0.5, 0.5], atol=0.15)
+
+
+@pytest.mark.parametrize(("probe", "guarded"), [(TwoSteps(), False), (QuarantinedTwoSteps(), True)])
+def test_two_steps_discounted(probe: Probe, guarded: bool) -> None:
+    ppo, state = train(probe, 200, guarded)
+    np.testing.assert_allclose(values(ppo, state, 0.0, 1.0), [DISCOUNT, 1.0], atol=0.05)
+
+
+def test_quarantined_steps_without_a_guard_ruin_the_values() -> None:
+    ppo, state = train(QuarantinedTwoSteps(), 2)
+    assert np.isnan(values(ppo, state, 0.0, 1.0)).all()

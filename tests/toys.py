@@ -1,0 +1,198 @@
+"""Toy environments with Brax's Env interface, cheap to compile, healthy or with faults built in.
+
+Pytest puts this folder on the path: `from toys import PointMass`, and in a configuration
+`env: {source: import, name: "toys:PointMass", kwargs: {...}}` (from the repository's root: "tests.toys:PointMass").
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from rlstable import config, sharding
+from rlstable.envs.resets import make_resets
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards.env import env_guards
+from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import SPECS, TrainState
+
+FAULTS = ("reward", "observation", "physics", "warm_start")
+GUARDS_OFF = {name: {"enabled": False} for name in ("quarantine", "transition", "update", "state")}
+
+
+@struct.dataclass
+class Physics:
+    """The physics of a point: position, velocity, and a solver's warm start that nothing else reads."""
+
+    q: jax.Array
+    qd: jax.Array
+    warm_start: jax.Array
+
+
+@struct.dataclass
+class State:
+    """The fields of `brax.envs.base.State`, without the 10 s that importing Brax's environments takes."""
+
+    pipeline_state: Physics
+    obs: Any
+    reward: jax.Array
+    done: jax.Array
+    metrics: dict[str, jax.Array]
+    info: dict[str, Any]
+
+
+class PointMass:
+    """A point pushed about in the plane; the episode ends where it leaves a circle.
+
+    Like Brax's own health tests, the one here is a comparison, which NaN passes.
+
+    Args:
+        bound: Radius of the circle.
+        fault: Where a bad number appears, one of `FAULTS`; None for a healthy environment. Bad physics stays bad and
+            is seen in the observation and the reward; the others last for one step.
+        probability: Of a fault, per step.
+        value: The bad number.
+        named: Whether observations are a dictionary `{"state", "privileged_state"}` instead of an array.
+        bad_resets: Share of the resets that give a bad observation.
+    """
+
+    action_size = 2
+    backend = "toy"
+
+    def __init__(
+        self,
+        bound: float = 1.5,
+        fault: str | None = None,
+        probability: float = 0.05,
+        value: float = float("nan"),
+        named: bool = False,
+        bad_resets: float = 0.0,
+    ):
+        if fault is not None and fault not in FAULTS:
+            raise ValueError(f"fault: {fault!r} is none of {', '.join(FAULTS)}")
+        self.bound = bound
+        self.fault = fault
+        self.probability = probability
+        self.value = value
+        self.named = named
+        self.bad_resets = bad_resets
+
+    @property
+    def observation_size(self) -> Any:
+        return {"state": (4,), "privileged_state": (5,)} if self.named else 4
+
+    def reset(self, rng: jax.Array) -> State:
+        key, key_bad, draw = jax.random.split(rng, 3)
+        draw = jax.random.uniform(draw, (4,), minval=-0.5, maxval=0.5)
+        physics = Physics(q=draw[:2], qd=draw[2:], warm_start=jnp.zeros(2))
+        observation = self._observation(physics)
+        if self.bad_resets:
+            bad = jax.random.uniform(key_bad) < self.bad_resets
+            observation = jax.tree.map(lambda x: jnp.where(bad, self.value, x), observation)
+        zero = jnp.zeros(())
+        return State(physics, observation, zero, zero, {"distance": zero}, {"fault_key": key})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        key, draw = jax.random.split(state.info["fault_key"])
+        old = state.pipeline_state
+        qd = 0.9 * old.qd + 0.3 * jnp.clip(action, -1.0, 1.0)
+        physics = Physics(q=old.q + 0.3 * qd, qd=qd, warm_start=action)
+        hit = jax.random.uniform(draw) < self.probability
+        if self.fault in ("physics", "warm_start"):
+            leaf = {"physics": "q", "warm_start": "warm_start"}[self.fault]
+            physics = physics.replace(**{leaf: jnp.where(hit, self.value, getattr(physics, leaf))})
+        distance = jnp.sum(jnp.square(physics.q))
+        reward = 1.0 - distance
+        observation = self._observation(physics)
+        if self.fault == "reward":
+            reward = jnp.where(hit, self.value, reward)
+        if self.fault == "observation":
+            observation = jax.tree.map(lambda x: x.at[0].set(jnp.where(hit, self.value, x[0])), observation)
+        return state.replace(
+            pipeline_state=physics,
+            obs=observation,
+            reward=reward,
+            done=jnp.where(distance > self.bound**2, 1.0, 0.0),
+            metrics={"distance": distance},
+            info={**state.info, "fault_key": key},
+        )
+
+    def _observation(self, physics: Physics) -> Any:
+        observation = jnp.concatenate([physics.q, physics.qd])
+        if not self.named:
+            return observation
+        return {
+            "state": observation,
+            "privileged_state": jnp.append(observation, jnp.sum(jnp.square(physics.q))),
+        }
+
+
+class NamedPointMass(PointMass):
+    """`PointMass` with dictionary observations."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(named=True, **kwargs)
+
+
+def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> config.Config:
+    """A whole run in miniature: 8 environments, 16 unrolls of 4 steps, 2 minibatches, 2 epochs.
+
+    Args:
+        guards: The guards section; none at all by default.
+        **sections: Other sections; what they say of `ppo` and `network` is laid over the miniature's own.
+    """
+    ppo = {
+        "num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 2, "unroll_length": 4,
+        "learning_rate": 3e-3, "entropy_cost": 1e-2,
+    }  # fmt: skip
+    network = {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,)}
+    env = {"source": "import", "name": "toys:PointMass", "episode_length": 12}
+    return config.load(
+        {
+            "env": env | dict(sections.pop("env", {})),
+            "ppo": ppo | dict(sections.pop("ppo", {})),
+            "network": network | dict(sections.pop("network", {})),
+            "guards": GUARDS_OFF if guards is None else guards,
+            "total_steps": 10_000,
+            **sections,
+        }
+    )
+
+
+def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tuple[PPO, TrainState]:
+    """PPO on an environment (`PointMass` by default) and its first state, on the host."""
+    env = PointMass() if env is None else env
+    vector = VectorEnv(
+        env,
+        settings.env.episode_length,
+        settings.env.action_repeat,
+        env_guards(settings.guards.quarantine),
+        settings.env.reset == "pool",
+    )
+    resets = make_resets(vector, settings.ppo.num_envs)
+    env_state = resets.draw(jax.random.PRNGKey(settings.seed), settings.ppo.num_envs)
+    pool = resets.draw(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.draws else None
+    ppo = make_ppo(settings, vector, env.action_size)
+    return ppo, init_state(ppo, jax.random.PRNGKey(settings.seed + 2), env_state, pool)
+
+
+@functools.cache
+def mesh(devices: int = 1) -> Any:
+    """The first fake devices."""
+    return sharding.make_mesh(devices)
+
+
+def compiled(ppo: PPO, devices: int = 1) -> Any:
+    """The iteration over devices, not donated, so that a test may use a state twice."""
+    return sharding.over_devices(ppo.iteration, mesh(devices), (SPECS,), (SPECS, sharding.REPLICATED))
+
+
+def placed(state: TrainState, devices: int = 1) -> TrainState:
+    """The state on its devices."""
+    return sharding.place(state, mesh(devices), SPECS)
