@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from rlstable import __version__, sharding
-from rlstable.config import Config
+from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
@@ -165,6 +165,12 @@ class Runner:
         return env_state, self._resets.draw(key_pool, self.config.env.reset_pool_size * self._mesh.size)
 
     def _resume(self) -> None:
+        trained_on = self._checkpoints.host()["devices"]
+        if trained_on != self._mesh.size:
+            raise ConfigError(
+                f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
+                f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
+            )
         self.state, host = self._checkpoints.restore(self.state)
         self.host = HostState(**host["host"])
         self._event("resumed", iteration=self.host.iteration, version=host["version"])
@@ -261,6 +267,7 @@ class Runner:
             "host": dataclasses.asdict(self.host),
             "policy": policy_spec(self.ppo.networks, self.config.precision.matmul),
             "config": self.config.model_dump(mode="json"),
+            "devices": self._mesh.size,
             "step": self.step,
             "return": score,
             "version": __version__,

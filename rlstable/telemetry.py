@@ -65,6 +65,8 @@ class Telemetry:
             row: Row = {
                 name: float(np.nanmean([report.values[name] for report in self._reports])) for name in last.values
             }
+        if np.isnan(row["episode/length"]):  # no episode ended in this interval
+            row = {name: value for name, value in row.items() if not name.startswith("episode/")}
         row["training/sps"] = len(self._reports) * self._steps / self._seconds
         row["training/walltime"] = walltime
         row["training/iteration"] = int(last.counters.iterations)

@@ -145,6 +145,15 @@ class Checkpoints:
             leaves = [place(arrays[leaf.path], like) for leaf, (_, like) in zip(wanted, paths, strict=True)]
         return jax.tree_util.tree_unflatten(treedef, leaves), host
 
+    def host(self, iteration: int | None = None) -> dict[str, Any]:
+        """The host data of a checkpoint, the latest if None, without reading an array.
+
+        Raises:
+            ConfigError: There is no such checkpoint, or it cannot be read.
+        """
+        step = _choose(self.directory, self.all(), "latest" if iteration is None else iteration, None)
+        return read_json(self._open(), self.directory, step)[0]
+
     def wait(self) -> bool:
         """Waits for a save under way; False if it failed, which is reported as an event."""
         if self._pending is None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rlstable import sharding
 from rlstable.config import PPOConfig
 from rlstable.counter import WideCounter
+from rlstable.guards.base import select
 from rlstable.guards.masked import Mask
 
 _STD_MIN, _STD_MAX = 1e-6, 1e6  # Brax's bounds
@@ -101,4 +102,7 @@ def update(statistics: Statistics, observation: Any, valid: Mask, config: PPOCon
     std = jax.tree.map(
         lambda v: jnp.clip(jnp.sqrt(v + config.normalize_observations_std_eps), _STD_MIN, _STD_MAX), variance
     )
+    if valid is not None:
+        # Nothing has a variance of 0, and dividing by the least std would make every observation enormous.
+        std = select(added > 0, std, statistics.std)
     return Statistics(count, mean, variance, std)

@@ -1,0 +1,289 @@
+"""The host loop: what a run leaves, how it ends, and that it goes on exactly where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import GUARDS_OFF, tiny_config
+
+from rlstable.config import Config, ConfigError
+from rlstable.counter import WideCounter
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result
+from rlstable.runner import Result, Runner
+
+ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
+
+
+def quick(**sections: Any) -> Config:
+    """A run of a few iterations on one device."""
+    defaults: dict[str, Any] = {
+        "guards": {},
+        "devices": 1,
+        "total_steps": 4 * ITERATION,
+        "eval": {"num_evals": 2, "num_envs": 4},
+        "sinks": {"console": "off"},
+    }
+    return tiny_config(**defaults | sections)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def leaves(state: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runner, Result]:
+    """One whole run that the tests below look at."""
+    runner = Runner(quick(), tmp_path_factory.mktemp("run"))
+    return runner, runner.run()
+
+
+def test_a_run_completes_and_says_so(run: tuple[Runner, Result]) -> None:
+    _, result = run
+    assert result.ending is Ending.completed
+    assert result.step == 4 * ITERATION
+    left = read_result(result.run_dir)
+    assert left is not None
+    assert (left["stop_reason"], left["exit_code"], left["step"]) == ("completed", 0, 4 * ITERATION)
+    assert left["return"] == result.metrics["eval/episode_reward"]
+
+
+def test_what_stands_in_the_run_folder(run: tuple[Runner, Result]) -> None:
+    _, result = run
+    names = {path.name for path in result.run_dir.iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints", "result.json"}
+    rows = lines(result.run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [64, 128, 192, 256]
+    assert [row["step"] for row in rows if "eval/episode_reward" in row] == [128, 256]
+    assert lines(result.run_dir / "events.jsonl")[-1]["kind"] == "stopped"
+
+
+def test_every_health_metric_is_there_and_finite(run: tuple[Runner, Result]) -> None:
+    _, result = run
+    row = next(row for row in reversed(result.history) if "episode/length" in row and "eval/episode_reward" in row)
+    wanted = [
+        *(f"training/{name}" for name in (
+            "grad_norm", "update_norm", "kl_mean", "clip_fraction", "explained_variance", "entropy", "learning_rate",
+            "policy_dist_min_std", "policy_dist_mean_std", "policy_dist_max_std", "valid_share", "sps", "walltime",
+            "total_loss", "policy_loss", "v_loss", "accepted_share", "updates", "episodes",
+        )),
+        *(f"guards/{name}/trips" for name in ("quarantine", "transition", "update", "state")),
+        *(f"eval/{name}" for name in ("episode_reward", "episode_reward_std", "avg_episode_length", "aborted_share")),
+        "episode/sum_reward", "episode/length", "memory/host_mb",
+    ]  # fmt: skip
+    for name in wanted:
+        assert name in row, name
+        assert np.isfinite(row[name]), name
+    assert result.history[-1]["training/updates"] == 4 * 2 * 2
+    assert row["guards/quarantine/trips"] == 0
+
+
+def test_limiters_report_only_where_they_are_on(tmp_path: Path) -> None:
+    limits = {
+        "reward": 0.5, "observation": 1e-3, "log_ratio": 5.0, "gradient_norm": 1e-6, "policy_std_min": 0.1,
+    }  # fmt: skip
+    config = quick(guards={"limiters": limits}, total_steps=ITERATION, eval={"num_evals": 0})
+    row = Runner(config, tmp_path).run().history[-1]
+    active = {name: row[f"limiters/{name}/active"] for name in ("reward", "observation", "log_ratio", "gradient_norm")}
+    assert active["observation"] == pytest.approx(1.0, abs=0.05)
+    assert active["gradient_norm"] == 1.0
+    assert active["log_ratio"] == 0.0
+    assert 0.0 < active["reward"] < 1.0
+    assert row["limiters/policy_std/active"] == 0.0
+
+
+def test_limiters_that_are_off_report_nothing(run: tuple[Runner, Result]) -> None:
+    assert not [name for name in run[1].history[-1] if name.startswith("limiters/")]
+
+
+@pytest.mark.parametrize("start", [2**31 - 1000, 2**32 - 1000, 2**53 - 1000])
+def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: int) -> None:
+    """int32 wraps at 2^31, uint32 at 2^32, and float64 loses single steps at 2^53."""
+    total = start + 32 * ITERATION
+    config = quick(
+        total_steps=total,
+        eval={"num_evals": 0},
+        ppo={"learning_rate_schedule": "linear", "learning_rate_schedule_min_lr": 1e-5},
+    )
+    runner = Runner(config, tmp_path)
+    counters = dataclasses.replace(runner.state.counters, env_steps=WideCounter.of(start))
+    placed = jax.device_put(counters, runner.state.key.sharding)
+    runner.state = dataclasses.replace(runner.state, counters=placed)
+    result = runner.run()
+    assert result.ending is Ending.completed
+    assert result.step == total
+    steps = [row["step"] for row in result.history]
+    assert steps == [start + (n + 1) * ITERATION for n in range(32)]
+    # The schedule reads the same counter: nearly all of the run lies before the start.
+    assert result.history[-1]["training/learning_rate"] == pytest.approx(1e-5, rel=1e-2)
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+    whole = Runner(quick(total_steps=6 * ITERATION), tmp_path / "whole")
+    whole.run()
+    Runner(quick(total_steps=3 * ITERATION), tmp_path / "parts").run()
+    resumed = Runner(quick(total_steps=6 * ITERATION, resume="auto"), tmp_path / "parts")
+    assert resumed.step == 3 * ITERATION
+    result = resumed.run()
+    assert result.step == 6 * ITERATION
+    for ours, theirs in zip(leaves(resumed.state), leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    rows = lines(tmp_path / "parts" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [(n + 1) * ITERATION for n in range(6)]
+
+
+def test_resume_auto_starts_afresh_where_there_is_nothing(tmp_path: Path) -> None:
+    assert Runner(quick(resume="auto"), tmp_path).step == 0
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(run: tuple[Runner, Result]) -> None:
+    before = (run[1].run_dir / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already; go on with it by resume=auto"):
+        Runner(quick(), run[1].run_dir)
+    assert (run[1].run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tuple[Runner, Result]) -> None:
+    before = (run[1].run_dir / "config.yaml").read_bytes()
+    other = quick(network={"policy_hidden_layer_sizes": (9,)}, resume="auto", total_steps=10 * ITERATION)
+    with pytest.raises(ConfigError, match=r"float32\[8\] there and float32\[9\] here"):
+        Runner(other, run[1].run_dir)
+    assert (run[1].run_dir / "config.yaml").read_bytes() == before
+    assert Runner(quick(resume="auto"), run[1].run_dir).step == 4 * ITERATION
+
+
+def test_resuming_on_another_number_of_devices_is_a_clear_error(run: tuple[Runner, Result]) -> None:
+    with pytest.raises(ConfigError, match="was trained on 1 devices, here are 2; .* resume it with devices=1"):
+        Runner(quick(devices=2, resume="auto"), run[1].run_dir)
+
+
+def test_resuming_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="resume: .* holds no checkpoint"):
+        Runner(quick(resume=str(tmp_path)), tmp_path)
+
+
+def test_an_environment_whose_reset_is_never_clean(tmp_path: Path) -> None:
+    config = quick(env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
+    with pytest.raises(ConfigError, match=r"env\.name: .*its observation is not finite"):
+        Runner(config, tmp_path)
+
+
+def test_too_many_devices() -> None:
+    with pytest.raises(ConfigError, match="devices: 99 asked for, 8 cpu there"):
+        Runner(quick(devices=99), "nowhere")
+
+
+def test_the_run_ends_where_the_return_is_reached(tmp_path: Path) -> None:
+    config = quick(eval={"num_evals": 4, "num_envs": 4, "target_return": -1e6})
+    result = Runner(config, tmp_path).run()
+    assert (result.ending, result.step) == (Ending.target_reached, ITERATION)
+
+
+def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def callback(step: int, row: dict[str, Any]) -> bool:
+        seen.append(step)
+        return step >= 2 * ITERATION
+
+    result = Runner(quick(), tmp_path, callback).run()
+    assert seen == [ITERATION, 2 * ITERATION]
+    assert result.ending is Ending.interrupted
+
+
+@pytest.mark.parametrize(("number", "ending"), [(signal.SIGTERM, Ending.preempted), (signal.SIGINT, Ending.interrupted)])
+def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, ending: Ending) -> None:
+    before = signal.getsignal(number)
+    result = Runner(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()
+    assert (result.ending, result.step) == (ending, ITERATION)
+    assert signal.getsignal(number) is before
+    assert Runner(quick(resume="auto"), tmp_path).step == ITERATION
+
+
+def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_path: Path) -> None:
+    """Only the state guard is on, so that NaN reaches the parameters in the first iteration."""
+    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
+    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 2}}
+    result = Runner(quick(guards=guards, env=faulty, total_steps=50 * ITERATION), tmp_path).run()
+    assert (result.ending, result.step) == (Ending.state_not_finite, 2 * ITERATION)
+    assert result.ending.exit_code == 3
+    assert not (tmp_path / "checkpoints").exists()
+    assert result.history[-1]["guards/state/trips"] == 2
+    assert result.history[-1]["guards/state/parameters"] == 2
+
+
+def test_trips_are_events_with_their_causes(tmp_path: Path) -> None:
+    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.2}}
+    result = Runner(quick(env=faulty, eval={"num_evals": 0}), tmp_path).run()
+    tripped = [event for event in lines(tmp_path / "events.jsonl") if event["kind"] == "guard_tripped"]
+    assert {event["guard"] for event in tripped} == {"quarantine"}
+    assert sum(event["reward"] for event in tripped) == result.history[-1]["guards/quarantine/trips"] > 0
+    assert result.history[-1]["training/valid_share"] < 1.0
+
+
+def test_evaluation_with_every_episode_aborted_is_null_with_a_warning(tmp_path: Path) -> None:
+    config = quick(
+        eval={"num_evals": 1, "num_envs": 4, "env_kwargs": {"fault": "physics", "probability": 1.0}},
+        total_steps=ITERATION,
+    )
+    result = Runner(config, tmp_path).run()
+    assert result.metrics["eval/episode_reward"] is None
+    assert result.metrics["eval/aborted_share"] == 1.0
+    assert "evaluation_void" in [event["kind"] for event in lines(tmp_path / "events.jsonl")]
+
+
+def test_environments_are_reset_between_evaluations_where_asked(tmp_path: Path) -> None:
+    runner = Runner(quick(ppo={"num_resets_per_eval": 2}, eval={"num_evals": 1, "num_envs": 4}), tmp_path)
+    runner.run()
+    steps = np.asarray(runner.state.env_state.info["steps"])
+    # The last reset fell in the middle of the run, two iterations of 8 steps before its end, and episodes end at 12.
+    assert steps.max() <= 12
+
+
+def test_the_pool_is_refilled(tmp_path: Path) -> None:
+    env = {"name": "toys:PointMass", "reset": "pool", "reset_pool_refresh": 2, "reset_pool_size": 8}
+    runner = Runner(quick(env=env, eval={"num_evals": 0}), tmp_path)
+    before = np.asarray(runner.state.reset_pool.obs)
+    runner.run()
+    after = np.asarray(runner.state.reset_pool.obs)
+    assert before.shape == after.shape
+    assert not np.array_equal(before, after)
+
+
+def test_nothing_compiles_after_the_first_iteration_and_evaluation(tmp_path: Path) -> None:
+    compiled: list[str] = []
+    armed = False
+
+    def listen(name: str, *_: Any, **__: Any) -> None:
+        if armed and name == "/jax/core/compile/backend_compile_duration":
+            compiled.append(name)
+
+    def callback(step: int, row: dict[str, Any]) -> None:
+        nonlocal armed
+        armed = step >= 4 * ITERATION
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    config = quick(total_steps=8 * ITERATION, eval={"num_evals": 8, "num_envs": 4}, checkpoint={"every": 1})
+    Runner(config, tmp_path, callback).run()
+    assert armed
+    assert compiled == []
+
+
+def test_memory_and_split_of_time_are_measured(tmp_path: Path) -> None:
+    result = Runner(quick(total_steps=20 * ITERATION, eval={"num_evals": 0}), tmp_path).run()
+    row = result.history[-1]
+    assert row["timing/rollout_sps"] > 0
+    assert row["timing/learning_sps"] > 0
+    assert row["training/updates"] == 20 * 4  # measuring trained nothing
