@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from rlstable.compose import compose
 from rlstable.config import ConfigError
 from rlstable.io.rundir import default_run_dir
 from rlstable.runner import Callback, Result, Runner
+
+
+_READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}
 
 
 def fit(
@@ -64,6 +68,7 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(_literal(inner) for inner in value) + "]"
     if isinstance(value, str | Path):
         text = str(value)
-        plain = text and all(character.isalnum() or character in "_-./:" for character in text)
+        # Bare words only where they cannot be read as a number, a truth value or null.
+        plain = re.fullmatch(r"[A-Za-z_./][\w\-./:]*", text) and text.lower() not in _READ_OTHERWISE
         return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return repr(value)

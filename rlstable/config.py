@@ -8,6 +8,7 @@ errors.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -28,13 +29,24 @@ def _number(value: Any) -> Any:
     return value
 
 
-Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+def _whole(value: Any) -> Any:
+    """YAML reads 3e7 as a real number, and Pydantic takes such only up to 2**63."""
+    value = _number(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# What is larger is infinite to the program, or no index.
+_FLOAT32_MAX, _INT32_MAX = 3.4028234663852886e38, 2**31 - 1
+
+
+Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)]
 Positive = Annotated[Finite, Field(gt=0)]
 NonNegative = Annotated[Finite, Field(ge=0)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
-Integer = Annotated[int, BeforeValidator(_number)]
-Count = Annotated[Integer, Field(gt=0)]
-CountOrZero = Annotated[Integer, Field(ge=0)]
+Integer = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Integer, Field(gt=0, le=_INT32_MAX)]
+CountOrZero = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
+Total = Annotated[Integer, Field(gt=0)]
 Flag = Annotated[bool, Field(strict=True)]
 Layers = Annotated[tuple[Count, ...], Field(min_length=1)]
 Activation = Literal["swish", "silu", "relu", "elu", "gelu", "tanh", "selu", "leaky_relu", "softplus", "sigmoid"]
@@ -73,7 +85,8 @@ class EnvConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:
-        if self.source == "import" and self.name.count(":") != 1:
+        module, _, attribute = self.name.partition(":")
+        if self.source == "import" and not all(part.isidentifier() for part in (*module.split("."), attribute)):
             raise _KeyedError("name", f"{self.name!r} must read 'package.module:Class' when env.source=import")
         if self.episode_length % self.action_repeat:
             raise _KeyedError(
@@ -130,7 +143,7 @@ class PPOConfig(Section):
     normalize_observations: Flag = True
     normalize_observations_mode: Literal["welford", "ema"] = "welford"
     normalize_observations_std_eps: NonNegative = 0.0
-    normalize_until_count: Count | None = None
+    normalize_until_count: Total | None = None
     normalizer_update: Literal["auto", "before", "after"] = "auto"
     entropy_cost: NonNegative = 1e-4
     clipping_epsilon: Positive = 0.3
@@ -150,31 +163,33 @@ class PPOConfig(Section):
     @classmethod
     def _brax_spelling(cls, value: Any) -> Any:
         """Brax writes NONE (or null) for a constant rate and ADAPTIVE_KL for the adaptive one."""
-        if value is None:
+        if value is None or value == "NONE":
             return "constant"
-        return {"NONE": "constant", "ADAPTIVE_KL": "adaptive_kl"}.get(value, value)
+        return "adaptive_kl" if value == "ADAPTIVE_KL" else value
 
     @model_validator(mode="after")
     def _check(self) -> PPOConfig:
         rows = self.batch_size * self.num_minibatches
         if rows % self.num_envs:
-            fits = [n for n in range(1, rows + 1) if rows % n == 0]
             raise _KeyedError(
                 "num_envs",
                 f"{self.num_envs} does not divide batch_size * num_minibatches = {rows}; "
-                f"{_nearest(self.num_envs, fits)} would fit",
+                f"{_nearest(self.num_envs, _divisors(rows))} would fit",
             )
         if self.batch_size % self.gradient_accumulation:
-            fits = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
             raise _KeyedError(
                 "gradient_accumulation",
                 f"{self.gradient_accumulation} does not divide ppo.batch_size={self.batch_size}; "
-                f"{_nearest(self.gradient_accumulation, fits)} would fit",
+                f"{_nearest(self.gradient_accumulation, _divisors(self.batch_size))} would fit",
             )
         if self.normalize_until_count is not None and self.normalize_observations_mode != "ema":
             raise _KeyedError("normalize_until_count", "needs ppo.normalize_observations_mode=ema (as in Brax)")
         if self.learning_rate_schedule == "adaptive_kl":
             low, high = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr
+            if low > high:
+                raise _KeyedError(
+                    "learning_rate_schedule_min_lr", f"{low} must not exceed learning_rate_schedule_max_lr={high}"
+                )
             if not low <= self.learning_rate <= high:
                 raise _KeyedError(
                     "learning_rate",
@@ -359,7 +374,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     sinks: SinksConfig = SinksConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    total_steps: Count = 30_000_000
+    total_steps: Total = 30_000_000
     seed: Annotated[Integer, Field(ge=0, lt=2**32)] = 0
     devices: Count | None = None
     resume: str | None = None
@@ -379,19 +394,24 @@ class Config(Section):
         """Checks that the work divides among `count` devices.
 
         Raises:
-            ConfigError: Names the number that does not divide, and one that would.
+            ConfigError: Names the number that does not divide, and one that would and that goes with the others as they are.
         """
-        for key in ("num_envs", "batch_size"):
-            value = getattr(self.ppo, key)
+        ppo = self.ppo
+        # The batch first: without it no number of environments may fit.
+        step = math.lcm(count * ppo.gradient_accumulation, ppo.num_envs // math.gcd(ppo.num_envs, ppo.num_minibatches))
+        down = ppo.batch_size - ppo.batch_size % step
+        envs = [n for n in _divisors(ppo.rows) if n % count == 0]
+        for key, choices in (("batch_size", [down or step, down + step]), ("num_envs", envs)):
+            value = getattr(ppo, key)
             if value % count:
                 raise ConfigError(
                     f"ppo.{key}: {value} does not divide among {count} devices; "
-                    f"{max(count, value - value % count)} would fit, or set devices=1"
+                    f"{_nearest(value, choices)} would fit, or set devices=1"
                 )
-        share = self.ppo.batch_size // count
-        if share % self.ppo.gradient_accumulation:
+        share = ppo.batch_size // count
+        if share % ppo.gradient_accumulation:
             raise ConfigError(
-                f"ppo.gradient_accumulation: {self.ppo.gradient_accumulation} does not divide the {share} unrolls "
+                f"ppo.gradient_accumulation: {ppo.gradient_accumulation} does not divide the {share} unrolls "
                 f"that each of {count} devices has of a minibatch; 1 would fit"
             )
 
@@ -429,7 +449,7 @@ def _one_line(error: pydantic.ValidationError) -> str:
     else:
         message = first["msg"][0].lower() + first["msg"][1:] + f", got {first['input']!r}"
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{'.'.join(path)}: {message}{more}"
+    return f"{'.'.join(path) or 'config'}: {message}{more}"
 
 
 def _suggest(path: list[str]) -> str:
@@ -450,6 +470,11 @@ def _suggest(path: list[str]) -> str:
 def unknown_key(key: str) -> ConfigError:
     """The error for a dotted key that no section has."""
     return ConfigError(f"{key}: unknown key{_suggest(key.split('.'))}")
+
+
+def _divisors(value: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
+    return [*small, *(value // n for n in small)]
 
 
 def _nearest(value: int, choices: list[int]) -> int:

@@ -190,8 +190,9 @@ class Runner:
         while True:
             started = time.perf_counter()
             before = self.step
-            self.state, metrics = iterate(self.state)
-            metrics = jax.device_get(metrics)
+            with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
+                self.state, metrics = iterate(self.state)
+                metrics = jax.device_get(metrics)
             elapsed = time.perf_counter() - started
             self.host.iteration += 1
             self.host.elapsed += elapsed

@@ -36,14 +36,14 @@ class Telemetry:
         self._causes = {name: guard.causes for site in sites for name, guard in site.items()}
         self._reports: list[Metrics] = []
         self._seconds = 0.0
-        self._last_seconds = 0.0
+        self.last_seconds: float | None = None
         self._split: Row = {}
 
     def add(self, metrics: Metrics, seconds: float) -> None:
         """Takes in the report of one iteration and how long it took."""
         self._reports.append(metrics)
         self._seconds += seconds
-        self._last_seconds = seconds
+        self.last_seconds = seconds
 
     def trips(self, metrics: Metrics) -> dict[str, dict[str, int]]:
         """The guards that tripped in an iteration: by name, trips by cause."""
@@ -95,7 +95,7 @@ class Telemetry:
         started = time.perf_counter()
         jax.block_until_ready(iterate(copy))
         collecting = time.perf_counter() - started
-        learning = max(self._last_seconds - collecting, 1e-9)
+        learning = max((self.last_seconds or 0.0) - collecting, 1e-9)
         self._split = {
             "timing/rollout_sps": self._steps / collecting,
             "timing/learning_sps": self._steps / learning,

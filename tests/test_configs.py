@@ -16,9 +16,7 @@ from rlstable import config as typed
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = {
-    folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
-    for folder in CONFIGS.iterdir()
-    if folder.is_dir()
+    folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in CONFIGS.iterdir() if folder.is_dir()
 }
 ENVS = [name for name in GROUPS["env"] if name != "import"]
 OPTIONS = [f"{group}={option}" for group, options in GROUPS.items() if group != "env" for option in options]
@@ -259,9 +257,7 @@ def test_an_unknown_option_lists_the_known(override: str) -> None:
     assert all(option in str(caught.value) for option in GROUPS[group])
 
 
-@pytest.mark.parametrize(
-    "override", ["ppo.learning_rat=1e-3", "env.nam=ant", "guards.limiters.rewards=1.0", "steps=1"]
-)
+@pytest.mark.parametrize("override", ["ppo.learning_rat=1e-3", "env.nam=ant", "guards.limiters.rewards=1.0", "steps=1"])
 def test_an_unknown_key_is_an_error(override: str) -> None:
     with pytest.raises(ConfigCompositionException, match="Could not override"):
         compose(override)

@@ -203,7 +203,9 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
     assert result.ending is Ending.interrupted
 
 
-@pytest.mark.parametrize(("number", "ending"), [(signal.SIGTERM, Ending.preempted), (signal.SIGINT, Ending.interrupted)])
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGTERM, Ending.preempted), (signal.SIGINT, Ending.interrupted)]
+)
 def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, ending: Ending) -> None:
     before = signal.getsignal(number)
     result = Runner(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()

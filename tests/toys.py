@@ -7,20 +7,24 @@ Pytest puts this folder on the path: `from toys import PointMass`, and in a conf
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from rlstable import config, sharding
+from rlstable.counter import WideCounter
 from rlstable.envs.resets import make_resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.state import SPECS, TrainState
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.state import SPECS, TrainState, Transition
 
 FAULTS = ("reward", "observation", "physics", "warm_start")
 GUARDS_OFF = {name: {"enabled": False} for name in ("quarantine", "transition", "update", "state")}
@@ -196,3 +200,69 @@ def compiled(ppo: PPO, devices: int = 1) -> Any:
 def placed(state: TrainState, devices: int = 1) -> TrainState:
     """The state on its devices."""
     return sharding.place(state, mesh(devices), SPECS)
+
+
+def equations(jaxpr: Any, inside: tuple[str, ...] = ()) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Every equation of a program, each with the names of the primitives around it, outermost first."""
+    for equation in jaxpr.eqns:
+        yield equation, inside
+        for value in equation.params.values():
+            for item in value if isinstance(value, tuple | list) else (value,):
+                part = getattr(item, "jaxpr", item)
+                if hasattr(part, "eqns"):
+                    yield from equations(part, (*inside, equation.primitive.name))
+
+
+def experience(networks: Networks, steps: int, rows: int, named: bool = False, seed: int = 0) -> tuple[Any, ...]:
+    """Random numbers shaped as a minibatch `[T, B]`, drawn by NumPy, which compiles nothing.
+
+    Returns:
+        Parameters, observation statistics, a `Transition` that slightly other parameters collected, with both kinds of ends
+        and noise but no mask, and those other parameters.
+    """
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return np.float32(rng.normal(size=shape))
+
+    def observations(*shape: int) -> Any:
+        state = normal(*shape, 4) * 2 + 1
+        whole = {"state": state, "privileged_state": np.concatenate([state, state[..., :1] ** 2], -1)}
+        return networks.select(whole if named else state)
+
+    observation = observations(steps, rows)
+    std = jax.tree.map(lambda x: np.linspace(0.5, 1.5, x.shape[-1], dtype=np.float32), observation)
+    statistics = Statistics(WideCounter.of(100), std, jax.tree.map(np.square, std), std)
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), observation)
+    shapes = jax.eval_shape(networks.init, jax.random.PRNGKey(0), one)
+    params = jax.tree.map(lambda x: normal(*x.shape) / np.float32(np.sqrt(x.shape[0])), shapes)
+    policy = params["policy"]["params"]
+    if "std_param" in policy:  # standard deviations as they are must be positive
+        policy["std_param"]["value"] = np.float32([0.5, 1.2])
+    if "Dense_1" in policy and networks.config.noise_std_type == "scalar":
+        policy["Dense_1"]["bias"] += 4.0
+    old = jax.tree.map(lambda x: x + np.float32(0.03) * normal(*x.shape), params)
+    size = networks.action_size
+    raw, log_prob, distribution, value = _collected(networks, old, statistics, observation, normal(steps, rows, size))
+    end = rng.choice(3, (steps, rows), p=(0.7, 0.15, 0.15))
+    data = Transition(
+        observation=observation,
+        raw_action=raw,
+        log_prob=log_prob,
+        distribution=distribution,
+        value=value,
+        reward=normal(steps, rows),
+        truncation=np.float32(end == 1),
+        termination=np.float32(end == 2),
+        valid=None,
+        bootstrap_observation=observations(rows),
+        noise=normal(steps, rows, size),
+    )
+    return jax.tree.map(jnp.asarray, (params, statistics, data, old))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _collected(networks: Networks, params: Any, statistics: Any, observation: Any, noise: jax.Array) -> tuple[Any, ...]:
+    distribution, _ = networks.distribution(params, statistics, observation)
+    raw = distribution.sample(noise)
+    return raw, distribution.log_prob(raw), distribution, networks.value(params, statistics, observation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ class Console:
         title: Name of the run, usually its environment.
         interval: Seconds between two plain lines; an evaluation always gets one. Trips of one guard within it
             are added up into one line.
+        patience: Seconds after which, again and again, long work is said to be under way.
         stream: Where to write; standard output if None.
         terminal: A rich console to draw on instead.
         clock: Seconds, for tests.
@@ -38,12 +40,14 @@ class Console:
         title: str = "",
         *,
         interval: float = 5.0,
+        patience: float = 20.0,
         stream: TextIO | None = None,
         terminal: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._progress = Progress(total=int(total_steps))
         self._interval = interval
+        self._patience = patience
         self._clock = clock
         self._evaluated = False
         self._step = 0
@@ -87,11 +91,37 @@ class Console:
         self._do(lambda: self._screen.begin(f"compiling {name}"))
         outcome = f"failed to compile {name} after"
         try:
-            yield
+            with self.working(f"compiling {name}"):
+                yield
             outcome = f"compiled {name} in"
         finally:
             took = self._clock() - started
             self._do(lambda: self._screen.end(f"{outcome} {took:.1f} s"))
+
+    @contextlib.contextmanager
+    def working(self, what: str, expected: float | None = None) -> Iterator[None]:
+        """Says every now and then that something long is still under way, so that nobody thinks it hangs.
+
+        Args:
+            what: What is done in the block.
+            expected: Seconds it may take, if known.
+        """
+        over = threading.Event()
+        usual = "" if expected is None else f" of about {expected:.0f} s"
+
+        def tell() -> None:
+            started = self._clock()
+            while not over.wait(self._patience):
+                seconds = self._clock() - started
+                self._do(lambda: self._screen.line(f"{what}: {seconds:.0f} s{usual} so far", None))
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            over.set()
+            teller.join()
 
     def message(self, text: str) -> None:
         """Prints a line."""

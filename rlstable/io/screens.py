@@ -31,7 +31,7 @@ class Progress:
     def line(self) -> str:
         """One aligned line; in one run all of them have their columns in the same places."""
         width = len(f"{self.total:,}")
-        share = 100 * self.step / self.total
+        share = min(100 * self.step / self.total, 100.0)
         columns = [
             f"step {self.step:>{width},} / {self.total:,}",
             f"{share:5.1f} %",

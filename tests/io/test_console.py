@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 from rich.console import Console as RichConsole
@@ -231,3 +232,15 @@ def test_characters_that_the_stream_cannot_write_are_replaced():
     console = Console("plain", 100, stream=io.TextIOWrapper(raw, encoding="ascii"))
     console.message("größer")
     assert raw.getvalue() == b"gr??er\n"
+
+
+def test_long_work_is_said_to_be_under_way(capsys):
+    console = Console("plain", 100, "ant", patience=0.01)
+    with console.working("iteration 3", expected=90.0):
+        deadline = time.monotonic() + 5.0
+        while "so far" not in (seen := capsys.readouterr().out) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "iteration 3: 0 s of about 90 s so far" in seen
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().out == ""  # it ends with the block

@@ -1,0 +1,75 @@
+"""`rlstable.fit` is the command from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlstable
+from rlstable.api import _literal
+from rlstable.compose import compose
+from rlstable.endings import Ending
+
+
+def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
+    rows: list[int] = []
+    result = rlstable.fit(
+        "toys:PointMass",
+        run_dir=tmp_path,
+        total_steps=128,
+        guards="strict",
+        devices=1,
+        ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
+        network={"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": [8]},
+        eval={"num_evals": 1, "num_envs": 2, "env_kwargs": {"bound": 2.0}},
+        overrides=["env.episode_length=12", "sinks=quiet"],
+        callback=lambda step, row: rows.append(step),
+    )
+    assert result.ending is Ending.completed
+    assert rows == [64, 128]
+    assert result.run_dir == tmp_path
+    assert result.policy.act(np.zeros(4)).shape == (2,)
+    assert result.history[-1]["eval/episode_reward"] == result.metrics["eval/episode_reward"]
+
+
+def test_a_mistake_is_one_line() -> None:
+    with pytest.raises(rlstable.ConfigError, match="^ppo.num_env: unknown key; did you mean num_envs"):
+        rlstable.fit("ant", ppo={"num_env": 1})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        2.5,
+        1e-7,
+        "ant",
+        "a b, c",
+        "it's",
+        [1, 2],
+        {"a": 1, "b": [True, None]},
+        "",
+        "a=b",
+        "1e3",
+        "NaN",
+        "null",
+        "a/b-c.d",
+    ],
+)
+def test_values_survive_the_way_through_overrides(value: Any) -> None:
+    config = compose(["env=ant", "env.kwargs={value: " + _literal(value) + "}"])
+    expected = list(value) if isinstance(value, tuple) else value
+    assert config.env.kwargs == {"value": expected}
+
+
+def test_public_names() -> None:
+    for name in rlstable.__all__:
+        assert getattr(rlstable, name) is not None
+    assert set(rlstable.__all__) == set(dir(rlstable))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = rlstable.nonsense

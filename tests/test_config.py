@@ -1,0 +1,508 @@
+"""The configuration refuses what cannot work: one line that begins with the key and says what is allowed."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import time
+import types
+import typing
+from typing import Any
+
+import pydantic
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from rlstable.config import Config, ConfigError, EnvConfig, PPOConfig, Section, load
+
+MINIMAL = {"env": {"name": "fast"}}
+# What a complaint says of what would be right, one of these at least.
+ALLOWED = re.compile(
+    r"is asked|should|must|needs|would fit|fit the|did you mean|allowed here|set it|not below|lies outside|not above|does not go"
+)
+NAN, INF = float("nan"), float("inf")
+
+
+def with_values(changes: dict[str, Any], start: dict[str, Any] = MINIMAL) -> dict[str, Any]:
+    """`start` with values at dotted keys."""
+    data = copy.deepcopy(start)
+    for key, value in changes.items():
+        section = data
+        *path, last = key.split(".")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return data
+
+
+def refusal(changes: dict[str, Any], key: str | None = None) -> str:
+    """What `load` says to a change, after its key."""
+    with pytest.raises(ConfigError) as refused:
+        load(with_values(changes))
+    text = str(refused.value)
+    key = next(iter(changes)) if key is None else key
+    assert "\n" not in text and text.strip() == text
+    named, message = text.split(": ", 1)
+    assert named == key
+    assert ALLOWED.search(message), text
+    return message
+
+
+class Leaf(typing.NamedTuple):
+    """A key that holds a value."""
+
+    key: str
+    kinds: frozenset[Any]
+    nullable: bool
+
+
+def kinds_of(annotation: Any) -> set[Any]:
+    """The plain types in an annotation."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return kinds_of(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return set().union(*(kinds_of(a) for a in arguments))
+    if origin is None:
+        return {annotation}
+    return {origin}
+
+
+def leaves(section: type[Section], prefix: str = "") -> list[Leaf]:
+    """Every key of the configuration, so that no new one is forgotten."""
+    found = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found += leaves(field.annotation, f"{prefix}{name}.")
+        else:
+            kinds = kinds_of(field.annotation)
+            found.append(Leaf(prefix + name, frozenset(kinds - {type(None)}), type(None) in kinds))
+    return found
+
+
+LEAVES = leaves(Config)
+KEYS = {leaf.key: leaf for leaf in LEAVES}
+KNOWN_KINDS = {float, int, bool, str, tuple, dict, typing.Literal}
+
+
+def of_kind(kind: Any) -> list[Any]:
+    return [pytest.param(leaf.key, id=leaf.key) for leaf in LEAVES if kind in leaf.kinds]
+
+
+def sections(section: type[Section] = Config, prefix: str = "") -> list[tuple[str, type[Section]]]:
+    found = [(prefix, section)]
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found += sections(field.annotation, f"{prefix}{name}.")
+    return found
+
+
+# --- every key
+
+
+def test_the_walk_finds_every_kind_of_key():
+    """Every annotation is of a kind tested below, and known keys are among them."""
+    assert all(len(leaf.kinds) == 1 and leaf.kinds <= KNOWN_KINDS for leaf in LEAVES)
+    assert len(LEAVES) > 80
+    for key, kind in {
+        "ppo.learning_rate": float,
+        "guards.limiters.log_ratio": float,
+        "seed": int,
+        "devices": int,
+    }.items():
+        assert KEYS[key].kinds == {kind}
+    assert KEYS["ppo.max_grad_norm"].nullable and not KEYS["ppo.learning_rate"].nullable
+
+
+@pytest.mark.parametrize("key", of_kind(float))
+def test_a_real_number_is_finite_and_a_number(key):
+    """Also when it is made float32, which the program computes in."""
+    for bad in (INF, -INF, NAN, 1e39, -1e39, 10**400, True, False, "1.0", "1e-3", [1.0], {}, b"x", 1j):
+        refusal({key: bad})
+    if key != "eval.target_return":
+        refusal({key: -1.0})
+    assert "greater than 0" in refusal({"ppo.learning_rate": 0})
+
+
+@pytest.mark.parametrize("key", of_kind(int))
+def test_a_whole_number_is_whole_and_not_negative(key):
+    for bad in (INF, NAN, 1.5, True, False, "3", [3], {}, -1, -(10**30), -1e300):
+        refusal({key: bad})
+
+
+@pytest.mark.parametrize("key", of_kind(int))
+def test_a_size_is_an_index(key):
+    """A larger one would be an OverflowError out of the middle of a trace. Totals are counted wider."""
+    for large in (2**31, 2**63, 1e19, 10**30, 1e300):
+        if key == "ppo.normalize_until_count" or (key in ("total_steps", "seed") and large < 2**32):
+            continue
+        if key == "total_steps" and large < 2**64:
+            assert load(with_values({key: large})).total_steps == large
+        else:
+            refusal({key: large})
+
+
+ZERO_IS_SAID = {"env.reset_pool_refresh", "ppo.num_resets_per_eval", "eval.num_evals", "seed", "checkpoint.keep_best"}
+
+
+@pytest.mark.parametrize("key", of_kind(int))
+def test_a_size_is_not_zero(key):
+    """Where zero has a meaning it is listed above."""
+    if key in ZERO_IS_SAID:
+        load(with_values({key: 0}))
+    else:
+        assert "greater than 0" in refusal({key: 0})
+
+
+@pytest.mark.parametrize("key", of_kind(bool))
+def test_a_flag_is_true_or_false(key):
+    for bad in ("yes", "true", 1, 0, 1.0, [True], {}):
+        assert "boolean" in refusal({key: bad})
+    for good in (True, False):
+        load(with_values({key: good, "network.distribution_type": "normal"}))
+
+
+@pytest.mark.parametrize("key", of_kind(str))
+def test_text_is_text(key):
+    for bad in (3, 1.5, True, ["a"], {}):
+        assert "string" in refusal({key: bad})
+
+
+@pytest.mark.parametrize("key", of_kind(typing.Literal))
+def test_a_choice_lists_what_there_is(key):
+    for bad in ("nonsense", 3, True, [], {}, ["a"]):
+        message = refusal({key: bad})
+        assert message.count("'") >= 4 and " or '" in message
+
+
+@pytest.mark.parametrize("key", of_kind(tuple))
+def test_a_list_is_a_list(key):
+    for bad in (3, "32,32", {"a": 1}, True):
+        refusal({key: bad})
+    for bad in (True, [1]):
+        assert refusal({key: [bad]}, f"{key}.0")
+
+
+@pytest.mark.parametrize("key", of_kind(dict))
+def test_a_mapping_is_a_mapping(key):
+    for bad in (3, "a: 1", [1]):
+        refusal({key: bad})
+
+
+@pytest.mark.parametrize("key", [pytest.param(leaf.key, id=leaf.key) for leaf in LEAVES])
+def test_null_only_where_it_means_off(key):
+    if KEYS[key].nullable:
+        load(with_values({key: None}))
+    elif key == "ppo.learning_rate_schedule":
+        assert load(with_values({key: None})).ppo.learning_rate_schedule == "constant"
+    else:
+        refusal({key: None})
+
+
+@pytest.mark.parametrize(("prefix", "section"), sections(), ids=lambda x: x if isinstance(x, str) else "")
+def test_an_unknown_key_gets_a_suggestion(prefix, section):
+    """The nearest key, or all of them."""
+    name = list(section.model_fields)[-1]
+    assert f"did you mean {name}?" in refusal({f"{prefix}{name}x": 1})
+    listed = refusal({f"{prefix}zzzzzzzz": 1})
+    assert all(field in listed for field in section.model_fields)
+
+
+@pytest.mark.parametrize(("prefix", "section"), sections()[1:], ids=lambda x: x if isinstance(x, str) else "")
+def test_a_section_is_a_mapping(prefix, section):
+    for bad in (3, "a", [1], None):
+        refusal({prefix[:-1]: bad})
+
+
+@pytest.mark.parametrize("data", [None, 3, "env", [], ["env"]])
+def test_the_whole_is_a_mapping(data):
+    with pytest.raises(ConfigError, match=r"^config: input should be a valid dictionary"):
+        load(data)
+
+
+def test_what_is_missing_is_asked_for():
+    with pytest.raises(ConfigError, match="^env: is missing; set it$"):
+        load({})
+    with pytest.raises(ConfigError, match="^env.name: is missing; set it$"):
+        load({"env": {}})
+
+
+def test_a_list_s_mistake_names_its_place():
+    key = "network.policy_hidden_layer_sizes"
+    for bad in (True, 0, -3, 1.5, "32", INF):
+        refusal({key: [32, bad]}, f"{key}.1")
+    assert "at least 1 item" in refusal({key: []})
+
+
+def test_several_mistakes_are_counted():
+    message = refusal({"ppo.num_envs": -1, "ppo.batch_size": 0, "seed": "x"})
+    assert message.endswith("(and 2 more)")
+
+
+def test_text_of_many_lines_is_one_line():
+    refusal({"env.kwargs": "a\nb"})
+    refusal({"ppo.gae": "a\nb"})
+    refusal({"env.source": "import", "env.name": "a\nb"}, "env.name")
+
+
+# --- bounds
+
+
+@pytest.mark.parametrize(
+    ("key", "inside", "outside"),
+    [
+        ("ppo.discounting", (0, 1, 0.5), (-0.1, 1.0001)),
+        ("ppo.gae_lambda", (0, 1), (-1, 2)),
+        ("ppo.learning_rate_warmup", (0, 0.999), (1, -0.1)),
+        ("ppo.optimizer.b1", (0, 0.9), (1, -0.1)),
+        ("ppo.optimizer.b2", (0, 0.9), (1, 1.5)),
+        ("guards.limiters.log_ratio", (1e-3, 80), (80.1, 0)),
+        ("seed", (0, 2**32 - 1), (2**32, -1)),
+        ("total_steps", (1, 3e7, 2**31, 2**32, 2**63, 2**64 - 1), (0, 2**64, 10**30, 2.5)),
+    ],
+)
+def test_ends_of_a_range(key, inside, outside):
+    for value in inside:
+        load(with_values({key: value}))
+    for value in outside:
+        refusal({key: value})
+
+
+def test_a_long_run_is_counted_exactly():
+    """10^13 steps, written either way, and the largest there is."""
+    for value in (10**13, 1e13):
+        steps = load(with_values({"total_steps": value})).total_steps
+        assert steps == 10**13 and type(steps) is int
+    assert load(with_values({"total_steps": 2**64 - 1})).total_steps == 2**64 - 1
+    assert "64-bit" in refusal({"total_steps": 2**64})
+
+
+# --- numbers that must go together
+
+
+def suggested(message: str) -> int:
+    """The number that a complaint says would fit."""
+    return int(re.search(r"(\d+) would fit", message)[1])
+
+
+def mend(data: dict[str, Any], devices: int | None = None) -> tuple[Config, int]:
+    """Applies suggestions until the configuration loads; a suggestion must cure what it was made for."""
+    cured: list[str] = []
+    while True:
+        try:
+            settings = load(data)
+            if devices is not None:
+                settings.require_devices(devices)
+            return settings, len(cured)
+        except ConfigError as error:
+            key, message = str(error).split(": ", 1)
+            assert "\n" not in str(error)
+            assert key not in cured, f"{cured} were mended, then: {error}"
+            cured.append(key)
+            before = data
+            data = with_values({key: suggested(message)}, data)
+            assert data != before
+
+
+SIZES = st.integers(1, 300)
+MANY = st.fixed_dictionaries(
+    {
+        "env.episode_length": st.integers(1, 2000),
+        "env.action_repeat": st.integers(1, 12),
+        "ppo.num_envs": st.one_of(SIZES, st.integers(1, 10_000)),
+        "ppo.batch_size": SIZES,
+        "ppo.num_minibatches": st.integers(1, 40),
+        "ppo.gradient_accumulation": st.integers(1, 20),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MANY)
+@example({"ppo.num_envs": 7, "ppo.batch_size": 4, "ppo.num_minibatches": 2})
+@example({"env.episode_length": 3, "env.action_repeat": 4})
+def test_what_would_fit_fits(changes):
+    """Each suggestion, applied as it stands, mends its key."""
+    mend(with_values(changes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(MANY, st.integers(1, 12))
+@example({"ppo.num_envs": 10, "ppo.batch_size": 10, "ppo.num_minibatches": 1}, 4)
+@example({"ppo.num_envs": 24, "ppo.batch_size": 24, "ppo.num_minibatches": 1, "ppo.gradient_accumulation": 8}, 6)
+def test_what_would_fit_fits_on_many_devices(changes, devices):
+    """Also what `require_devices` suggests still loads."""
+    settings, _ = mend(with_values(changes))
+    data = settings.model_dump()
+    mended, _ = mend(data, devices)
+    for size in (mended.ppo.num_envs, mended.ppo.batch_size):
+        assert size % devices == 0
+    assert (mended.ppo.batch_size // devices) % mended.ppo.gradient_accumulation == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(MANY)
+def test_what_divides_loads_and_what_does_not_is_refused(changes):
+    """Judged by the definition."""
+    fits = (
+        (changes["ppo.batch_size"] * changes["ppo.num_minibatches"]) % changes["ppo.num_envs"] == 0
+        and changes["ppo.batch_size"] % changes["ppo.gradient_accumulation"] == 0
+        and changes["env.episode_length"] % changes["env.action_repeat"] == 0
+    )
+    try:
+        load(with_values(changes))
+    except ConfigError:
+        assert not fits
+    else:
+        assert fits
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 2000), st.integers(1, 200), st.integers(1, 16))
+def test_the_suggestion_is_the_nearest(num_envs, batch_size, num_minibatches):
+    rows = batch_size * num_minibatches
+    assume(rows % num_envs)
+    message = refusal({"ppo.num_envs": num_envs, "ppo.batch_size": batch_size, "ppo.num_minibatches": num_minibatches})
+    nearest = min(abs(n - num_envs) for n in range(1, rows + 1) if rows % n == 0)
+    assert abs(suggested(message) - num_envs) == nearest
+
+
+def test_devices_that_divide_are_taken():
+    config = load(with_values({"ppo.num_envs": 64, "ppo.batch_size": 32, "ppo.num_minibatches": 4}))
+    for count in (1, 2, 4, 8, 16, 32):
+        config.require_devices(count)
+    with pytest.raises(ConfigError, match=r"^ppo\.\w+: .* among 64 devices"):
+        config.require_devices(64)
+
+
+def test_a_slip_of_the_keyboard_is_answered_at_once():
+    """A size of many digits too many is refused in no time and no memory."""
+    start = time.monotonic()
+    for changes in (
+        {"ppo.num_envs": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 1024},
+        {"ppo.gradient_accumulation": 7, "ppo.batch_size": 2**30},
+        {"ppo.num_envs": 2**31 - 1},
+    ):
+        with pytest.raises(ConfigError, match="would fit"):
+            load(with_values(changes))
+    assert time.monotonic() - start < 10
+
+
+# --- impossible together
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"env.reset_pool_refresh": 3}, "env.reset_pool_refresh"),
+        ({"ppo.optimizer.weight_decay": 0.1}, "ppo.optimizer.weight_decay"),
+        ({"ppo.normalize_until_count": 10}, "ppo.normalize_until_count"),
+        ({"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1.0}, "ppo.learning_rate"),
+        ({"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1e-6}, "ppo.learning_rate"),
+        ({"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate_warmup": 0.1}, "ppo.learning_rate_warmup"),
+        (
+            {
+                "ppo.learning_rate_schedule": "adaptive_kl",
+                "ppo.learning_rate_schedule_min_lr": 1e-2,
+                "ppo.learning_rate_schedule_max_lr": 1e-3,
+            },
+            "ppo.learning_rate_schedule_min_lr",
+        ),
+        ({"network.state_dependent_std": True}, "network.state_dependent_std"),
+        ({"network.mean_clip_scale": 1.0}, "network.mean_clip_scale"),
+        ({"network.mean_kernel_init": "orthogonal"}, "network.mean_kernel_init"),
+        ({"network.mean_kernel_init_kwargs": {"scale": 1}}, "network.mean_kernel_init_kwargs"),
+        (
+            {"guards.limiters.policy_std_min": 1.0, "guards.limiters.policy_std_max": 1.0},
+            "guards.limiters.policy_std_min",
+        ),
+        ({"precision.loss_scale.initial": 0.5}, "precision.loss_scale.initial"),
+        ({"precision.loss_scale.cap": 2.0}, "precision.loss_scale.initial"),
+        ({"env.source": "import", "env.name": "a.b"}, "env.name"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_cannot_go_together(changes, key):
+    refusal(changes, key)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env.reset": "pool", "env.reset_pool_refresh": 3},
+        {"ppo.optimizer.name": "adamw", "ppo.optimizer.weight_decay": 0.1},
+        {"ppo.normalize_observations_mode": "ema", "ppo.normalize_until_count": 10},
+        {"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1e-2},
+        {"network.distribution_type": "normal", "network.mean_kernel_init": "zeros", "network.mean_clip_scale": 1.0},
+        {"guards.limiters.policy_std_min": 0.1, "guards.limiters.policy_std_max": 1.0},
+        {"env.source": "import", "env.name": "a.b:C"},
+    ],
+)
+def test_what_the_refusals_advise_loads(changes):
+    load(with_values(changes))
+
+
+# --- Brax's spelling, and what a configuration is
+
+
+@pytest.mark.parametrize(
+    ("spelling", "meaning"),
+    [
+        ("NONE", "constant"),
+        (None, "constant"),
+        ("ADAPTIVE_KL", "adaptive_kl"),
+        ("linear", "linear"),
+        ("cosine", "cosine"),
+    ],
+)
+def test_brax_spelling_of_the_schedule(spelling, meaning):
+    assert load(with_values({"ppo.learning_rate_schedule": spelling})).ppo.learning_rate_schedule == meaning
+    assert PPOConfig(learning_rate_schedule=spelling).learning_rate_schedule == meaning
+
+
+def test_the_normalizer_s_order_is_brax_s():
+    for changes, first in (
+        ({}, True),
+        ({"ppo.learning_rate_schedule": "ADAPTIVE_KL"}, False),
+        ({"ppo.normalizer_update": "after"}, False),
+        ({"ppo.learning_rate_schedule": "ADAPTIVE_KL", "ppo.normalizer_update": "before"}, True),
+    ):
+        assert load(with_values(changes)).ppo.updates_normalizer_first is first
+
+
+def test_nothing_can_be_changed_later():
+    config = load(MINIMAL)
+    for section, key in itertools.product(
+        (config, config.ppo, config.guards.quarantine), ("seed", "num_envs", "enabled", "new")
+    ):
+        with pytest.raises(pydantic.ValidationError):
+            setattr(section, key, 1)
+
+
+def test_loading_leaves_the_data_as_it_was():
+    data = with_values({"ppo.num_envs": 64, "env.kwargs": {"a": 1}})
+    before = copy.deepcopy(data)
+    load(data)
+    assert data == before
+
+
+@settings(max_examples=30, deadline=None)
+@given(MANY)
+def test_what_is_written_loads_again(changes):
+    """A run's config.yaml says the whole run."""
+    config, _ = mend(with_values(changes))
+    assert load(config.model_dump()) == config
+    assert load(config.model_dump(mode="json")) == config
+
+
+def test_steps_of_an_iteration_are_brax_s():
+    """batch_size * num_minibatches * unroll_length * action_repeat."""
+    config = load(with_values({"env.action_repeat": 2, "env.episode_length": 1000}))
+    assert config.env_steps_per_iteration == 1024 * 32 * 10 * 2
+
+
+def test_sections_alone_refuse_as_well():
+    with pytest.raises(pydantic.ValidationError):
+        EnvConfig(name="fast", episode_length=0)

@@ -1,0 +1,136 @@
+"""The command line, as a user types it: what it prints, what it exits with, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlstable.train import main
+
+TINY = [
+    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "eval.num_evals=1", "eval.num_envs=2",
+    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
+    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "total_steps=128",
+]  # fmt: skip
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str) -> int:
+    """Types `python -m rlstable.train args...` in a folder and returns the exit code."""
+    folder.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["rlstable.train", *args])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+BAD_INPUT = {
+    "unknown environment": (["env=humanoyd"], "env: there is no 'humanoyd'; did you mean humanoid?"),
+    "unknown key": (["ppo.lerning_rate=1"], "ppo.lerning_rate: unknown key; did you mean learning_rate?"),
+    "unknown top-level key": (["totl_steps=5"], "totl_steps: unknown key; did you mean total_steps?"),
+    "unknown group option": (["guards=strickt"], "guards: there is no 'strickt'; did you mean strict?"),
+    "text for a number": (["ppo.num_envs=many"], "ppo.num_envs: 'many' is text where a number is asked"),
+    "truth for a number": (["ppo.num_envs=true"], "ppo.num_envs: True is a truth value where a number is asked"),
+    "negative size": (["ppo.num_envs=-4"], "ppo.num_envs: input should be greater than 0, got -4"),
+    "zero": (["total_steps=0"], "total_steps: input should be greater than 0, got 0"),
+    "infinite": (["ppo.learning_rate=inf"], "ppo.learning_rate: input should be a finite number, got inf"),
+    "not a number": (["ppo.discounting=nan"], "ppo.discounting: input should be a finite number, got nan"),
+    "indivisible batch": (
+        ["env=ant", "ppo.num_envs=48"],
+        "ppo.num_envs: 48 does not divide batch_size * num_minibatches = 65536; 32 would fit",
+    ),
+    "indivisible devices": ([*TINY, "devices=3"], "ppo.num_envs: 8 does not divide among 3 devices; 6 would fit"),
+    "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you mean"),
+    "no such module": (["env=import", "env.name=nowhere:Env"], "env.name: no module 'nowhere'"),
+    "no environment given": (["env=import"], "env.name: '???' must read 'package.module:Class'"),
+    "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built with"),
+    "a reset that is never clean": ([*TINY, "env.kwargs={bad_resets: 1.0}"], "env.name: none of 80 resets"),
+    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is no run folder"),
+    "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),
+    "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name=adamw"),
+    "observation without that key": (
+        [*TINY, "env.kwargs={named: true}", "network.policy_obs_key=pixels"],
+        "network.policy_obs_key: the observation has no 'pixels'; it has privileged_state, state",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_one_line_and_exit_code_2(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path, *args) == 2
+    printed = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(printed) == 1
+    assert printed[0].startswith(f"rlstable: {message}")
+    assert not list(tmp_path.glob("runs/*/*/*")), "a mistake leaves nothing behind"
+
+
+def test_a_run_folder_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert run(monkeypatch, tmp_path, "hydra.run.dir=file/run") == 2
+    assert capsys.readouterr().err.startswith("rlstable: hydra.run.dir: cannot write to file")
+
+
+def test_help_and_printed_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path, "--help") == 0
+    printed = capsys.readouterr().out
+    assert "python -m rlstable.train env=humanoid" in printed
+    assert "env: ant, fast, halfcheetah, hopper" in printed
+    assert run(monkeypatch, tmp_path, "env=humanoid", "guards=strict", "--cfg", "job") == 0
+    composed = yaml.safe_load(capsys.readouterr().out)
+    assert composed["env"]["name"] == "humanoid"
+    assert composed["ppo"]["num_envs"] == 2048
+    assert composed["guards"]["limiters"]["gradient_norm"] == 1.0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_train_resume_and_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path, *TINY, "env.kwargs={bound: 2.0}") == 0
+    printed = capsys.readouterr().out
+    for wanted in ("compiling training", "step", "stop reason", "completed", "resume="):
+        assert wanted in printed
+    (folder,) = (tmp_path / "runs" / "toys.PointMass").iterdir()
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["env"]["kwargs"] == {"bound": 2.0}
+
+    relative = str(folder.relative_to(tmp_path))
+    assert run(monkeypatch, tmp_path, f"resume={relative}", "total_steps=256") == 0
+    assert json.loads((folder / "result.json").read_text())["step"] == 256
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [64, 128, 192, 256]
+    assert [path.name for path in (tmp_path / "runs" / "toys.PointMass").iterdir()] == [folder.name]
+
+    capsys.readouterr()
+    before = (folder / "config.yaml").read_bytes()
+    assert run(monkeypatch, tmp_path, f"resume={relative}", "network.policy_hidden_layer_sizes=[9]") == 2
+    assert "float32[8] there and float32[9] here" in capsys.readouterr().err
+    assert (folder / "config.yaml").read_bytes() == before
+    assert run(monkeypatch, tmp_path, f"resume={relative}", "env=ant") == 2
+    assert "was trained on toys:PointMass, not on ant" in capsys.readouterr().err
+
+
+def test_a_sweep_survives_a_job_that_fails_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path, "-m", *TINY, "seed=-1,1") == 2
+    captured = capsys.readouterr()
+    (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
+    results = [json.loads((sweep / name / "result.json").read_text()) for name in ("0", "1")]
+    assert [result["stop_reason"] for result in results] == ["config_error", "completed"]
+    assert (sweep / "1" / "checkpoints").is_dir()
+    assert "rlstable: seed: input should be greater than or equal to 0, got -1" in captured.err
+    table = captured.out[captured.out.index("sweep runs/") :]
+    assert "config_error" in table
+    assert "completed" in table
+    assert "seed=1" in table
