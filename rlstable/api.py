@@ -12,7 +12,6 @@ from rlstable.config import ConfigError
 from rlstable.io.rundir import default_run_dir
 from rlstable.runner import Callback, Result, Runner
 
-
 _READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}
 
 

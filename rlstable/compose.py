@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlstable import config as typed
 from rlstable.config import Config, ConfigError
 from rlstable.io.rundir import default_run_dir
+from rlstable.schema import unknown_key
 
 
 def config_dir() -> str:
@@ -65,7 +66,7 @@ def explain(error: BaseException) -> ConfigError:
     """A composition error of Hydra's as one line that names the key."""
     text = first_line(error)
     if found := re.search(r"Could not override '([^']+)'", text):
-        return typed.unknown_key(found.group(1))
+        return unknown_key(Config, found.group(1))
     if found := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):
         group, option, options = found.groups()
         close = difflib.get_close_matches(option, options.split(), n=1)

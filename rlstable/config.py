@@ -1,73 +1,39 @@
 """Typed, frozen, validated configuration: what a run is, before anything compiles.
 
-Hydra composes YAML, this module turns the result into immutable objects and refuses what cannot work. Every error names
-its key, what is allowed and how to mend it. Numbers must be finite, integers are never booleans, unknown keys are
-errors.
+Hydra composes YAML, this module turns the result into immutable objects and refuses what cannot work. Numbers must be
+finite, integers are never booleans, unknown keys are errors.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from rlstable.schema import (
+    ConfigError,
+    Count,
+    CountOrZero,
+    Finite,
+    Flag,
+    Integer,
+    KeyedError,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Total,
+    validate,
+)
 
-class ConfigError(ValueError):
-    """A mistake in the configuration: one line that names the key, what is allowed and how to mend it."""
-
-
-def _number(value: Any) -> Any:
-    """Pydantic takes `True` for 1 and "3" for 3; a configuration that says so is a mistake."""
-    if isinstance(value, bool):
-        raise ValueError(f"{value!r} is a truth value where a number is asked")
-    if isinstance(value, str):
-        raise ValueError(f"{value!r} is text where a number is asked")
-    return value
-
-
-def _whole(value: Any) -> Any:
-    """YAML reads 3e7 as a real number, and Pydantic takes such only up to 2**63."""
-    value = _number(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# What is larger is infinite to the program, or no index.
-_FLOAT32_MAX, _INT32_MAX = 3.4028234663852886e38, 2**31 - 1
-
-
-Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)]
-Positive = Annotated[Finite, Field(gt=0)]
-NonNegative = Annotated[Finite, Field(ge=0)]
-Share = Annotated[Finite, Field(ge=0, le=1)]
-Integer = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[Integer, Field(gt=0, le=_INT32_MAX)]
-CountOrZero = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
-Total = Annotated[Integer, Field(gt=0)]
-Flag = Annotated[bool, Field(strict=True)]
 Layers = Annotated[tuple[Count, ...], Field(min_length=1)]
 Activation = Literal["swish", "silu", "relu", "elu", "gelu", "tanh", "selu", "leaky_relu", "softplus", "sigmoid"]
 KernelInit = Literal[
     "lecun_uniform", "lecun_normal", "glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "orthogonal",
     "uniform", "normal", "variance_scaling", "zeros",
 ]  # fmt: skip
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class _KeyedError(ValueError):
-    """A complaint about one key of a section, raised inside a whole-section validator."""
-
-    def __init__(self, key: str, message: str):
-        super().__init__(message)
-        self.key = key
 
 
 class EnvConfig(Section):
@@ -87,15 +53,15 @@ class EnvConfig(Section):
     def _check(self) -> EnvConfig:
         module, _, attribute = self.name.partition(":")
         if self.source == "import" and not all(part.isidentifier() for part in (*module.split("."), attribute)):
-            raise _KeyedError("name", f"{self.name!r} must read 'package.module:Class' when env.source=import")
+            raise KeyedError("name", f"{self.name!r} must read 'package.module:Class' when env.source=import")
         if self.episode_length % self.action_repeat:
-            raise _KeyedError(
+            raise KeyedError(
                 "episode_length",
                 f"{self.episode_length} is not a multiple of env.action_repeat={self.action_repeat}; "
                 f"{self.episode_length - self.episode_length % self.action_repeat or self.action_repeat} would fit",
             )
         if self.reset_pool_refresh and self.reset != "pool":
-            raise _KeyedError("reset_pool_refresh", "needs env.reset=pool; set it to 0 or choose env.reset=pool")
+            raise KeyedError("reset_pool_refresh", "needs env.reset=pool; set it to 0 or choose env.reset=pool")
         return self
 
 
@@ -121,7 +87,7 @@ class OptimizerConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
         if self.weight_decay and self.name != "adamw":
-            raise _KeyedError("weight_decay", "needs ppo.optimizer.name=adamw; set it to 0 or choose adamw")
+            raise KeyedError("weight_decay", "needs ppo.optimizer.name=adamw; set it to 0 or choose adamw")
         return self
 
 
@@ -171,32 +137,32 @@ class PPOConfig(Section):
     def _check(self) -> PPOConfig:
         rows = self.batch_size * self.num_minibatches
         if rows % self.num_envs:
-            raise _KeyedError(
+            raise KeyedError(
                 "num_envs",
                 f"{self.num_envs} does not divide batch_size * num_minibatches = {rows}; "
                 f"{_nearest(self.num_envs, _divisors(rows))} would fit",
             )
         if self.batch_size % self.gradient_accumulation:
-            raise _KeyedError(
+            raise KeyedError(
                 "gradient_accumulation",
                 f"{self.gradient_accumulation} does not divide ppo.batch_size={self.batch_size}; "
                 f"{_nearest(self.gradient_accumulation, _divisors(self.batch_size))} would fit",
             )
         if self.normalize_until_count is not None and self.normalize_observations_mode != "ema":
-            raise _KeyedError("normalize_until_count", "needs ppo.normalize_observations_mode=ema (as in Brax)")
+            raise KeyedError("normalize_until_count", "needs ppo.normalize_observations_mode=ema (as in Brax)")
         if self.learning_rate_schedule == "adaptive_kl":
             low, high = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr
             if low > high:
-                raise _KeyedError(
+                raise KeyedError(
                     "learning_rate_schedule_min_lr", f"{low} must not exceed learning_rate_schedule_max_lr={high}"
                 )
             if not low <= self.learning_rate <= high:
-                raise _KeyedError(
+                raise KeyedError(
                     "learning_rate",
                     f"{self.learning_rate} lies outside learning_rate_schedule_min_lr={low} and _max_lr={high}",
                 )
             if self.learning_rate_warmup:
-                raise _KeyedError(
+                raise KeyedError(
                     "learning_rate_warmup", "does not go with learning_rate_schedule=adaptive_kl; set it to 0"
                 )
         return self
@@ -247,9 +213,9 @@ class NetworkConfig(Section):
                 ("mean_kernel_init", None),
             ):
                 if getattr(self, key) != unset:
-                    raise _KeyedError(key, "needs network.distribution_type=normal; tanh_normal has no such part")
+                    raise KeyedError(key, "needs network.distribution_type=normal; tanh_normal has no such part")
         if self.mean_kernel_init is None and self.mean_kernel_init_kwargs is not None:
-            raise _KeyedError("mean_kernel_init_kwargs", "needs network.mean_kernel_init")
+            raise KeyedError("mean_kernel_init_kwargs", "needs network.mean_kernel_init")
         return self
 
 
@@ -267,7 +233,7 @@ class LimiterConfig(Section):
     def _check(self) -> LimiterConfig:
         low, high = self.policy_std_min, self.policy_std_max
         if low is not None and high is not None and low >= high:
-            raise _KeyedError("policy_std_min", f"{low} is not below guards.limiters.policy_std_max={high}")
+            raise KeyedError("policy_std_min", f"{low} is not below guards.limiters.policy_std_max={high}")
         return self
 
 
@@ -320,7 +286,7 @@ class LossScaleConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> LossScaleConfig:
         if not self.floor <= self.initial <= self.cap:
-            raise _KeyedError("initial", f"{self.initial} lies outside floor={self.floor} and cap={self.cap}")
+            raise KeyedError("initial", f"{self.initial} lies outside floor={self.floor} and cap={self.cap}")
         return self
 
 
@@ -382,7 +348,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check(self) -> Config:
         if self.total_steps >= 2**64:
-            raise _KeyedError("total_steps", f"{self.total_steps} does not fit the 64-bit step counter")
+            raise KeyedError("total_steps", f"{self.total_steps} does not fit the 64-bit step counter")
         return self
 
     @property
@@ -394,7 +360,7 @@ class Config(Section):
         """Checks that the work divides among `count` devices.
 
         Raises:
-            ConfigError: Names the number that does not divide, and one that would and that goes with the others as they are.
+            ConfigError: Names the number that does not divide, and one that would and goes with the others.
         """
         ppo = self.ppo
         # The batch first: without it no number of environments may fit.
@@ -425,51 +391,7 @@ def load(data: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: The first mistake, in one line.
     """
-    try:
-        return Config.model_validate(data)
-    except pydantic.ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
-
-
-def _one_line(error: pydantic.ValidationError) -> str:
-    """The first mistake of a validation error as `key: what is wrong; what is allowed`."""
-    details = error.errors()
-    first = details[0]
-    path = [str(part) for part in first["loc"]]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, _KeyedError):
-        path.append(cause.key)
-        message = str(cause)
-    elif isinstance(cause, ValueError):
-        message = str(cause)
-    elif first["type"] == "missing":
-        message = "is missing; set it"
-    elif first["type"] == "extra_forbidden":
-        message = "unknown key" + _suggest(path)
-    else:
-        message = first["msg"][0].lower() + first["msg"][1:] + f", got {first['input']!r}"
-    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{'.'.join(path) or 'config'}: {message}{more}"
-
-
-def _suggest(path: list[str]) -> str:
-    """What the first part of an unknown key that no section has may have meant."""
-    section: Any = Config
-    for part in path:
-        field = section.model_fields.get(part)
-        if field is None:
-            keys = list(section.model_fields)
-            close = difflib.get_close_matches(part, keys, n=1)
-            return f"; did you mean {close[0]}?" if close else f"; allowed here: {', '.join(keys)}"
-        if not isinstance(field.annotation, type) or not issubclass(field.annotation, Section):
-            return f"; {part} has no keys of its own"
-        section = field.annotation
-    return ""
-
-
-def unknown_key(key: str) -> ConfigError:
-    """The error for a dotted key that no section has."""
-    return ConfigError(f"{key}: unknown key{_suggest(key.split('.'))}")
+    return validate(Config, data)
 
 
 def _divisors(value: int) -> list[int]:

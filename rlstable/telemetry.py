@@ -62,11 +62,9 @@ class Telemetry:
         last = self._reports[-1]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, which is meant
-            row: Row = {
-                name: float(np.nanmean([report.values[name] for report in self._reports])) for name in last.values
-            }
-        if np.isnan(row["episode/length"]):  # no episode ended in this interval
-            row = {name: value for name, value in row.items() if not name.startswith("episode/")}
+            means = {name: float(np.nanmean([report.values[name] for report in self._reports])) for name in last.values}
+        ended = not np.isnan(means["episode/length"])
+        row: Row = {name: value for name, value in means.items() if ended or not name.startswith("episode/")}
         row["training/sps"] = len(self._reports) * self._steps / self._seconds
         row["training/walltime"] = walltime
         row["training/iteration"] = int(last.counters.iterations)

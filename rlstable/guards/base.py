@@ -123,7 +123,8 @@ def all_finite(tree: PyTree, batch_dims: int = 0) -> jax.Array:
 
 def all_within(tree: PyTree, limit: float, batch_dims: int = 0) -> jax.Array:
     """Whether every float in `tree` has at most `limit` as magnitude; NaN has not."""
-    return _every(tree, batch_dims, lambda x: jnp.abs(x) <= limit)
+    # A limit that the type does not hold would be infinite, and so let infinity through.
+    return _every(tree, batch_dims, lambda x: jnp.abs(x) <= min(limit, float(jnp.finfo(x.dtype).max)))
 
 
 def _every(tree: PyTree, batch_dims: int, holds: Any) -> jax.Array:

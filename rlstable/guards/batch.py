@@ -27,8 +27,8 @@ class TransitionGuard:
 
     The env guard keeps bad simulations out; what is left comes from the networks (float16 overflow, a policy gone bad).
     A bad sample is marked invalid and its reward set to zero, so that it reaches no return. The step before a bad
-    observation
-    is a good sample, but what it would be bootstrapped from is not: there the return is cut, as at a truncation.
+    observation is a good sample, but what it would be bootstrapped from is not: there the return is cut, as at a
+    truncation.
     """
 
     @property

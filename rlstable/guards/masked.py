@@ -20,7 +20,8 @@ def share(valid: Mask) -> jax.Array | None:
     """
     if valid is None:
         return None
-    return jnp.maximum(sharding.mean(jnp.mean(valid.astype(jnp.float32))), 1.0 / valid.size)
+    one = 1.0 / (valid.size * sharding.device_count())
+    return jnp.maximum(sharding.mean(jnp.mean(valid.astype(jnp.float32))), one)
 
 
 def mean(x: jax.Array, valid: Mask, valid_share: jax.Array | None) -> jax.Array:

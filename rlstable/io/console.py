@@ -112,8 +112,7 @@ class Console:
         def tell() -> None:
             started = self._clock()
             while not over.wait(self._patience):
-                seconds = self._clock() - started
-                self._do(lambda: self._screen.line(f"{what}: {seconds:.0f} s{usual} so far", None))
+                self.message(f"{what}: {self._clock() - started:.0f} s{usual} so far")
 
         teller = threading.Thread(target=tell, daemon=True)
         teller.start()

@@ -74,11 +74,13 @@ def update(statistics: Statistics, observation: Any, valid: Mask, config: PPOCon
     per_device = jnp.int32(leaf.shape[0] * leaf.shape[1]) if valid is None else jnp.sum(valid, dtype=jnp.int32)
     added = sharding.total(per_device)
     count = statistics.count + added
-    # The floor keeps an iteration without a valid sample from dividing by zero.
-    rate = added.astype(jnp.float32) / jnp.maximum(count.to_float(), 1.0)
+    samples, total = added.astype(jnp.float32), count.to_float()
+    if valid is not None:
+        # An iteration without a valid sample must not divide by zero.
+        samples, total = jnp.maximum(samples, 1.0), jnp.maximum(total, 1.0)
+    rate = added.astype(jnp.float32) / total
     if config.normalize_until_count is not None:
-        rate = jnp.where(count.to_float() > config.normalize_until_count, 0.0, rate)
-    samples = jnp.maximum(added.astype(jnp.float32), 1.0)
+        rate = jnp.where(total > config.normalize_until_count, 0.0, rate)
 
     def average(x: jax.Array) -> jax.Array:
         if valid is not None:

@@ -1,0 +1,117 @@
+"""What every section of the configuration is made of: checked numbers, frozen models, errors of one line.
+
+An error names its key, what is allowed and how to mend it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class ConfigError(ValueError):
+    """A mistake in the configuration: one line that names the key, what is allowed and how to mend it."""
+
+
+def _number(value: Any) -> Any:
+    """Pydantic takes `True` for 1 and "3" for 3; a configuration that says so is a mistake."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is a truth value where a number is asked")
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is text where a number is asked")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """YAML reads 3e7 as a real number, and Pydantic takes such only up to 2**63."""
+    value = _number(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# What is larger is infinite to the program, or no index.
+_FLOAT32_MAX, _INT32_MAX = 3.4028234663852886e38, 2**31 - 1
+
+
+Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)]
+Positive = Annotated[Finite, Field(gt=0)]
+NonNegative = Annotated[Finite, Field(ge=0)]
+Share = Annotated[Finite, Field(ge=0, le=1)]
+Integer = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Integer, Field(gt=0, le=_INT32_MAX)]
+CountOrZero = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
+Total = Annotated[Integer, Field(gt=0)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class KeyedError(ValueError):
+    """A complaint about one key of a section, raised inside a whole-section validator."""
+
+    def __init__(self, key: str, message: str):
+        super().__init__(message)
+        self.key = key
+
+
+Model = TypeVar("Model", bound=Section)
+
+
+def validate(model: type[Model], data: Mapping[str, Any]) -> Model:
+    """Builds a model from plain nested data.
+
+    Raises:
+        ConfigError: The first mistake, in one line.
+    """
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise ConfigError(_one_line(model, error)) from None
+
+
+def unknown_key(model: type[Section], key: str) -> ConfigError:
+    """The error for a dotted key that no section has."""
+    return ConfigError(f"{key}: unknown key{_suggest(model, key.split('.'))}")
+
+
+def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
+    """The first mistake of a validation error as `key: what is wrong; what is allowed`."""
+    details = error.errors()
+    first = details[0]
+    path = [str(part) for part in first["loc"]]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, KeyedError):
+        path.append(cause.key)
+        message = str(cause)
+    elif isinstance(cause, ValueError):
+        message = str(cause)
+    elif first["type"] == "missing":
+        message = "is missing; set it"
+    elif first["type"] == "extra_forbidden":
+        message = "unknown key" + _suggest(model, path)
+    else:
+        message = first["msg"][0].lower() + first["msg"][1:] + f", got {first['input']!r}"
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return f"{'.'.join(path) or 'config'}: {message}{more}"
+
+
+def _suggest(model: type[Section], path: list[str]) -> str:
+    """What the first part of an unknown key that no section has may have meant."""
+    section: Any = model
+    for part in path:
+        field = section.model_fields.get(part)
+        if field is None:
+            keys = list(section.model_fields)
+            close = difflib.get_close_matches(part, keys, n=1)
+            return f"; did you mean {close[0]}?" if close else f"; allowed here: {', '.join(keys)}"
+        if not isinstance(field.annotation, type) or not issubclass(field.annotation, Section):
+            return f"; {part} has no keys of its own"
+        section = field.annotation
+    return ""
