@@ -289,3 +289,49 @@ def test_memory_and_split_of_time_are_measured(tmp_path: Path) -> None:
     assert row["timing/rollout_sps"] > 0
     assert row["timing/learning_sps"] > 0
     assert row["training/updates"] == 20 * 4  # measuring trained nothing
+
+
+def test_two_devices_train_and_resume_exactly(tmp_path: Path) -> None:
+    whole = Runner(quick(devices=2, total_steps=4 * ITERATION), tmp_path / "whole")
+    result = whole.run()
+    assert result.step == 4 * ITERATION
+    assert result.history[-1]["training/updates"] == 16
+    Runner(quick(devices=2, total_steps=2 * ITERATION), tmp_path / "parts").run()
+    resumed = Runner(quick(devices=2, total_steps=4 * ITERATION, resume="auto"), tmp_path / "parts")
+    resumed.run()
+    for ours, theirs in zip(leaves(resumed.state), leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("network", ["bfloat16", "float16"])
+def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -> None:
+    runner = Runner(quick(precision={"network": network}), tmp_path)
+    result = runner.run()
+    assert result.ending is Ending.completed
+    trained = (runner.state.params, runner.state.opt_state, runner.state.normalizer)
+    assert {str(leaf.dtype) for leaf in leaves(trained) if leaf.dtype.kind == "f"} == {"float32"}
+    assert all(np.isfinite(leaf).all() for leaf in leaves(trained))
+    row = result.history[-1]
+    assert row["training/accepted_share"] == 1.0
+    assert ("training/loss_scale" in row) == (network == "float16")
+    program = str(runner.ppo.networks.dtype)
+    assert network in program
+
+
+def test_loss_scale_that_overflows_is_halved_until_gradients_are_finite(tmp_path: Path) -> None:
+    """float16 ends at 65,504: a scale of 2^24 overflows it, and dynamic scaling finds one that does not."""
+    scale = {"initial": 2.0**24, "cap": 2.0**24}
+    runner = Runner(quick(precision={"network": "float16", "loss_scale": scale}, guards=GUARDS_OFF), tmp_path)
+    result = runner.run()
+    assert float(runner.state.tuning.loss_scale) < 2.0**24
+    assert 0 < result.history[-1]["training/updates"] < 16  # the overflowing ones were skipped
+    assert all(np.isfinite(leaf).all() for leaf in leaves(runner.state.params))
+
+
+def test_tensorboard_and_offline_wandb_have_the_same_rows(tmp_path: Path) -> None:
+    config = quick(sinks={"console": "off", "tensorboard": True, "wandb": {"mode": "offline"}})
+    Runner(config, tmp_path).run()
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+    Runner(quick(sinks=config.sinks.model_dump(), resume="auto", total_steps=5 * ITERATION), tmp_path).run()
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) >= 1

@@ -1,0 +1,48 @@
+"""Real physics is learnt: the returns of a short training rise, for each of several seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rlstable
+
+SMALL = [
+    "network=small", "sinks=quiet", "devices=1", "ppo.num_envs=64", "ppo.batch_size=64", "ppo.num_minibatches=8",
+    "ppo.unroll_length=16", "ppo.num_updates_per_batch=4", "eval.num_envs=16", "eval.num_evals=6",
+    "eval.deterministic=false",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("env", "rise"), [("ant", 300.0), ("halfcheetah", 300.0)])
+def test_returns_rise(tmp_path: Path, env: str, rise: float, seed: int) -> None:
+    """The spring backend, since it is the quickest of Brax's to compile and to step on a CPU."""
+    result = rlstable.fit(
+        env, run_dir=tmp_path, total_steps=400_000, seed=seed, overrides=[*SMALL, "env.backend=spring"]
+    )
+    returns = [row["eval/episode_reward"] for row in result.history if "eval/episode_reward" in row]
+    assert max(returns[-2:]) >= returns[0] + rise
+    assert result.history[-1]["guards/quarantine/trips"] == 0
+
+
+@pytest.mark.slow
+def test_humanoid_on_mjx_runs_several_iterations(tmp_path: Path) -> None:
+    result = rlstable.fit(
+        "humanoid",
+        run_dir=tmp_path,
+        total_steps=60_000,
+        overrides=[*SMALL, "eval.num_evals=1", "eval.num_envs=2", "env.episode_length=100"],
+    )
+    assert len(result.history) >= 5
+    assert result.history[-1]["guards/quarantine/trips"] == 0
+    assert result.history[-1]["training/explained_variance"] > 0.0
+
+
+@pytest.mark.slow
+def test_the_default_task_is_solved(tmp_path: Path) -> None:
+    result = rlstable.fit(run_dir=tmp_path, devices=1, sinks="quiet")
+    assert result.ending.name == "target_reached"
+    assert result.metrics["eval/episode_reward"] >= 950.0
