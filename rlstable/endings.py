@@ -1,8 +1,14 @@
-"""How a run ends: one named reason, one exit code."""
+"""How a run ends: one named reason, one exit code, and what to do next."""
 
 from __future__ import annotations
 
+import math
+import shutil
+import sys
+from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
+from typing import Any
 
 
 class Ending(Enum):
@@ -27,3 +33,43 @@ class Ending(Enum):
     def succeeded(self) -> bool:
         """Whether the run did what it was asked to."""
         return self.exit_code == 0
+
+
+def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, saved: bool) -> list[tuple[str, str]]:
+    """The lines that a finished run prints, names and values.
+
+    Args:
+        ending: Why it stopped.
+        fields: `step`, `return`, `best_return` and `seconds`.
+        run_dir: The run folder.
+        saved: Whether it holds a checkpoint.
+    """
+    folder = _from_here(run_dir)
+    rows = [
+        ("stop reason", f"{ending.name}: {ending.meaning}"),
+        ("steps", f"{fields['step']:,}"),
+        ("return", f"{_number(fields['return'])} (best {_number(fields['best_return'])})"),
+        ("training time", f"{fields['seconds']:,.1f} s"),
+        ("run folder", folder),
+    ]
+    if saved:
+        rows.append(("go on", f"{_python()} -m rlstable.train resume={folder} total_steps={2 * fields['step']}"))
+        rows.append(("use it", f'rlstable.load_policy("{folder}").act(obs)'))
+    return rows
+
+
+def _number(value: Any) -> str:
+    return "none" if value is None or not math.isfinite(value) else f"{value:,.1f}"
+
+
+def _from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _python() -> str:
+    """How to call this Python from where the user stands: by its short name only if that is the one."""
+    found = shutil.which("python")
+    if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
+        return "python"
+    return _from_here(Path(sys.executable).absolute())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import jax
 
 from rlstable import __version__, sharding
 from rlstable.config import Config, ConfigError
-from rlstable.endings import Ending
+from rlstable.endings import Ending, describe
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv
@@ -29,6 +27,7 @@ from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.signals import Signals
 from rlstable.telemetry import Telemetry
 
 Row = dict[str, float | int | None]
@@ -291,8 +290,8 @@ class Runner:
             placed = sharding.place(value, self._mesh, sharding.SPLIT)
             self.state = dataclasses.replace(self.state, **{field: placed})
 
-    def _listening(self) -> _Signals:
-        return _Signals(lambda number: setattr(self, "_signal", number))
+    def _listening(self) -> Signals:
+        return Signals(lambda number: setattr(self, "_signal", number))
 
     def _finish(self, ending: Ending) -> Result:
         self._checkpoints.close()
@@ -310,45 +309,6 @@ class Runner:
             write_result(self.run_dir, fields)
         except OSError as error:
             self._console.message(f"result.json could not be written: {error}")
-        self._console.summary(_summary(self.run_dir, fields, ending, self._checkpoints.latest() is not None))
+        self._console.summary(describe(ending, fields, self.run_dir, self._checkpoints.latest() is not None))
         self._sinks.close()
         return result
-
-
-class _Signals:
-    """Turns the first SIGINT or SIGTERM into a flag that is read between iterations; a second one acts at once."""
-
-    def __init__(self, notify: Callable[[int], None]):
-        self._notify = notify
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._first)
-        return self
-
-    def _first(self, number: int, _: Any) -> None:
-        signal.signal(number, self._previous[number])
-        self._notify(number)
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-
-def _summary(run_dir: Path, fields: Mapping[str, Any], ending: Ending, saved: bool) -> list[tuple[str, str]]:
-    def number(value: Any) -> str:
-        return "none" if value is None or not math.isfinite(value) else f"{value:,.1f}"
-
-    rows = [
-        ("stop reason", f"{ending.name}: {ending.meaning}"),
-        ("steps", f"{fields['step']:,}"),
-        ("return", f"{number(fields['return'])} (best {number(fields['best_return'])})"),
-        ("training time", f"{fields['seconds']:,.1f} s"),
-        ("run folder", str(run_dir)),
-    ]
-    if saved:
-        rows.append(("go on", f"python -m rlstable.train resume={run_dir} total_steps=..."))
-        rows.append(("use it", f'rlstable.load_policy("{run_dir}").act(obs)'))
-    return rows

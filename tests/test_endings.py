@@ -1,0 +1,38 @@
+"""What a finished run says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlstable.endings import Ending, describe
+
+FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
+
+
+def test_every_ending_has_a_code_and_a_meaning() -> None:
+    codes = {ending.name: ending.exit_code for ending in Ending}
+    assert codes == {
+        "completed": 0, "target_reached": 0, "config_error": 2, "state_not_finite": 3, "error": 1,
+        "interrupted": 130, "preempted": 143,
+    }  # fmt: skip
+    assert all(ending.meaning for ending in Ending)
+    assert [ending.name for ending in Ending if ending.succeeded] == ["completed", "target_reached"]
+
+
+def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", saved=True))
+    assert rows["stop reason"] == "completed: all steps were trained"
+    assert rows["return"] == "12.3 (best 20.0)"
+    assert rows["run folder"] == "runs/ant/1"
+    assert rows["go on"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
+    assert rows["use it"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
+
+
+def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -> None:
+    none = FIELDS | {"return": None, "best_return": None}
+    rows = dict(describe(Ending.state_not_finite, none, tmp_path, saved=False))
+    assert rows["return"] == "none (best none)"
+    assert not {"go on", "use it"} & set(rows)

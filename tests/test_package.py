@@ -1,0 +1,37 @@
+"""The wheel: it ships its configuration files, and trains from any folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    "env=fast", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=1",
+    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "total_steps=100",
+    "eval.num_evals=0", "devices=1", "hydra.run.dir=run",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_wheel_trains_from_any_folder(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = tmp_path.glob("rlstable-*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    assert (site / "rlstable" / "configs" / "env" / "humanoid.yaml").is_file()
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    where = [sys.executable, "-c", "import rlstable; print(rlstable.__file__)"]
+    found = subprocess.run(where, check=True, cwd=folder, env=environment, capture_output=True, text=True)
+    assert found.stdout.startswith(str(site))
+    subprocess.run([sys.executable, "-m", "rlstable.train", *TINY], check=True, cwd=folder, env=environment)
+    assert json.loads((folder / "run" / "result.json").read_text())["stop_reason"] == "completed"
