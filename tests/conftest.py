@@ -15,7 +15,7 @@ import pytest  # noqa: E402
 
 @pytest.fixture(scope="module")
 def quick_compile():
-    """Compiles without LLVM's expensive optimisations, a third less time; what XLA makes of the mathematics is the same."""
+    """Compiles without LLVM's expensive optimisations, in two thirds of the time; XLA's own passes are the same."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -202,23 +202,24 @@ def placed(state: TrainState, devices: int = 1) -> TrainState:
     return sharding.place(state, mesh(devices), SPECS)
 
 
-def equations(jaxpr: Any, inside: tuple[str, ...] = ()) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Every equation of a program, each with the names of the primitives around it, outermost first."""
+def equations(jaxpr: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The innermost equations of a program, each with the equations around it (loops, calls), outermost first."""
     for equation in jaxpr.eqns:
-        yield equation, inside
-        for value in equation.params.values():
-            for item in value if isinstance(value, tuple | list) else (value,):
-                part = getattr(item, "jaxpr", item)
-                if hasattr(part, "eqns"):
-                    yield from equations(part, (*inside, equation.primitive.name))
+        values = equation.params.values()
+        items = [item for value in values for item in (value if isinstance(value, tuple | list) else (value,))]
+        parts = [part for item in items if hasattr(part := getattr(item, "jaxpr", item), "eqns")]
+        if not parts:
+            yield equation, inside
+        for part in parts:
+            yield from equations(part, (*inside, equation))
 
 
 def experience(networks: Networks, steps: int, rows: int, named: bool = False, seed: int = 0) -> tuple[Any, ...]:
     """Random numbers shaped as a minibatch `[T, B]`, drawn by NumPy, which compiles nothing.
 
     Returns:
-        Parameters, observation statistics, a `Transition` that slightly other parameters collected, with both kinds of ends
-        and noise but no mask, and those other parameters.
+        Parameters, observation statistics, a `Transition` that slightly other parameters collected, with both kinds of
+        ends and noise but no mask, and those other parameters.
     """
     rng = np.random.default_rng(seed)
 

@@ -1,0 +1,130 @@
+"""First states: only clean ones, as many as asked, the same for the same key, or a refusal that names what is bad."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import faulty
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstable.config import ConfigError, QuarantineConfig
+from rlstable.envs.resets import Resets, make_resets
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards.env import env_guards
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+GUARDS = env_guards(QuarantineConfig())
+BATCH = 16
+
+
+class Sometimes(faulty.Faulty):
+    """First states of which a share is bad somewhere; counts how often a step is traced."""
+
+    def __init__(self, share: float, where: str = "obs", value: float = float("nan")):
+        super().__init__()
+        self.share, self.where, self.value = share, where, value
+        self.steps = 0
+
+    def reset(self, rng: jax.Array) -> Any:
+        state = super().reset(rng)
+        bad = jax.random.uniform(jax.random.fold_in(rng, 1)) < self.share
+
+        def spoil(x: jax.Array) -> jax.Array:
+            return jnp.where(bad, self.value, x)
+
+        if self.where == "physics":
+            return state.replace(pipeline_state=state.pipeline_state.replace(q=spoil(state.pipeline_state.q)))
+        if self.where == "info":
+            return state.replace(info=state.info | {"sum": spoil(state.info["sum"])})
+        return state.replace(**{self.where: spoil(getattr(state, self.where))})
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        self.steps += 1
+        return super().step(state, action)
+
+
+@functools.cache
+def resets(share: float = 0.3, where: str = "obs", value: float = float("nan"), guarded: bool = True) -> Resets:
+    return make_resets(VectorEnv(Sometimes(share, where, value), 8, 1, GUARDS if guarded else {}), BATCH)
+
+
+def bad_rows(states: Any) -> np.ndarray:
+    return ~np.isfinite(states.obs).all(axis=1)
+
+
+def test_nearly_a_third_of_these_resets_is_bad():
+    """Without a guard they come as they are."""
+    states = resets(guarded=False).draw(jax.random.PRNGKey(0), 100)
+    assert 15 < bad_rows(states).sum() < 50
+
+
+@pytest.mark.parametrize("count", [1, 7, BATCH, 50])
+def test_only_clean_states_and_exactly_as_many(count):
+    """Less than a batch, one, several."""
+    states = resets().draw(jax.random.PRNGKey(0), count)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(states)} == {count}
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(states)), "they are on the host"
+    for leaf in jax.tree.leaves(states):
+        assert np.isfinite(leaf).all()
+    assert len(np.unique(states.info["ident"])) == count, "a state was drawn twice"
+
+
+def test_states_are_whole():
+    """Observation, physics, info and cached first state of a row belong together, bookkeeping at its beginning."""
+    states = resets().draw(jax.random.PRNGKey(0), 40)
+    ident = states.pipeline_state.ident
+    first = states.info["first_pipeline_state"].ident
+    for found in (states.obs[:, 2], states.info["ident"], first, states.info["first_obs"][:, 2]):
+        np.testing.assert_array_equal(found, ident)
+    for name in ("steps", "truncation", "episode_done"):
+        assert not states.info[name].any()
+    assert set(states.info["episode_metrics"]) == {"sum_reward", "length", "reward", "speed"}
+
+
+def test_a_key_says_everything():
+    """Same key, same states, also the first of a longer draw; another key, others."""
+    draw = resets().draw
+    one, again, longer = (draw(jax.random.PRNGKey(3), n) for n in (20, 20, 45))
+    for a, b, c in zip(*(jax.tree.leaves(x) for x in (one, again, longer)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c[:20])
+    assert not np.isin(draw(jax.random.PRNGKey(4), 20).info["ident"], one.info["ident"]).any()
+
+
+def test_a_hundred_percent_clean_is_taken_as_it_comes():
+    """Guarded or not, healthy resets are the environment's own, in order."""
+    guarded = resets(share=0.0).draw(jax.random.PRNGKey(0), 30)
+    plain = resets(share=0.0, guarded=False).draw(jax.random.PRNGKey(0), 30)
+    for a, b in zip(jax.tree.leaves(guarded), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "complaint"),
+    [
+        ("obs", float("nan"), "observation is not finite"),
+        ("reward", float("inf"), "reward is not finite"),
+        ("physics", float("nan"), "state is not finite"),
+        ("info", float("nan"), "state is not finite"),
+        ("obs", 1e30, "beyond a limit"),
+    ],
+)
+def test_an_environment_without_a_usable_reset_is_refused(where, value, complaint):
+    """By name, in one line, before a step is ever compiled."""
+    hopeless = resets(1.0, where, value)
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        hopeless.draw(jax.random.PRNGKey(0), 4)
+    assert str(refused.value).startswith("env.name: ") and "\n" not in str(refused.value)
+    assert "guards.quarantine" in str(refused.value)
+    assert hopeless.env.env.steps == 0
+
+
+def test_an_environment_with_hardly_a_usable_reset_is_refused_too():
+    """One clean state in a few hundred does not make drawing a million of them a plan; it used to hang here."""
+    with pytest.raises(ConfigError, match=r"[1-9]\d* of \d+ resets .* observation is not finite"):
+        resets(0.996).draw(jax.random.PRNGKey(1), 1_000_000)

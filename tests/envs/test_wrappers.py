@@ -1,0 +1,620 @@
+"""The wrapper stack: Brax's step by step where all is well, and what the quarantine does where it is not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import faulty
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from brax import envs
+from brax.training import acting
+
+from rlstable.config import QuarantineConfig
+from rlstable.envs.wrappers import VectorEnv, apply_if, run_episodes
+from rlstable.guards.env import env_guards, physics
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+STEPS, POOL, AT = 24, 6, 5
+TOLERANCE = 1e-6  # between programs that compute the same; nothing was seen to differ by a bit
+GUARDS = env_guards(QuarantineConfig())
+CAUSES = GUARDS["quarantine"].causes
+CASES = [(site, value) for site in ("action", *faulty.SITES) for value in range(len(faulty.VALUES))]
+BATCH = len(CASES) + 8
+FAULTY = range(len(CASES))
+HEALTHY = slice(len(CASES), BATCH)
+OWN = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
+
+MAKE: dict[str, Callable[[], Any]] = {
+    "toy": faulty.Faulty,
+    "named": lambda: faulty.Faulty(named=True),
+    "data": lambda: faulty.Faulty(data=True),
+    "every other": lambda: faulty.Faulty(period=2),
+    "fast": lambda: envs.get_environment("fast"),
+    "pendulum": lambda: envs.get_environment("inverted_pendulum", backend="spring"),
+}
+TOYS = ("toy", "named", "data", "every other")
+
+
+class Setting(NamedTuple):
+    """What a compiled unroll depends on; episodes last 8 actions, or until they end by themselves."""
+
+    kind: str
+    repeat: int = 1
+    guarded: bool = True
+    from_pool: bool = False
+
+    @property
+    def batch(self) -> int:
+        return BATCH if self.kind in TOYS else 8
+
+    @property
+    def length(self) -> int:
+        return 8 * self.repeat
+
+
+@functools.cache
+def environment(kind: str) -> Any:
+    return MAKE[kind]()
+
+
+def identifier(setting: Setting) -> str:
+    marks = ["guarded" if setting.guarded else "unguarded", *(["pool"] if setting.from_pool else [])]
+    return "-".join([setting.kind, str(setting.repeat), *marks])
+
+
+def vector(setting: Setting) -> VectorEnv:
+    guards = GUARDS if setting.guarded else {}
+    return VectorEnv(environment(setting.kind), setting.length, setting.repeat, guards, setting.from_pool)
+
+
+@functools.cache
+def fresh(kind: str) -> Any:
+    """First states of every environment, and behind them those of the pool."""
+    setting = Setting(kind)
+    keys = [first_keys(setting), jax.random.split(jax.random.PRNGKey(7), POOL)]
+    return jax.tree.map(np.asarray, jax.jit(vector(setting).reset)(jnp.concatenate(keys)))
+
+
+def first_states(kind: str) -> Any:
+    return rows(fresh(kind), slice(0, Setting(kind).batch))
+
+
+def pool(kind: str) -> Any:
+    return rows(fresh(kind), slice(Setting(kind).batch, None))
+
+
+def first_keys(setting: Setting) -> jax.Array:
+    return jax.random.split(jax.random.PRNGKey(0), setting.batch)
+
+
+@functools.cache
+def compiled(setting: Setting) -> Any:
+    env = vector(setting)
+
+    def unroll(state: Any, actions: jax.Array, pool: Any) -> Any:
+        def step(carry: Any, action: jax.Array) -> Any:
+            state, guard_state, key = carry
+            key, next_key = jax.random.split(key)
+            result = env.step(state, action, pool, key, guard_state)
+            return (result.state, result.guard_state, next_key), result
+
+        guard_state = {name: guard.init() for name, guard in env.guards.items()}
+        return jax.lax.scan(step, (state, guard_state, jax.random.PRNGKey(3)), actions)[1]
+
+    return jax.jit(unroll)
+
+
+def play(setting: Setting, actions: Any, start: Any = None) -> Any:
+    """Every step's result `[STEPS, B]`, on the host."""
+    start = first_states(setting.kind) if start is None else start
+    result = compiled(setting)(start, actions, pool(setting.kind) if vector(setting).draws else None)
+    return jax.tree.map(np.asarray, result)
+
+
+@functools.cache
+def brax_compiled(setting: Setting) -> Any:
+    env = envs.training.wrap(environment(setting.kind), setting.length, setting.repeat)
+
+    def unroll(actions: jax.Array) -> Any:
+        def step(state: Any, action: jax.Array) -> Any:
+            state = env.step(state, action)
+            return state, state
+
+        first = env.reset(first_keys(setting))
+        return first, jax.lax.scan(step, first, actions)[1]
+
+    return jax.jit(unroll)
+
+
+@functools.cache
+def healthy_actions(setting: Setting) -> np.ndarray:
+    size = environment(setting.kind).action_size
+    draw = jax.random.uniform(jax.random.PRNGKey(1), (STEPS, setting.batch, size), minval=-1.0, maxval=2.0)
+    return np.asarray(draw.at[..., 1:].set(0.0))
+
+
+def with_fault(actions: np.ndarray, step: int, index: int, site: str, value: int) -> None:
+    if site == "action":
+        actions[step, index, 0] = faulty.VALUES[value]
+    else:
+        actions[step, index, 1:] = 1 + faulty.SITES.index(site), value
+
+
+def faulty_actions(setting: Setting) -> np.ndarray:
+    """Environment `i` meets fault `i` in step AT; the last ones none."""
+    actions = healthy_actions(setting).copy()
+    for index, (site, value) in enumerate(CASES):
+        with_fault(actions, AT, index, site, value)
+    return actions
+
+
+def expected_cause(site: str, value: int) -> str | None:
+    """A limit stands beside the finiteness of coordinates, observations, rewards and done, of nothing else."""
+    if faulty.VALUES[value] == 1e30 and site in ("action", "scratch", "metrics", "info"):
+        return "physics" if site == "action" else None  # a push of 1e30 is seen in the velocity
+    return "physics" if site == "scratch" else site
+
+
+EXPECTED = [expected_cause(*case) for case in CASES]
+
+
+def assert_same(expected: Any, got: Any, tolerance: float = 0.0) -> None:
+    """Same leaves under the same names, same types, same bits; a tolerance where two programs are compared."""
+    flat = jax.tree_util.tree_flatten_with_path
+    ours = {jax.tree_util.keystr(path): np.asarray(x) for path, x in flat(got)[0]}
+    theirs = {jax.tree_util.keystr(path): np.asarray(x) for path, x in flat(expected)[0]}
+    assert ours.keys() == theirs.keys()
+    for name, x in theirs.items():
+        assert x.dtype == ours[name].dtype, name
+        np.testing.assert_allclose(ours[name], x, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def rows(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def idents(state: Any) -> dict[str, np.ndarray]:
+    """Which episode start each part of a state stems from."""
+    obs = state.obs["state"] if isinstance(state.obs, dict) else state.obs
+    first_obs = state.info["first_obs"]
+    first_obs = first_obs["state"] if isinstance(first_obs, dict) else first_obs
+    return {
+        "physics": physics(state).ident,
+        "observation": obs[..., 2],
+        "info": state.info["ident"],
+        "first physics": state.info["first_pipeline_state"].ident,
+        "first observation": first_obs[..., 2],
+    }
+
+
+def assert_coherent(state: Any) -> None:
+    expected = idents(state)["physics"]
+    for name, found in idents(state).items():
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+def assert_row_of_pool(state: Any, index: int, kind: str) -> None:
+    """Physics, observation, cached first state, info and metrics of one environment are those of one row.
+
+    Its random key alone stays its own: whoever draws the same row must not see the same noise.
+    """
+    one, drawn_from = rows(state, index), jax.tree.map(np.asarray, pool(kind))
+    (row,) = np.flatnonzero(physics(drawn_from).ident == physics(one).ident)
+    clean = rows(drawn_from, row)
+    for got in (physics(one), one.info["first_pipeline_state"]):
+        assert_same(physics(clean), got)
+    for got in (one.obs, one.info["first_obs"]):
+        assert_same(clean.obs, got)
+    assert_same(clean.metrics, one.metrics)
+    kept = (*OWN, "key")
+    assert_same(
+        {k: v for k, v in clean.info.items() if k not in kept},
+        {k: v for k, v in one.info.items() if k not in kept},
+    )
+    np.testing.assert_array_equal(one.info["key"], first_states(kind).info["key"][index])
+
+
+def all_finite(tree: Any) -> bool:
+    return all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
+
+
+# --- where all is well: Brax
+
+
+CASES_OF_BRAX = [
+    *(Setting("toy", repeat, guarded) for repeat in (1, 2, 4) for guarded in (False, True)),
+    *(Setting("fast", 2, guarded) for guarded in (False, True)),
+    *(Setting("named", 2, guarded) for guarded in (False, True)),
+    Setting("pendulum", 2, guarded=True),
+]
+
+
+@pytest.mark.parametrize("setting", CASES_OF_BRAX, ids=identifier)
+def test_steps_are_those_of_brax(setting):
+    """Observation, reward, done, metrics, physics and every entry of info, over many episodes.
+
+    The default quarantine changes nothing of it: every sample is valid and nothing trips.
+    """
+    actions = healthy_actions(setting)
+    first, theirs = brax_compiled(setting._replace(guarded=False))(actions)
+    assert_same(first, first_states(setting.kind), TOLERANCE)
+    result = play(setting, actions)
+    assert_same(theirs, result.state, TOLERANCE)
+    if setting.guarded:
+        assert result.valid.shape == (STEPS, setting.batch) and result.valid.all()
+        assert not result.guard_state["quarantine"].trips.any()
+    else:
+        assert result.valid is None and result.guard_state == {}
+
+    done, truncated = result.state.done, result.state.info["truncation"]
+    assert (truncated > 0).sum() >= 2, "no episode came to its time limit"
+    if setting.kind != "fast":
+        assert ((done > 0) & (truncated == 0)).sum() > 5, "no episode ended by itself"
+
+
+def test_playgrounds_data_is_brax_pipeline_state():
+    """The field is named otherwise, the numbers are the same."""
+    actions = healthy_actions(Setting("toy"))
+    brax, playground = play(Setting("toy"), actions).state, play(Setting("data"), actions).state
+    for one, other in zip(jax.tree.leaves(brax), jax.tree.leaves(playground), strict=True):
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_one_step_alone_is_the_scan_s_first():
+    """Compiled by itself, faults and all."""
+    setting = Setting("toy")
+    env, actions = vector(setting), faulty_actions(setting)[AT]
+    guard_state = {name: guard.init() for name, guard in env.guards.items()}
+    args = (
+        first_states("toy"),
+        actions,
+        pool("toy"),
+        jax.random.split(jax.random.PRNGKey(3))[0],
+        guard_state,
+    )
+    scanned = rows(play(setting, np.broadcast_to(actions, (STEPS, *actions.shape))), 0)
+    assert_same(scanned, jax.jit(env.step)(*args), TOLERANCE)
+
+
+def test_without_guards_nothing_of_them_is_traced():
+    """No judgement, no draw, no pool."""
+    env = vector(Setting("toy", guarded=False))
+    assert not env.draws
+    state = jax.eval_shape(env.reset, first_keys(Setting("toy")))
+    actions = jnp.zeros((BATCH, 3))
+    text = str(jax.make_jaxpr(env.step)(state, actions, None, jax.random.PRNGKey(0), {}))
+    for word in ("while", "random_bits", "threefry", "is_finite", "cumsum"):
+        assert word not in text
+
+
+def test_typed_random_keys():
+    """Environments may keep new-style keys in their info."""
+    env = vector(Setting("toy"))
+    reset = jax.jit(env.reset)
+    state, drawn_from = (
+        reset(jax.random.split(jax.random.key(0), BATCH)),
+        reset(jax.random.split(jax.random.key(1), BATCH)),
+    )
+    guard_state = {name: guard.init() for name, guard in env.guards.items()}
+    actions = jnp.array(faulty_actions(Setting("toy"))[AT])
+    result = jax.jit(env.step)(state, actions, drawn_from, jax.random.key(2), guard_state)
+    assert jnp.issubdtype(result.state.info["key"].dtype, jax.dtypes.prng_key)
+    np.testing.assert_array_equal(result.valid[: len(CASES)], [cause is None for cause in EXPECTED])
+
+
+# --- one fault at a time
+
+
+@pytest.mark.parametrize(
+    "setting", [Setting("toy"), Setting("every other", 2), Setting("named", 2), Setting("data")], ids=identifier
+)
+def test_a_fault_becomes_a_truncation_that_is_worth_nothing(setting):
+    """Every site, every kind of bad number; with `every other` only the first of two repeats is bad."""
+    result = play(setting, faulty_actions(setting))
+    after = rows(result.state, AT)
+    assert result.valid[:AT].all()
+    for index, cause in zip(FAULTY, EXPECTED, strict=True):
+        label = CASES[index]
+        assert result.valid[AT, index] == (cause is None), label
+        if cause is None:
+            continue
+        assert (after.done[index], after.info["truncation"][index], after.info["episode_done"][index]) == (
+            1,
+            1,
+            1,
+        ), label
+        assert (after.reward[index], after.info["time_out"][index]) == (0, 0), label
+        assert_row_of_pool(after, index, setting.kind)
+    assert_coherent(after)
+    assert len({physics(after).ident[i] for i in FAULTY if EXPECTED[i]}) > 1, "all came from one row"
+
+
+@pytest.mark.parametrize("setting", [Setting("toy"), Setting("every other", 2)], ids=identifier)
+def test_the_step_after_a_fault_is_an_ordinary_first_step(setting):
+    """Valid, counted from zero, and to its end like an episode that starts from that row of the pool."""
+    result = play(setting, faulty_actions(setting))
+    bad = [i for i in FAULTY if EXPECTED[i]]
+    assert result.valid[AT + 1 :].all()
+    following = rows(result.state, (AT + 1, bad))
+    assert (following.info["steps"] == setting.repeat).all()
+    totals = following.info["episode_metrics"]
+    np.testing.assert_array_equal(totals["length"], setting.repeat)
+    np.testing.assert_array_equal(totals["sum_reward"], following.reward)
+
+    alone, start = rows(result.state, AT), first_states(setting.kind)
+    start = start.replace(
+        obs=alone.obs,
+        info=start.info | {k: v for k, v in alone.info.items() if k not in OWN},
+        **{environment(setting.kind).field: physics(alone)},
+    )
+    rest = np.roll(healthy_actions(setting), -(AT + 1), axis=0)
+    expected = play(setting, rest, start).state
+    span = STEPS - (AT + 1)
+    assert_same(rows(expected, (slice(0, span), bad)), rows(result.state, (slice(AT + 1, None), bad)))
+
+
+@pytest.mark.parametrize("setting", [Setting("toy"), Setting("every other", 2)], ids=identifier)
+def test_a_fault_is_counted_once_and_under_its_cause(setting):
+    """Also where a repeat is bad for several reasons, or several repeats are bad."""
+    trips = play(setting, faulty_actions(setting)).guard_state["quarantine"].trips
+    assert not trips[AT - 1].any()
+    counted = dict(zip(CAUSES, trips[AT].tolist(), strict=True))
+    assert counted == {cause: EXPECTED.count(cause) for cause in CAUSES}
+    np.testing.assert_array_equal(trips[AT:], np.broadcast_to(trips[AT], trips[AT:].shape))
+
+
+@pytest.mark.parametrize("setting", [Setting("toy"), Setting("every other", 2)], ids=identifier)
+def test_other_environments_notice_nothing(setting):
+    """Not a bit of the rest of the batch changes, then or later."""
+    faulted = play(setting, faulty_actions(setting)).state
+    healthy = play(setting, healthy_actions(setting)).state
+    spared = [*range(BATCH)[HEALTHY]]
+    assert_same(rows(healthy, (slice(None), spared)), rows(faulted, (slice(None), spared)))
+
+
+@pytest.mark.parametrize("setting", [Setting("toy"), Setting("toy", 2)], ids=identifier)
+def test_episode_metrics_leave_a_bad_step_out(setting):
+    """They stand as they stood, so the sums stay finite."""
+    totals = play(setting, faulty_actions(setting)).state.info["episode_metrics"]
+    bad = [i for i in FAULTY if EXPECTED[i]]
+    assert all_finite(totals)
+    for name, total in totals.items():
+        fresh = play(setting, faulty_actions(setting)).state.info["episode_done"][AT - 1] > 0
+        kept = np.where(fresh, 0.0, total[AT - 1])
+        np.testing.assert_array_equal(total[AT, bad], kept[bad], err_msg=name)
+
+
+def test_without_a_guard_one_fault_stays():
+    """The failure: in Brax the sum of rewards is NaN for ever, and whatever `info` carries on is with either stack."""
+    setting = Setting("toy", guarded=False)
+    actions = healthy_actions(setting).copy()
+    for step in range(8):
+        actions[step, :, 0] = 0.0
+    with_fault(actions, AT, 0, "reward", 0)
+    with_fault(actions, AT, 1, "info", 0)
+    with_fault(actions, AT, 2, "physics", 0)
+    brax, unguarded = brax_compiled(setting)(actions)[1], play(setting, actions).state
+    episodes = np.asarray(brax.done)[AT + 1 :].sum(axis=0)
+    assert (episodes[:3] >= 1).all(), "the fault is never followed by another episode"
+    assert np.isnan(brax.info["episode_metrics"]["sum_reward"][AT:, 0]).all()
+    for state in (brax, unguarded):
+        assert np.isnan(state.info["sum"][AT:, 1]).all()
+        # NaN passes the health test, so bad physics goes on to the time limit.
+        assert np.isnan(state.pipeline_state.q[AT:7, 2]).all() and not np.asarray(state.done)[AT:7, 2].any()
+
+    guarded = play(Setting("toy"), actions)
+    assert (~guarded.valid).sum() == 3
+    assert all_finite(guarded.state)
+
+
+def test_a_bad_cached_first_state_is_replaced_for_good():
+    """Where the first state itself goes wrong again and again, an environment that kept it would never recover."""
+    setting = Setting("toy")
+    result = play(setting, faulty_actions(setting)).state
+    first = result.info["first_pipeline_state"].ident
+    bad = [i for i in FAULTY if EXPECTED[i]]
+    assert (first[AT, bad] != first[AT - 1, bad]).all()
+    np.testing.assert_array_equal(first[AT:, bad], np.broadcast_to(first[AT, bad], first[AT:, bad].shape))
+    # Later episodes begin there.
+    over = result.done[AT:] > 0
+    np.testing.assert_array_equal(physics(result).t[AT:][over], 0)
+    np.testing.assert_array_equal(physics(result).ident[AT:], first[AT:])
+
+
+# --- many faults
+
+
+@functools.cache
+def storm(setting: Setting) -> tuple[np.ndarray, Any]:
+    """A tenth of all steps meet a fault of any kind; every environment meets one in step 11, and in 12 and 13."""
+    rng = np.random.default_rng(5)
+    actions = healthy_actions(setting).copy()
+    hit = rng.random(actions.shape[:2]) < 0.1
+    hit[11:14] = True
+    expected = np.zeros_like(hit)
+    for step, index in np.argwhere(hit):
+        case = CASES[rng.integers(len(CASES))] if step not in (11, 12, 13) else ("observation", 0)
+        with_fault(actions, step, index, *case)
+        expected[step, index] = expected_cause(*case) is not None
+    return expected, play(setting, actions)
+
+
+STORMS = [
+    Setting("toy"),
+    Setting("toy", 2),
+    Setting("toy", from_pool=True),
+    Setting("named", 2, from_pool=True),
+]
+
+
+@pytest.mark.parametrize("setting", STORMS, ids=identifier)
+def test_a_storm_poisons_nothing(setting):
+    """Whatever meets in one step, the state is clean after it and the books balance."""
+    expected, result = storm(setting)
+    state = result.state
+    np.testing.assert_array_equal(result.valid, ~expected)
+    judged = state.replace(metrics={}, info={name: x for name, x in state.info.items() if name != "sum"})
+    for leaf in jax.tree.leaves(judged):
+        # An action or a metric of 1e30 is no fault; a coordinate, observation or reward is.
+        assert np.isfinite(leaf).all()
+    assert np.abs(state.pipeline_state.q).max() < 10 and np.abs(state.reward).max() < 100
+
+    worth = (state.done, state.info["truncation"], state.info["episode_done"])
+    for x in worth:
+        assert (x[expected] == 1).all()
+    assert (state.reward[expected] == 0).all() and (state.info["time_out"][expected] == 0).all()
+    assert_coherent(state)
+    counted = result.guard_state["quarantine"].trips.sum(axis=-1)
+    np.testing.assert_array_equal(counted, np.cumsum(expected.sum(axis=1)))
+    over = state.done[:-1] > 0
+    assert (state.info["steps"][1:][over] == setting.repeat).all()
+    assert (state.info["episode_metrics"]["length"][1:][over & ~expected[1:]] == setting.repeat).all()
+
+
+# --- ordinary ends from the pool
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["unguarded", "guarded"])
+def test_reset_from_pool_draws_at_every_end(guarded):
+    """Physics, observation and info of one row; until then nothing differs from a cached reset."""
+    setting = Setting("toy", guarded=guarded, from_pool=True)
+    state = play(setting, healthy_actions(setting)).state
+    cached = play(Setting("toy", guarded=False), healthy_actions(setting)).state
+    over = state.done > 0
+    drawn = physics(jax.tree.map(np.asarray, pool("toy"))).ident
+    assert over.sum() > 20
+    assert np.isin(physics(state).ident[over], drawn).all()
+    assert len(np.unique(physics(state).ident[over])) == POOL
+    assert_coherent(state)
+    assert (physics(state).t[over] == 0).all() and (state.info["calls"][over] == 0).all()
+
+    first_end = over.argmax(axis=0)
+    for index in range(setting.batch):
+        same = (
+            rows(state, (slice(0, first_end[index]), index)),
+            rows(cached, (slice(0, first_end[index]), index)),
+        )
+        assert_same(*same, TOLERANCE)
+        ends = rows(state, (first_end[index], index)), rows(cached, (first_end[index], index))
+        for one, other in zip(*(idents_free(x) for x in ends), strict=True):
+            np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def idents_free(state: Any) -> list[Any]:
+    """What an ended episode reports, whichever first state follows: reward, done, time-out, the episode's own books."""
+    return jax.tree.leaves(
+        (state.reward, state.done, state.metrics, state.info["time_out"], [state.info[name] for name in OWN])
+    )
+
+
+# --- evaluation
+
+
+@pytest.mark.parametrize(("kind", "repeat"), [("toy", 2), ("fast", 1)])
+def test_run_episodes_sums_as_brax_evaluator(kind, repeat):
+    """Same policy, same keys, same sums for every environment, with and without a guard."""
+    count, length = 16, 8 * repeat
+    env = environment(kind)
+
+    def policy(obs: jax.Array, key: jax.Array) -> jax.Array:
+        push = 2.0 * jnp.tanh(obs[:, :1] + jax.random.normal(key, (count, 1)))
+        return jnp.concatenate([push, jnp.zeros((count, env.action_size - 1))], axis=1)
+
+    wrapped, acts = envs.training.wrap(env, length, repeat), lambda obs, key: (policy(obs, key), {})
+    evaluator = acting.Evaluator(wrapped, lambda _: acts, count, length, repeat, jax.random.PRNGKey(11))
+    reported = evaluator.run_evaluation(None, {})
+    theirs = evaluator._eval_state_to_donate.info["eval_metrics"]
+    _, key = jax.random.split(jax.random.PRNGKey(11))
+    for guards in ({}, GUARDS):
+        vector = VectorEnv(env, length, repeat, guards)
+        ours = jax.jit(lambda key, vector=vector: run_episodes(vector, policy, jax.random.split(key, count), key))(key)
+        assert set(ours.metrics) == set(theirs.episode_metrics)
+        for name, sums in theirs.episode_metrics.items():
+            np.testing.assert_allclose(ours.metrics[name], sums, rtol=1e-6, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(np.mean(ours.metrics[name]), reported[f"eval/episode_{name}"], rtol=1e-6)
+        np.testing.assert_array_equal(ours.length, theirs.episode_steps)
+        assert not ours.aborted.any()
+        if kind != "fast":
+            assert len(np.unique(ours.length)) > 2, "all episodes ended together"
+
+
+def run_faulty(guards: dict[str, Any], bad_reset: bool = False) -> tuple[Any, np.ndarray]:
+    """Half of the environments go bad in their fourth step."""
+    env = faulty.Faulty(period=100, phase=3)
+    if bad_reset:
+        env = BadResets()
+    vector = VectorEnv(env, 8, 1, guards)
+
+    def policy(obs: jax.Array, key: jax.Array) -> jax.Array:
+        site = jnp.where(obs[:, 2] > 0, 1.0 + faulty.SITES.index("reward"), 0.0)
+        return jnp.stack([jnp.zeros_like(site), site, jnp.zeros_like(site)], axis=1)
+
+    keys = jax.random.split(jax.random.PRNGKey(0), 16)
+    episodes = jax.jit(lambda: run_episodes(vector, policy, keys, jax.random.PRNGKey(1)))()
+    return jax.tree.map(np.asarray, episodes), np.asarray(jax.vmap(faulty.Faulty().reset)(keys).obs[:, 2] > 0)
+
+
+def test_an_evaluation_episode_that_goes_bad_is_aborted_there():
+    """What it gained until then is finite, and the others are as without it."""
+    episodes, bad = run_faulty(GUARDS)
+    assert 0 < bad.sum() < 16
+    np.testing.assert_array_equal(episodes.aborted, bad)
+    np.testing.assert_array_equal(episodes.length, np.where(bad, 3, 8))
+    assert all_finite(episodes)
+    unguarded, _ = run_faulty({})
+    assert not unguarded.aborted.any()
+    assert np.isnan(unguarded.metrics["reward"][bad]).all()
+    for name, sums in episodes.metrics.items():
+        np.testing.assert_allclose(sums[~bad], unguarded.metrics[name][~bad], rtol=1e-6)
+
+
+class BadResets(faulty.Faulty):
+    """First observations that are NaN for half of the keys."""
+
+    def reset(self, rng: jax.Array) -> Any:
+        state = super().reset(rng)
+        return state.replace(obs=state.obs.at[0].set(jnp.where(state.obs[2] > 0, jnp.nan, state.obs[0])))
+
+
+def test_an_evaluation_episode_with_a_bad_start_is_aborted_at_once():
+    """It never was one: no length, no sums, counted once."""
+    episodes, bad = run_faulty(GUARDS, bad_reset=True)
+    np.testing.assert_array_equal(episodes.aborted, bad)
+    np.testing.assert_array_equal(episodes.length, np.where(bad, 0, 8))
+    assert all_finite(episodes) and (episodes.metrics["reward"][bad] == 0).all()
+
+
+# --- apply_if
+
+
+def test_apply_if_applies_once_or_not_at_all():
+    """The function where the predicate holds, else the operand; a second turn would add twice."""
+    operand = {"x": jnp.arange(3.0), "n": jnp.int32(4)}
+
+    def bump(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x + 1, tree)
+
+    for apply in (apply_if, jax.jit(apply_if, static_argnums=1)):
+        assert_same(bump(operand), apply(jnp.array(True), bump, operand))
+        assert_same(operand, apply(jnp.array(False), bump, operand))
+
+
+def test_apply_if_under_vmap_and_scan():
+    """Each by its own predicate."""
+    predicates = jnp.array([True, False, True, False])
+    got = jax.vmap(lambda p, x: apply_if(p, lambda y: y * 10.0, x))(predicates, jnp.arange(1.0, 5.0))
+    np.testing.assert_array_equal(got, [10, 2, 30, 4])
+    total, _ = jax.lax.scan(lambda x, p: (apply_if(p, lambda y: 2 * y + 1, x), None), jnp.int32(1), predicates)
+    assert total == 7
+
+
+def test_apply_if_leaves_bad_numbers_of_the_other_choice_out():
+    """What the function would give is not computed where it is not wanted."""
+    got = apply_if(jnp.array(False), lambda x: x * jnp.nan, jnp.ones(2))
+    np.testing.assert_array_equal(got, 1.0)

@@ -1,0 +1,188 @@
+"""Masked reductions against NumPy over the valid samples, on one device and spread unevenly over eight."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstable import sharding
+from rlstable.guards import masked
+
+ROWS, STEPS = 8, 6  # one row for each of eight devices
+DEVICES = pytest.mark.parametrize("devices", [1, 2, 8])
+NAN = float("nan")
+
+
+@functools.cache
+def reductions(devices: int) -> Any:
+    """Everything at once, compiled once: `x` and `valid` are split by rows."""
+
+    def reduce(x: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+        valid_share = masked.share(valid)
+        center, std = masked.mean_and_std(x, valid, valid_share)
+        mean = sharding.mean(masked.mean(x, valid, valid_share))
+        loss = lambda y: masked.mean(jnp.square(masked.kept(y, valid)), valid, valid_share)  # noqa: E731
+        return {
+            "share": valid_share, "mean": mean, "center": center, "std": std,
+            "least": masked.least(x, valid), "greatest": masked.greatest(x, valid),
+            "gradient": jax.grad(loss)(x) / devices,
+        }  # fmt: skip
+
+    out = dict.fromkeys(("share", "mean", "center", "std", "least", "greatest"), sharding.REPLICATED)
+    return sharding.over_devices(
+        reduce, sharding.make_mesh(devices), (sharding.SPLIT, sharding.SPLIT), out | {"gradient": sharding.SPLIT}
+    )
+
+
+def sample(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(3.0, 2.0, (ROWS, STEPS)).astype(np.float32)
+
+
+def uneven() -> np.ndarray:
+    """Some devices all valid, some in part, one not at all."""
+    valid = np.random.default_rng(1).random((ROWS, STEPS)) < np.linspace(0.1, 1.0, ROWS)[:, None]
+    valid[0], valid[-1] = False, True
+    return valid
+
+
+def one(row: int, step: int) -> np.ndarray:
+    valid = np.zeros((ROWS, STEPS), bool)
+    valid[row, step] = True
+    return valid
+
+
+MASKS = {
+    "all": np.ones((ROWS, STEPS), bool),
+    "uneven": uneven(),
+    "half the devices": np.repeat([[True], [False]] * 4, STEPS, axis=1),
+    "one on each": np.eye(ROWS, STEPS, dtype=bool) | one(6, 0) | one(7, 1),
+    "two": one(1, 1) | one(6, 2),
+    "one": one(3, 2),
+    "another one": one(7, 5),
+}
+
+
+@DEVICES
+@pytest.mark.parametrize("mask", MASKS)
+def test_reductions_are_numpy_s_over_the_valid_samples(devices, mask):
+    """What stands at invalid places does not matter, not even to a gradient."""
+    valid = MASKS[mask]
+    x = np.where(valid, sample(), NAN).astype(np.float32)
+    chosen = x[valid].astype(np.float64)
+    got = reductions(devices)(x, valid)
+    assert got["share"] == pytest.approx(valid.mean(), rel=1e-6)
+    assert got["mean"] == pytest.approx(chosen.mean(), rel=1e-5)
+    assert got["center"] == pytest.approx(chosen.mean(), rel=1e-5)
+    assert got["std"] == pytest.approx(chosen.std(), rel=1e-5, abs=1e-6)
+    assert (got["least"], got["greatest"]) == (chosen.min().astype(np.float32), chosen.max().astype(np.float32))
+    expected = np.where(valid, 2 * np.nan_to_num(x) / chosen.size, 0.0)
+    np.testing.assert_allclose(got["gradient"], expected, rtol=1e-5)
+
+
+@DEVICES
+def test_one_valid_sample_has_no_spread(devices):
+    """Its mean is itself and its standard deviation zero."""
+    got = reductions(devices)(np.where(one(3, 2), 7.5, NAN).astype(np.float32), one(3, 2))
+    assert (got["mean"], got["std"]) == (pytest.approx(7.5), 0.0)
+
+
+@DEVICES
+def test_no_valid_sample_gives_zeros_and_no_nan(devices):
+    """Nothing is divided by zero; there is no smallest and no largest."""
+    none = np.zeros((ROWS, STEPS), bool)
+    got = reductions(devices)(np.full((ROWS, STEPS), NAN, np.float32), none)
+    assert got["share"] > 0
+    assert (got["mean"], got["center"], got["std"]) == (0.0, 0.0, 0.0)
+    assert (got["least"], got["greatest"]) == (np.inf, -np.inf)
+    np.testing.assert_array_equal(got["gradient"], 0.0)
+
+
+def test_a_large_mean_does_not_swallow_the_spread():
+    """Squares are taken of what is left after the mean."""
+    x = 10_000.0 + sample()
+    got = reductions(8)(x, MASKS["uneven"])
+    assert got["std"] == pytest.approx(x[MASKS["uneven"]].astype(np.float64).std(), rel=1e-3)
+
+
+@DEVICES
+def test_parts_of_a_batch_add_up(devices):
+    """With the share of the whole, the mean over equal parts is the mean of the whole, however uneven their masks."""
+    valid, x = MASKS["uneven"], sample(3)
+
+    def in_parts(x: jax.Array, valid: jax.Array) -> jax.Array:
+        valid_share = masked.share(valid)
+        parts = [masked.mean(x[:, i::3], valid[:, i::3], valid_share) for i in range(3)]
+        return sharding.mean(sum(parts) / 3)
+
+    split = (sharding.SPLIT, sharding.SPLIT)
+    run = sharding.over_devices(in_parts, sharding.make_mesh(devices), split, sharding.REPLICATED)
+    assert run(x, valid) == pytest.approx(x[valid].mean(), rel=1e-5)
+
+
+# --- no mask
+
+
+def operations(function: Any, *args: Any) -> list[str]:
+    """The primitives of a program on one device, whose reductions over devices are named, not run."""
+    traced = jax.make_jaxpr(function, axis_env=[(sharding.AXIS, 1)])(*args)
+
+    def walk(jaxpr: Any) -> list[str]:
+        found = []
+        for equation in jaxpr.eqns:
+            inner = [p for p in equation.params.values() if hasattr(p, "jaxpr")]
+            found += [name for p in inner for name in walk(p.jaxpr)] if inner else [equation.primitive.name]
+        return found
+
+    return walk(traced.jaxpr)
+
+
+def test_without_a_mask_it_is_the_plain_mean():
+    """The traced program is the one that knows of no mask."""
+    x = jnp.array(sample())
+    assert masked.share(None) is None
+    assert operations(lambda y: masked.mean(y, None, None), x) == operations(jnp.mean, x)
+    assert masked.mean(x, None, None) == jnp.mean(x)
+    for ours, plain in (
+        (lambda y: masked.least(y, None), lambda y: jax.lax.pmin(jnp.min(y), "data")),
+        (lambda y: masked.greatest(y, None), lambda y: jax.lax.pmax(jnp.max(y), "data")),
+    ):
+        assert operations(ours, x) == operations(plain, x)
+
+    def plain_mean_and_std(y: jax.Array) -> Any:
+        center = jax.lax.pmean(jnp.mean(y), "data")
+        return center, jnp.sqrt(jax.lax.pmean(jnp.mean(jnp.square(y - center)), "data"))
+
+    assert operations(lambda y: masked.mean_and_std(y, None, None), x) == operations(plain_mean_and_std, x)
+    tree = {"x": x}
+    assert masked.kept(tree, None) is tree and masked.finite(tree, None) is tree
+
+
+# --- choosing before computing
+
+
+def test_kept_puts_zeros_at_invalid_places():
+    """Whatever stood there, and along trailing axes."""
+    valid = jnp.array([True, False])
+    got = masked.kept({"a": jnp.array([1.0, NAN]), "b": jnp.array([[1.0, NAN], [2.0, 3.0]])}, valid)
+    np.testing.assert_array_equal(got["a"], [1.0, 0.0])
+    np.testing.assert_array_equal(got["b"], [[1.0, NAN], [0.0, 0.0]])
+
+
+def test_finite_mends_invalid_places_only():
+    """A bad number at a valid place stays, for a guard to see; a good one at an invalid place too."""
+    valid = jnp.array([[True, False]])
+    got = masked.finite(jnp.array([[[1.0, NAN], [2.0, np.inf]]]), valid)
+    np.testing.assert_array_equal(got, [[[1.0, NAN], [2.0, 0.0]]])
+
+
+def test_a_choice_before_a_product_keeps_its_gradient():
+    """The failure: chosen after it, the gradient is NaN."""
+    x, valid = jnp.array([2.0, NAN]), jnp.array([True, False])
+    after = jax.grad(lambda w: jnp.sum(jnp.where(valid, w * x, 0.0)))(1.0)
+    before = jax.grad(lambda w: jnp.sum(w * masked.kept(x, valid)))(1.0)
+    assert np.isnan(after) and before == 2.0

@@ -1,0 +1,174 @@
+"""Eight devices are one: the same gradient, nothing crosses while collecting, one verdict, each fault counted once."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import GUARDS_OFF, PointMass, assemble, compiled, equations, experience, mesh, placed, tiny_config
+
+from rlstable import sharding
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards import masked
+from rlstable.ppo import normalizer
+from rlstable.ppo.build import make_ppo
+from rlstable.ppo.rollout import collect
+from rlstable.ppo.state import SPECS
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+DEVICES = 8
+T, B = 4, 16
+R, SPLIT = sharding.REPLICATED, sharding.SPLIT
+COLLECTIVES = {
+    "psum", "psum2", "psum_invariant", "pmax", "pmin", "pmean", "all_gather", "all_gather_invariant", "all_to_all",
+    "ppermute", "pbroadcast", "reduce_scatter", "psum_scatter", "ragged_all_to_all", "pgather",
+}  # fmt: skip
+
+
+# --- one global batch
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return tiny_config(ppo={"clipping_epsilon_value": 0.2, "entropy_cost": 0.1})
+
+
+@pytest.fixture(scope="module")
+def gradients(settings):
+    """Gradient and metrics of a global `[T, B]` batch on so many devices, split along B."""
+    ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
+    rows_first = lambda x: jnp.swapaxes(x, 0, 1)  # noqa: E731
+
+    def gradient(params, statistics, rows, after):
+        data = jax.tree.map(rows_first, rows)._replace(bootstrap_observation=after)
+        return ppo.gradient(params, statistics, data, masked.share(data.valid), jnp.float32(1))
+
+    programs = {n: sharding.over_devices(gradient, mesh(n), (R, R, SPLIT, SPLIT), R) for n in (1, DEVICES)}
+
+    def call(devices, params, statistics, data):
+        rows = jax.tree.map(rows_first, data._replace(bootstrap_observation=None))
+        return jax.device_get(programs[devices](params, statistics, rows, data.bootstrap_observation))
+
+    return ppo, call
+
+
+def close(ours, theirs):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(1e-2, np.max(np.abs(b)))), ours, theirs
+    )
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_the_gradient_is_that_of_one_device(gradients, masking):
+    """Not eight times it, which would be the same on all devices, and with a mask not the mean of means either."""
+    ppo, gradient = gradients
+    params, statistics, data, _ = experience(ppo.networks, T, B)
+    if masking:
+        valid = np.random.default_rng(0).random((T, B)) > 0.2
+        valid[:, :2] = False  # the first device has nothing valid
+        valid[1:, 2:4] = False  # and the second hardly anything
+        data = data._replace(valid=jnp.array(valid), truncation=jnp.where(valid, data.truncation, 1.0))
+    (one, metrics), (many, metrics_of_many) = (gradient(n, params, statistics, data) for n in (1, DEVICES))
+    close(many, one)
+    close(metrics_of_many, metrics)
+    assert max(np.max(np.abs(x)) for x in jax.tree.leaves(one)) > 0.1
+    if masking:
+        assert metrics["training/policy_dist_max_std"] < np.inf
+
+
+@pytest.mark.parametrize("mode", ["welford", "ema"])
+def test_statistics_are_those_of_one_device(mode):
+    config = tiny_config(ppo={"normalize_observations_mode": mode}).ppo
+    rng = np.random.default_rng(1)
+    x = np.float32(rng.normal(size=(B, T, 3)) * np.arange(1, B + 1)[:, None, None])
+    valid = rng.random((B, T)) > 0.2
+    valid[:2] = False
+    update = functools.partial(normalizer.update, config=config)
+    found = [
+        sharding.over_devices(update, mesh(n), (R, SPLIT, SPLIT), R)(
+            normalizer.init(jax.ShapeDtypeStruct((3,), jnp.float32)), x, valid
+        )
+        for n in (1, DEVICES)
+    ]
+    close(jax.device_get(found[1]), jax.device_get(found[0]))
+    np.testing.assert_allclose(found[1].mean, x[valid].mean(0), rtol=1e-4)
+
+
+# --- collecting
+
+
+def crossings(function, *arguments):
+    """Where a program on all devices communicates: how many loops are around each collective."""
+    program = jax.make_jaxpr(function)(*arguments).jaxpr
+    return [loops(inside) for equation, inside in equations(program) if equation.primitive.name in COLLECTIVES]
+
+
+def loops(inside):
+    return sum(equation.primitive.name in ("scan", "while") for equation in inside)
+
+
+def test_nothing_crosses_devices_while_collecting():
+    """Only the sums of its metrics do, after the last step."""
+    settings = tiny_config(guards={"limiters": {"reward": 5.0}})
+    ppo, state = assemble(settings)
+    collecting = sharding.over_devices(
+        lambda state, key: collect(state, key, env=ppo.env, networks=ppo.networks, config=settings).metrics,
+        mesh(DEVICES), (SPECS, R), R,
+    )  # fmt: skip
+    key = jax.random.PRNGKey(0)
+    program = jax.make_jaxpr(collecting)(state, key).jaxpr
+    assert max(loops(inside) for _, inside in equations(program)) >= 2  # unrolls of steps: both are looked into
+    assert set(crossings(collecting, state, key)) == {0}
+    # The test can fail: in a whole iteration the gradients do cross, once per minibatch of an epoch.
+    assert max(crossings(compiled(ppo, DEVICES), state)) == 2
+
+
+# --- a fault on one device
+
+POISONED = 3  # of eight environments, one on each device
+
+
+@pytest.fixture(scope="module", params=["every guard", "update guard alone"])
+def poisoned(request):
+    """One iteration on eight devices, the physics of one environment NaN."""
+    alone = {**GUARDS_OFF, "update": {"enabled": True}}
+    ppo, state = assemble(tiny_config(guards={} if request.param == "every guard" else alone))
+    physics = state.env_state.pipeline_state
+    physics = physics.replace(q=np.where(np.arange(8)[:, None] == POISONED, np.nan, physics.q))
+    state = dataclasses.replace(state, env_state=state.env_state.replace(pipeline_state=physics))
+    before = placed(state, DEVICES)
+    after, metrics = compiled(ppo, DEVICES)(before)
+    return request.param, before, after, metrics
+
+
+def test_all_devices_hold_the_same_after_an_iteration(poisoned):
+    """Bit for bit: what is called replicated is, although nothing checks it (`check_vma=False`)."""
+    _, _, after, metrics = poisoned
+    for leaf in jax.tree.leaves((dataclasses.replace(after, env_state=None, reset_pool=None), metrics)):
+        assert len(leaf.addressable_shards) == DEVICES
+        first, *rest = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+        for other in rest:
+            np.testing.assert_array_equal(other, first)
+
+
+def test_a_fault_on_one_device_is_counted_once(poisoned):
+    guards, before, after, metrics = poisoned
+    trips = {name: counts.tolist() for name, counts in metrics.trips.items()}
+    minibatches = 4  # two in each of two epochs
+    if guards == "every guard":
+        assert trips["quarantine"] == [0, 1, 0, 0, 0, 0, 0]
+        assert [sum(trips[name]) for name in ("transition", "update", "state")] == [0, 0, 0]
+        assert int(after.counters.updates) == minibatches
+        np.testing.assert_allclose(metrics.values["training/valid_share"], 1 - 1 / 64)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(after) if x.dtype == jnp.float32)
+        ppo, _ = assemble(tiny_config(guards={}))
+        _, alone = compiled(ppo)(placed(jax.device_get(before)))  # other actions, the same fault and count
+        jax.tree.map(np.testing.assert_array_equal, metrics.trips, alone.trips)
+        return
+    # Each device has two unrolls and gives one to each minibatch, so every minibatch is bad: on all devices, once.
+    assert trips == {"update": [minibatches, 0, 0]}
+    assert int(after.counters.updates) == 0
+    jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))

@@ -1,0 +1,164 @@
+"""Generalized advantage estimation, by hand and against Brax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from brax.training.agents.ppo.losses import compute_gae
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rlstable.ppo.gae import estimate
+
+T, B = 6, 3
+DISCOUNT, LAMBDA = 0.9, 0.8
+
+
+@jax.jit
+def ours(rewards, values, bootstrap_value, truncation, termination, discount=DISCOUNT, lambda_=LAMBDA):
+    return estimate(
+        rewards=rewards, values=values, bootstrap_value=bootstrap_value, truncation=truncation,
+        termination=termination, discount=discount, lambda_=lambda_,
+    )  # fmt: skip
+
+
+@jax.jit
+def brax(rewards, values, bootstrap_value, truncation, termination, discount, lambda_):
+    return compute_gae(truncation, termination, rewards, values, bootstrap_value, lambda_, discount)
+
+
+def column(*numbers):
+    return jnp.array(numbers, jnp.float32)[:, None]
+
+
+def test_an_unroll_worked_out_by_hand():
+    """γ = 0.5, λ = 0.5, no ends.
+
+    r = 1, 2, 3; V = 10, 20, 30; V after = 40.
+    δ = 1 + 0.5·20 - 10 = 1;  2 + 0.5·30 - 20 = -3;  3 + 0.5·40 - 30 = -7.
+    A_2 = -7;  A_1 = -3 + 0.25·(-7) = -4.75;  A_0 = 1 + 0.25·(-4.75) = -0.1875.
+    target = A + V = 9.8125, 15.25, 23.
+    What the policy sees: 1 + 0.5·15.25 - 10 = -1.375;  2 + 0.5·23 - 20 = -6.5;  3 + 0.5·40 - 30 = -7.
+    """
+    none = column(0, 0, 0)
+    targets, advantages = ours(column(1, 2, 3), column(10, 20, 30), jnp.array([40.0]), none, none, 0.5, 0.5)
+    np.testing.assert_array_equal(targets, column(9.8125, 15.25, 23))
+    np.testing.assert_array_equal(advantages, column(-1.375, -6.5, -7))
+
+
+def test_a_termination_and_a_truncation_worked_out_by_hand():
+    """γ = 0.5, λ = 0.5; r = 1, 2, 3, 4; V = 10, 20, 30, 40; V after = 50; the first step terminates, the third is cut.
+
+    δ_0 = 1 - 10 = -9 (what follows is worth nothing);  δ_1 = 2 + 0.5·30 - 20 = -3;  δ_2 = 0;  δ_3 = 4 + 25 - 40 = -11.
+    A_3 = -11;  A_2 = 0 (cut: neither δ nor what follows);  A_1 = -3 + 0.25·0 = -3;  A_0 = -9.
+    target = 1, 17, 30, 29.
+    What the policy sees: 1 - 10 = -9;  2 + 0.5·30 - 20 = -3;  0;  4 + 0.5·50 - 40 = -11.
+    """
+    targets, advantages = ours(
+        column(1, 2, 3, 4),
+        column(10, 20, 30, 40),
+        jnp.array([50.0]),
+        column(0, 0, 1, 0),
+        column(1, 0, 0, 0),
+        0.5,
+        0.5,
+    )
+    np.testing.assert_array_equal(targets, column(1, 17, 30, 29))
+    np.testing.assert_array_equal(advantages, column(-9, -3, 0, -11))
+
+
+floats = st.floats(-100, 100, width=32)
+grids = hnp.arrays(np.float32, (T, B), elements=floats)
+ends = hnp.arrays(np.int8, (T, B), elements=st.integers(0, 2))  # 0 goes on, 1 is cut, 2 terminates
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    grids,
+    grids,
+    hnp.arrays(np.float32, (B,), elements=floats),
+    ends,
+    st.floats(0, 1, width=32),
+    st.floats(0, 1, width=32),
+)
+def test_equals_brax(rewards, values, bootstrap_value, end, discount, lambda_):
+    given_ = (
+        rewards,
+        values,
+        bootstrap_value,
+        jnp.float32(end == 1),
+        jnp.float32(end == 2),
+        discount,
+        lambda_,
+    )
+    for mine, theirs in zip(ours(*given_), brax(*given_), strict=True):
+        # A sum of up to T terms of magnitude 300: 1e-5 of that.
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-3)
+
+
+def test_equals_brax_to_1e5_on_numbers_of_order_one():
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(2, 50, B)).astype(np.float32)
+    end = rng.choice(3, p=(0.8, 0.1, 0.1), size=(50, B))
+    given_ = (
+        rewards,
+        values,
+        rng.normal(size=B).astype(np.float32),
+        jnp.float32(end == 1),
+        jnp.float32(end == 2),
+        0.97,
+        0.95,
+    )
+    for mine, theirs in zip(ours(*given_), brax(*given_), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
+def test_a_bad_reward_at_a_cut_step_reaches_nothing(bad):
+    """A quarantined step: bit for bit what it is with a reward of zero there."""
+    rng = np.random.default_rng(1)
+    rewards, values = rng.normal(size=(2, T, B)).astype(np.float32)
+    truncation = np.zeros((T, B), np.float32)
+    truncation[3, 1] = 1
+    clean = rewards.copy()
+    clean[3, 1] = 0
+    poisoned = clean.copy()
+    poisoned[3, 1] = bad
+    rest = (values, values[0], truncation, np.zeros((T, B), np.float32))
+    expected = ours(clean, *rest)
+    for mine, wanted in zip(ours(poisoned, *rest), expected, strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+    theirs = brax(poisoned, *rest, DISCOUNT, LAMBDA)
+    if np.isnan(bad):  # The same number takes every earlier advantage in Brax's, which is why ours chooses.
+        assert np.isnan(theirs[1][:4, 1]).all()
+
+
+def test_a_bad_value_at_a_cut_step_reaches_nothing_but_what_is_bootstrapped_from_it():
+    """The step before reads that value; where that step is cut as well, nothing does. Later steps and columns never."""
+    rng = np.random.default_rng(2)
+    rewards, values = rng.normal(size=(2, T, B)).astype(np.float32)
+    poisoned = values.copy()
+    poisoned[3, 1] = np.nan
+    truncation = np.zeros((T, B), np.float32)
+    truncation[2:4, 1] = 1
+    rest = (np.ones(B, np.float32), truncation, np.zeros((T, B), np.float32))
+    (targets, advantages), (wanted_targets, wanted) = (
+        ours(rewards, poisoned, *rest),
+        ours(rewards, values, *rest),
+    )
+    np.testing.assert_array_equal(advantages, wanted)
+    bad = np.isnan(targets)
+    assert bad[3, 1] and bad.sum() == 1  # that sample's own target, which its mask leaves out
+    np.testing.assert_array_equal(np.where(bad, 0, targets), np.where(bad, 0, wanted_targets))
+
+
+def test_nothing_is_differentiated():
+    def total(values):
+        targets, advantages = estimate(
+            rewards=jnp.ones((T, B)), values=values, bootstrap_value=values[0], truncation=jnp.zeros((T, B)),
+            termination=jnp.zeros((T, B)), discount=DISCOUNT, lambda_=LAMBDA,
+        )  # fmt: skip
+        return jnp.sum(targets) + jnp.sum(advantages)
+
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones((T, B))), 0.0)

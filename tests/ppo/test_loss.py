@@ -1,0 +1,377 @@
+"""The PPO loss: Brax's, term by term, and what masks, limiters and accumulation may and may not change."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from brax.training.acme import running_statistics
+from brax.training.agents.ppo import losses as brax_losses
+from brax.training.agents.ppo import networks as brax_networks
+from brax.training.types import Transition as BraxTransition
+from toys import PointMass, experience, mesh, tiny_config
+
+from rlstable import sharding
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards import masked
+from rlstable.guards.batch import BatchContext, TransitionGuard
+from rlstable.ppo.build import make_networks, make_ppo
+from rlstable.ppo.loss import estimate, ppo_loss, standardize
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+T, B, A = 5, 8, 2
+KEY = jax.random.PRNGKey(7)
+R = sharding.REPLICATED
+
+
+def one_device(function):
+    """Compiles a function that expects the `data` axis for a single device."""
+    return sharding.over_devices(function, mesh(1), R, R)
+
+
+def batch(networks, named=False):
+    """Random experience, with the noise that Brax would draw."""
+    params, statistics, data, old = experience(networks, T, B, named)
+    return params, statistics, data._replace(noise=jax.random.normal(KEY, data.raw_action.shape)), old
+
+
+# --- against Brax
+
+
+def brax_params(params):
+    """Ours to Brax's: only the tanh policy has a level more."""
+    policy = params["policy"]["params"]
+    return brax_losses.PPONetworkParams(policy={"params": policy.get("mlp", policy)}, value=params["value"])
+
+
+def brax_network(settings, named):
+    network = settings.network
+    fields = {
+        name: getattr(network, name)
+        for name in (
+            "policy_hidden_layer_sizes", "value_hidden_layer_sizes", "policy_obs_key", "value_obs_key",
+            "distribution_type", "noise_std_type", "init_noise_std", "state_dependent_std", "mean_clip_scale",
+        )
+    }  # fmt: skip
+    normalize = running_statistics.normalize if settings.ppo.normalize_observations else lambda x, _: x
+    return brax_networks.make_ppo_networks(
+        {"state": (4,), "privileged_state": (5,)} if named else 4,
+        A,
+        preprocess_observations_fn=normalize,
+        **fields,
+    )
+
+
+def brax_data(network, statistics, data, old, reward):
+    """Ours `[T, B]` to Brax's `[B, T]`; the old policy's parameters anew, from Brax's own network."""
+    logits = network.policy_network.apply(statistics, brax_params(old).policy, data.observation)
+    after = jax.tree.map(lambda x: jnp.broadcast_to(x, (T, *x.shape)), data.bootstrap_observation)
+    theirs = BraxTransition(
+        observation=data.observation,
+        action=data.raw_action,
+        reward=reward,
+        discount=1.0 - jnp.maximum(data.truncation, data.termination),
+        next_observation=after,
+        extras={
+            "state_extras": {"truncation": data.truncation},
+            "policy_extras": {
+                "raw_action": data.raw_action, "log_prob": data.log_prob, "value": data.value, "distribution_params":
+                    logits,
+            },
+        },
+    )  # fmt: skip
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), theirs)
+
+
+CASES = {
+    "tanh_normal": ({}, {}),
+    "raw advantages, clipped values, scaled rewards": (
+        {}, {"normalize_advantage": False, "clipping_epsilon_value": 0.2, "reward_scaling": 0.1,
+        "vf_loss_coefficient": 0.7},
+    ),
+    "clipped values, observations as they are": (
+        {}, {"clipping_epsilon_value": 0.05, "normalize_observations": False, "clipping_epsilon": 0.02},
+    ),
+    "normal": ({"distribution_type": "normal", "init_noise_std": 0.7}, {"reward_scaling": 3.0}),
+    "normal, log std, bounded mean": (
+        {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 0.8}, {"normalize_advantage":
+            False},
+    ),
+    "normal, std from the network": ({"distribution_type": "normal", "state_dependent_std": True}, {}),
+    "normal, log std from the network": (
+        {"distribution_type": "normal", "state_dependent_std": True, "noise_std_type": "log"}, {"entropy_cost": 0.1},
+    ),
+    "named observations": ({"value_obs_key": "privileged_state"}, {"discounting": 0.9, "gae_lambda": 0.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_brax_with_guards_off(case):
+    network, ppo = CASES[case]
+    named = case == "named observations"
+    settings = tiny_config(ppo=ppo, network=network)
+    networks = make_networks(settings, A)
+    params, statistics, data, old = batch(networks, named)
+    theirs = brax_network(settings, named)
+    normalizer = running_statistics.RunningStatisticsState(
+        count=jnp.float32(100), mean=statistics.mean, std=statistics.std, summed_variance=statistics.variance
+    )
+    config = settings.ppo
+
+    @jax.jit
+    def brax_side(params, data, old):
+        return jax.value_and_grad(brax_losses.compute_ppo_loss, has_aux=True)(
+            params, normalizer, brax_data(theirs, normalizer, data, old, data.reward), KEY, theirs,
+            entropy_cost=config.entropy_cost, discounting=config.discounting, reward_scaling=config.reward_scaling,
+            gae_lambda=config.gae_lambda, clipping_epsilon=config.clipping_epsilon,
+            normalize_advantage=config.normalize_advantage, vf_coefficient=config.vf_loss_coefficient,
+            clipping_epsilon_value=config.clipping_epsilon_value,
+        )  # fmt: skip
+
+    @one_device
+    def our_side(params, data):
+        loss = functools.partial(ppo_loss, networks=networks, config=config, limits=settings.guards.limiters)
+        return jax.value_and_grad(loss, has_aux=True)(params, statistics, data, None)
+
+    (loss, metrics), gradients = our_side(params, data._replace(reward=data.reward * config.reward_scaling))
+    (their_loss, their_metrics), their_gradients = brax_side(brax_params(params), data, old)
+    np.testing.assert_allclose(loss, their_loss, rtol=1e-5, atol=1e-5)
+    common = {name for name in their_metrics if f"training/{name}" in metrics}
+    assert common == {
+        "total_loss", "policy_loss", "v_loss", "entropy_loss", "kl_mean",
+        "policy_dist_mean_std", "policy_dist_min_std", "policy_dist_max_std",
+    }  # fmt: skip
+    for name in common:
+        np.testing.assert_allclose(metrics[f"training/{name}"], their_metrics[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    mapped = brax_params(gradients)
+    assert jax.tree.structure(mapped) == jax.tree.structure(their_gradients)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.max(jnp.abs(b)))),
+        mapped,
+        their_gradients,
+    )
+    assert all(jnp.any(g != 0) for g in jax.tree.leaves(gradients))  # every parameter is reached
+
+
+# --- masks
+
+
+MASKED = tiny_config(ppo={"clipping_epsilon_value": 0.2, "normalize_advantage": True})
+
+
+@pytest.fixture(scope="module")
+def loss():
+    """Loss, metrics and gradients of (params, data), compiled once per shape and kind of mask."""
+    networks = make_networks(MASKED, A)
+    whole = functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=MASKED.guards.limiters)
+    statistics = batch(networks)[1]
+
+    @one_device
+    def call(params, data):
+        return jax.value_and_grad(whole, has_aux=True)(params, statistics, data, masked.share(data.valid))
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def sample():
+    params, statistics, data, _ = batch(make_networks(MASKED, A))
+    return params, statistics, data
+
+
+def mask(seed=3):
+    """Some invalid samples, each cut, as guards leave them."""
+    return np.random.default_rng(seed).random((T, B)) > 0.3
+
+
+def cut(data, valid):
+    return data._replace(
+        valid=jnp.array(valid),
+        truncation=jnp.where(valid, data.truncation, 1.0),
+        termination=jnp.where(valid, data.termination, 0.0),
+        reward=jnp.where(valid, data.reward, 0.0),
+    )
+
+
+def close(ours, theirs, rtol=1e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(float(jnp.max(jnp.abs(b))), 1e-3)),
+        ours,
+        theirs,
+    )
+
+
+def test_a_mask_that_is_all_true_changes_nothing(loss, sample):
+    params, _, data = sample
+    close(loss(params, data._replace(valid=jnp.ones((T, B), bool))), loss(params, data))
+
+
+def test_masked_unrolls_are_as_if_they_were_not_there(loss, sample):
+    params, _, data = sample
+    kept = np.array([0, 2, 3, 5, 7])
+    valid = np.zeros((T, B), bool)
+    valid[:, kept] = True
+    fewer = jax.tree.map(lambda x: x[:, kept], data._replace(bootstrap_observation=None))
+    fewer = fewer._replace(bootstrap_observation=data.bootstrap_observation[kept])
+    close(loss(params, data._replace(valid=jnp.array(valid))), loss(params, fewer))
+
+
+def test_the_masked_loss_is_the_loss_on_the_subset(loss, sample):
+    """Any mask: value targets and advantages of the whole, then only the valid samples, as one long row."""
+    params, statistics, data = sample
+    valid = mask()
+    data = cut(data, valid)
+    networks = make_networks(MASKED, A)
+
+    @one_device
+    def subset(params, data):
+        values = networks.value(params, statistics, data.observation)
+        target, advantage = estimate(networks, params, statistics, data, values, MASKED.ppo)
+        data = data._replace(target=target, advantage=advantage, bootstrap_observation=None, valid=None)
+        rows = np.nonzero(valid)
+        data = jax.tree.map(lambda x: x[rows][None], data)
+        data = data._replace(advantage=standardize(data.advantage, None, None))
+        return jax.value_and_grad(
+            functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=MASKED.guards.limiters),
+            has_aux=True,
+        )(params, statistics, data, None)
+
+    close(loss(params, data), subset(params, data))
+
+
+POISONED = ("observation", "raw_action", "log_prob", "loc", "scale", "value", "reward")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("field", POISONED)
+def test_bad_numbers_in_invalid_samples_change_nothing(loss, sample, field, bad):
+    """Bit for bit, in the loss, its metrics and its gradient."""
+    params, _, data = sample
+    valid = mask()
+    if field == "observation":  # The step before reads the value of this one, so it is cut or left out as well.
+        valid = np.cumprod(valid, axis=0).astype(bool)
+    data = cut(data, valid)
+
+    def poison(x):
+        return jnp.where(jnp.reshape(valid, valid.shape + (1,) * (x.ndim - 2)), x, bad)
+
+    if field in ("loc", "scale"):
+        changed = {field: poison(getattr(data.distribution, field))}
+        poisoned = data._replace(distribution=dataclasses.replace(data.distribution, **changed))
+    else:
+        poisoned = data._replace(**{field: poison(getattr(data, field))})
+    if field == "observation":
+        last = valid[-1]
+        data = data._replace(bootstrap_observation=jnp.where(last[:, None], data.bootstrap_observation, 0.0))
+        data = data._replace(truncation=jnp.where(np.roll(valid, -1, axis=0) | ~valid, data.truncation, 1.0))
+        poisoned = poisoned._replace(
+            truncation=data.truncation,
+            bootstrap_observation=jnp.where(last[:, None], data.bootstrap_observation, bad),
+        )
+    expected, found = loss(params, data), loss(params, poisoned)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found))
+
+
+def test_a_bad_observation_that_only_the_transition_guard_saw(loss, sample):
+    """The guard's verdict and the loss together: the sample is out, the step before is cut, nothing else changes."""
+    params, _, data = sample
+    observation = data.observation.at[3, 1, 2].set(np.nan)
+    after = data.bootstrap_observation.at[6, 0].set(np.inf)
+    bad = data._replace(observation=observation, bootstrap_observation=after)
+    rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), bad._replace(bootstrap_observation=None))
+    verdict = TransitionGuard().apply(
+        BatchContext(rows._replace(bootstrap_observation=after)), TransitionGuard().init()
+    )
+    assert verdict.state.trips.tolist() == [1, 0, 0, 0]
+    judged = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), verdict.value._replace(bootstrap_observation=None))
+
+    valid = np.ones((T, B), bool)
+    valid[3, 1] = False
+    by_hand = cut(data, valid)
+    truncation, termination = by_hand.truncation.at[2, 1].set(1).at[4, 6].set(1), by_hand.termination
+    by_hand = by_hand._replace(truncation=truncation, termination=termination.at[2, 1].set(0).at[4, 6].set(0))
+    found = loss(params, judged._replace(bootstrap_observation=after))
+    close(found, loss(params, by_hand))
+    assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found))
+
+
+def test_without_a_valid_sample_loss_and_gradient_are_zero(loss, sample):
+    params, _, data = sample
+    (value, metrics), gradients = loss(params, cut(data, np.zeros((T, B), bool)))
+    assert value == 0
+    jax.tree.map(lambda g: np.testing.assert_array_equal(g, 0.0), gradients)
+    # A least and a greatest of nothing are what masked.py says; everything else has a number.
+    assert {name for name, x in metrics.items() if not jnp.isfinite(x)} == {
+        "training/policy_dist_min_std", "training/policy_dist_max_std",
+    }  # fmt: skip
+
+
+def test_with_one_valid_sample_everything_is_finite(loss, sample):
+    params, _, data = sample
+    valid = np.zeros((T, B), bool)
+    valid[2, 4] = True
+    assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(loss(params, cut(data, valid))))
+
+
+# --- the log-ratio limiter
+
+
+@pytest.mark.parametrize("limit", [None, 20.0])
+def test_a_log_ratio_of_a_thousand(sample, limit):
+    """Without the limiter `exp` overflows, and one such sample makes the whole gradient NaN."""
+    params, statistics, data = sample
+    networks = make_networks(MASKED, A)
+    limits = MASKED.guards.limiters.model_copy(update={"log_ratio": limit})
+
+    @one_device
+    def call(params, data):
+        whole = functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=limits)
+        return jax.value_and_grad(whole, has_aux=True)(params, statistics, data, None)
+
+    (value, metrics), gradients = call(params, data._replace(log_prob=data.log_prob.at[0, 0].add(-1000)))
+    norm = sum(jnp.sum(jnp.abs(g)) for g in jax.tree.leaves(gradients["policy"]))
+    if limit is None:
+        assert not jnp.isfinite(norm)
+        return
+    assert jnp.isfinite(value) and jnp.isfinite(norm)
+    before = call(params, data)[0][1]["limiters/log_ratio/active"]
+    np.testing.assert_allclose(metrics["limiters/log_ratio/active"] - before, 1 / (T * B), rtol=1e-5)
+
+
+# --- gradient accumulation
+
+
+def gradient(gae, parts):
+    """The gradient of a minibatch, taken in parts."""
+    settings = tiny_config(
+        ppo={"gradient_accumulation": parts, "gae": gae, "clipping_epsilon_value": 0.2, "entropy_cost": 0.1}
+    )
+    ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), A)
+
+    @one_device
+    def call(params, statistics, data):
+        if gae == "per_iteration":
+            values = ppo.networks.value(params, statistics, data.observation)
+            target, advantage = estimate(ppo.networks, params, statistics, data, values, settings.ppo)
+            data = data._replace(target=target, advantage=advantage)
+        return ppo.gradient(params, statistics, data, masked.share(data.valid), jnp.float32(1))
+
+    return call
+
+
+@pytest.mark.parametrize(("gae", "masking"), [("per_update", False), ("per_update", True), ("per_iteration", True)])
+def test_accumulating_a_gradient_in_parts_gives_the_same_gradient(gae, masking):
+    """Normalisation, mask and noise span the whole minibatch; the mask is uneven over the parts."""
+    params, statistics, data, _ = batch(make_networks(MASKED, A))
+    if masking:
+        valid = mask(5)
+        valid[:, :2] = False  # the first of four parts has nothing valid at all
+        data = cut(data, valid)
+    whole, _ = gradient(gae, 1)(params, statistics, data)
+    accumulated, metrics = gradient(gae, 4)(params, statistics, data)
+    close(accumulated, whole)
+    assert jnp.isfinite(metrics["training/total_loss"])

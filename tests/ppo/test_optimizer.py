@@ -1,0 +1,235 @@
+"""Learning rates, loss scale and candidates: exact values, optax's own numbers, and what a rejected update leaves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from toys import GUARDS_OFF, PointMass, experience, mesh, tiny_config
+
+from rlstable import sharding
+from rlstable.config import LossScaleConfig
+from rlstable.counter import WideCounter
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.ppo.build import make_ppo
+from rlstable.ppo.iteration import Learning
+from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
+from rlstable.ppo.state import Counters, Tuning
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+LR, MIN = 4e-3, 1e-3
+
+
+def tuning(**fields):
+    base = Tuning(
+        learning_rate=jnp.float32(LR),
+        learning_rate_scale=jnp.float32(1),
+        loss_scale=jnp.float32(1),
+        good_steps=jnp.int32(0),
+        epochs=jnp.int32(1),
+    )
+    return dataclasses.replace(base, **fields)
+
+
+def optimizer(limit=None, **ppo):
+    return Optimizer(tiny_config(ppo={"learning_rate": LR, **ppo}).ppo, limit, total_steps=1000)
+
+
+# --- schedules
+
+SHAPES = {"learning_rate_schedule_min_lr": MIN}
+MIDDLE = (LR + MIN) / 2  # where half of a linear or cosine decay is done
+QUARTER = MIN + (LR - MIN) * 0.5 * (1 + np.cos(np.pi / 4))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("constant", 0.0, {0: LR, 0.5: LR, 1: LR}),
+        ("constant", 0.2, {0: 0, 0.1: LR / 2, 0.2: LR, 0.6: LR, 1: LR}),
+        ("linear", 0.0, {0: LR, 0.25: LR - (LR - MIN) / 4, 0.5: MIDDLE, 1: MIN}),
+        ("linear", 0.2, {0: 0, 0.1: LR / 2, 0.2: LR, 0.6: MIDDLE, 1: MIN}),
+        ("cosine", 0.0, {0: LR, 0.25: QUARTER, 0.5: MIDDLE, 1: MIN}),
+        ("cosine", 0.2, {0: 0, 0.1: LR / 2, 0.2: LR, 0.4: QUARTER, 0.6: MIDDLE, 1: MIN}),
+        ("adaptive_kl", 0.0, {0: LR, 0.5: LR, 1: LR}),
+    ],
+)
+def test_schedules_at_their_corners(schedule, warmup, expected):
+    rate = optimizer(learning_rate_schedule=schedule, learning_rate_warmup=warmup, **SHAPES).rate
+    for progress, value in expected.items():
+        np.testing.assert_allclose(rate(tuning(), jnp.float32(progress)), value, rtol=1e-5, atol=1e-9)
+        halved = tuning(learning_rate_scale=jnp.float32(0.5))  # as a remedy does
+        np.testing.assert_allclose(rate(halved, jnp.float32(progress)), value / 2, rtol=1e-5, atol=1e-9)
+
+
+def test_a_decay_never_rises():
+    """A floor above the learning rate is no reason to climb to it."""
+    rate = optimizer(learning_rate_schedule="linear", learning_rate_schedule_min_lr=2 * LR).rate
+    np.testing.assert_allclose([rate(tuning(), jnp.float32(p)) for p in (0, 0.5, 1)], LR, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [
+        (0.0201, 1 / 1.5),
+        (np.inf, 1 / 1.5),
+        (np.nan, 1 / 1.5),  # in Brax's comparisons, nothing
+        (0.02, 1.0),
+        (0.01, 1.0),
+        (0.005, 1.0),
+        (0.0049, 1.5),
+        (0.0, 1.0),  # a KL of exactly 0 tells nothing: no step was taken
+        (-0.001, 1.0),
+    ],
+)
+def test_the_rate_follows_the_kl(kl, factor):
+    config = tiny_config(ppo={"learning_rate_schedule": "adaptive_kl", "desired_kl": 0.01}).ppo
+    new = adapt_to_kl(tuning(), jnp.float32(kl), config)
+    np.testing.assert_allclose(new.learning_rate, LR * factor, rtol=1e-6)
+
+
+def test_the_rate_stays_within_its_bounds():
+    config = tiny_config(ppo={"learning_rate_schedule": "adaptive_kl", "desired_kl": 0.01}).ppo
+    low = high = tuning()
+    for _ in range(30):
+        low = adapt_to_kl(low, jnp.float32(np.nan), config)
+        high = adapt_to_kl(high, jnp.float32(1e-4), config)
+    assert low.learning_rate == np.float32(config.learning_rate_schedule_min_lr)
+    assert high.learning_rate == np.float32(config.learning_rate_schedule_max_lr)
+
+
+# --- loss scale
+
+
+def test_the_loss_scale_halves_and_doubles():
+    """Down to its floor on overflow, up to its cap after `growth_interval` good steps; an overflow starts them anew."""
+    config = LossScaleConfig(initial=8.0, floor=2.0, cap=16.0, growth_interval=3)
+    told = "x x x . . . . . x . . . . . . . . . . . . x"
+    expected = [4, 2, 2, 2, 2, 4, 4, 4, 2, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 16, 16, 8]
+    now = tuning(loss_scale=jnp.float32(8))
+    found = []
+    for sign in told.split():
+        now = adapt_loss_scale(now, jnp.bool_(sign == "."), config)
+        found.append(float(now.loss_scale))
+    assert found == expected
+
+
+# --- candidates
+
+
+def trees(seed, count):
+    rng = np.random.default_rng(seed)
+    return [
+        {"w": jnp.float32(rng.normal(size=(3, 2))), "b": jnp.float32(rng.normal(size=2) * 100)} for _ in range(count)
+    ]
+
+
+OPTIMIZERS = {
+    "adam": ({"name": "adam"}, optax.adam(LR)),
+    "adam, betas and epsilon": (
+        {"name": "adam", "b1": 0.8, "b2": 0.95, "eps": 1e-3},
+        optax.adam(LR, b1=0.8, b2=0.95, eps=1e-3),
+    ),
+    "adamw": ({"name": "adamw", "weight_decay": 0.1, "eps": 1e-5}, optax.adamw(LR, weight_decay=0.1, eps=1e-5)),
+    "amsgrad": ({"name": "amsgrad", "b2": 0.9}, optax.amsgrad(LR, b2=0.9)),
+}
+
+
+@pytest.mark.parametrize("limit", [None, 5.0])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_optax_after_three_steps(name, limit):
+    own, theirs = OPTIMIZERS[name]
+    if limit is not None:
+        theirs = optax.chain(optax.clip_by_global_norm(limit), theirs)
+    ours = optimizer(optimizer=own, max_grad_norm=limit)
+    params = their_params = trees(0, 1)[0]
+    state, their_state = ours.init(params), theirs.init(params)
+    for gradient in trees(1, 3):
+        params, state, update = ours.candidate(gradient, state, params, ours.rate(tuning(), jnp.float32(0)))
+        their_update, their_state = theirs.update(gradient, their_state, their_params)
+        their_params = optax.apply_updates(their_params, their_update)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8), update, their_update)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, their_params)
+
+
+@pytest.mark.parametrize(
+    ("own", "limit", "expected"),
+    [(None, None, None), (1.0, None, 1.0), (None, 2.0, 2.0), (1.0, 2.0, 1.0), (3.0, 2.0, 2.0)],
+)
+def test_the_tighter_bound_of_the_gradient_norm_holds(own, limit, expected):
+    ours = optimizer(limit, max_grad_norm=own)
+    assert ours.max_norm == expected
+    (params, gradient) = trees(2, 2)
+    _, state, _ = ours.candidate(gradient, ours.init(params), params, jnp.float32(LR))
+    adam = next(s for s in state if isinstance(s, optax.ScaleByAdamState))
+    seen = optax.global_norm(adam.mu) / 0.1  # after one step mu is a tenth of what Adam was given
+    np.testing.assert_allclose(seen, expected or optax.global_norm(gradient), rtol=1e-5)
+
+
+# --- a rejected update
+
+T, B = 4, 8
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["guard on", "guard off"])
+def stepping(request):
+    """One minibatch step of PPO with or without the update guard, from a fresh optimizer."""
+    settings = tiny_config(guards={**GUARDS_OFF, "update": {"enabled": request.param}})
+    ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
+    params, statistics, data, _ = experience(ppo.networks, T, B)
+    zero = WideCounter.zero()
+    counters = Counters(zero, zero, zero, zero, {})
+    replicated = sharding.REPLICATED
+
+    def step(learning, data):
+        return ppo._minibatch(learning._replace(sums={}), statistics, data, counters)
+
+    guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
+    start = Learning(params, ppo.optimizer.init(params), tuning(), guard_state, jax.random.PRNGKey(0), {}, jnp.int32(0))
+    return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data
+
+
+def kept(learning):
+    return learning.params, learning.opt_state
+
+
+def same(a, b):
+    return all(jax.tree.leaves(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b)))
+
+
+# A reward of 1e24 makes a gradient near 1e22: finite, and its square is not.
+@pytest.mark.parametrize("bad", [1e24, np.nan, np.inf])
+def test_a_deadly_gradient(stepping, bad):
+    """Rejected it leaves every bit as it was; accepted it stops Adam for good, though parameters stay finite."""
+    guarded, step, start, data = stepping
+    poisoned = data._replace(
+        reward=data.reward.at[1, 2].set(bad),
+        truncation=data.truncation.at[1, 2].set(0),
+        termination=data.termination.at[1, 2].set(0),
+    )
+    before = step(start, data)
+    after = step(before, poisoned)
+    if guarded:
+        assert same(kept(after), kept(before))
+        assert (after.accepted, after.guard_state["update"].trips.tolist()) == (1, [1, 0, 0])
+        later = step(after, data)
+        assert not any(
+            np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (later.params, after.params)), strict=True)
+        )
+        assert later.accepted == 2
+        return
+    assert after.accepted == 2
+    if not np.isfinite(bad):
+        assert not np.isfinite(jax.tree.leaves(after.params["value"])[0]).any()
+        return
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.params))
+    later = after
+    for _ in range(50):
+        later = step(later, data)
+    pairs = zip(*(jax.tree.leaves(x.params["value"]) for x in (later, after)), strict=True)
+    still = np.concatenate([np.ravel(a == b) for a, b in pairs])
+    assert still.mean() > 0.9  # 50 good steps, and not a bit has moved
+    assert not same(later.params["policy"], after.params["policy"])

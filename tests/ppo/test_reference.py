@@ -1,0 +1,208 @@
+"""With guards off the traced program is that of a plain PPO without any: the same operations, the same parameters."""
+
+import collections
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.interpreters import partial_eval
+from toys import GUARDS_OFF, assemble, equations, mesh, placed, tiny_config
+
+from rlstable import sharding
+from rlstable.counter import WideCounter
+from rlstable.guards.env import env_guards
+from rlstable.ppo.build import make_ppo
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.state import SPECS
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+R, SPLIT = sharding.REPLICATED, sharding.SPLIT
+OFF = tiny_config(guards=GUARDS_OFF)
+EPOCHS = OFF.ppo.num_updates_per_batch
+
+
+def reference(state, config, env, networks):
+    """One iteration of PPO as anyone would write it, with nothing that guards, masks, limits or reports."""
+    key_sgd, key_rollout, key = jax.random.split(state.key, 3)
+
+    def step(carry, _):
+        env_state, key = carry
+        key, next_key = jax.random.split(key)
+        policy, _ = networks.distribution(state.params, state.normalizer, env_state.obs)
+        raw = policy.sample(jax.random.normal(key, policy.loc.shape))
+        after = env.step(env_state, policy.action(raw), None, key, {}).state
+        cut = after.info["truncation"]
+        reward = after.reward * config.reward_scaling
+        sample = (env_state.obs, raw, policy.log_prob(raw), reward, cut, after.done * (1.0 - cut))
+        return (after, next_key), sample
+
+    def unroll(carry, _):
+        env_state, key = carry
+        key, next_key = jax.random.split(key)
+        (env_state, _), samples = jax.lax.scan(step, (env_state, key), None, length=config.unroll_length)
+        return (env_state, next_key), (samples, env_state.obs)
+
+    (env_state, _), (samples, last) = jax.lax.scan(
+        unroll, (state.env_state, key_rollout), None, length=config.rows // config.num_envs
+    )
+    data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, config.unroll_length, *x.shape[3:]), samples)
+    data = (*data, last.reshape(-1, *last.shape[2:]))
+
+    old, x = state.normalizer, data[0]
+    samples = jax.lax.psum(jnp.int32(x.shape[0] * x.shape[1]), "data")
+    count = old.count + samples
+    rate = jnp.float32(samples) / count.to_float()
+    mean = old.mean + rate * jax.lax.psum(jnp.sum(x - old.mean, (0, 1)), "data") / samples
+    spread = jax.lax.psum(jnp.sum((x - old.mean) * (x - mean), (0, 1)), "data") / samples
+    variance = jnp.maximum(old.variance + rate * (spread - old.variance), 0.0)
+    std = jnp.clip(jnp.sqrt(variance + config.normalize_observations_std_eps), 1e-6, 1e6)
+    statistics = Statistics(count, mean, variance, std)
+
+    def loss(params, minibatch, noise):
+        observation, raw, old_log_prob, reward, cut, terminated, last = minibatch
+        policy, _ = networks.distribution(params, statistics, observation)
+        value = networks.value(params, statistics, observation)
+        baseline, after = jax.lax.stop_gradient((value, networks.value(params, statistics, last)))
+        discount = config.discounting * (1.0 - terminated)
+        following = jnp.concatenate([baseline[1:], after[None]])
+        delta = jnp.where(cut > 0, 0.0, reward + discount * following - baseline)
+        weight = jnp.where(cut > 0, 0.0, discount * config.gae_lambda)
+
+        def backward(carry, x):
+            carry = x[0] + x[1] * carry
+            return carry, carry
+
+        target = jax.lax.scan(backward, jnp.zeros_like(after), (delta, weight), reverse=True)[1] + baseline
+        following = jnp.concatenate([target[1:], after[None]])
+        advantage = jnp.where(cut > 0, 0.0, reward + discount * following - baseline)
+        center = jax.lax.pmean(jnp.mean(advantage), "data")
+        deviation = jnp.sqrt(jax.lax.pmean(jnp.mean(jnp.square(advantage - center)), "data"))
+        advantage = jax.lax.stop_gradient((advantage - center) / (deviation + 1e-8))
+        ratio = jnp.exp(policy.log_prob(raw) - old_log_prob)
+        clipped = jnp.clip(ratio, 1 - config.clipping_epsilon, 1 + config.clipping_epsilon)
+        policy_loss = -jnp.mean(jnp.minimum(ratio * advantage, clipped * advantage))
+        value_loss = jnp.mean(jnp.square(jax.lax.stop_gradient(target) - value)) * 0.5 * config.vf_loss_coefficient
+        entropy_loss = -config.entropy_cost * jnp.mean(policy.entropy(noise))
+        return policy_loss + value_loss + entropy_loss
+
+    optimizer = optax.chain(optax.scale_by_adam(eps=config.optimizer.eps))
+
+    def update(carry, minibatch):
+        params, opt_state, key = carry
+        key, key_noise = jax.random.split(key)
+        *minibatch, last = minibatch
+        minibatch = [jnp.swapaxes(x, 0, 1) for x in minibatch] + [last]
+        noise = jax.random.normal(key_noise, minibatch[1].shape)
+        gradient = jax.lax.pmean(jax.grad(loss)(params, minibatch, noise), "data")
+        direction, opt_state = optimizer.update(gradient, opt_state, params)
+        rate = state.tuning.learning_rate * state.tuning.learning_rate_scale
+        params = optax.apply_updates(params, jax.tree.map(lambda d: -rate * d, direction))
+        return (params, opt_state, key), None
+
+    def epoch(carry, _):
+        params, opt_state, key = carry
+        key, key_shuffle, key_loss = jax.random.split(key, 3)
+        shuffled = jax.tree.map(lambda x: jax.random.permutation(key_shuffle, x), data)
+        shuffled = jax.tree.map(lambda x: x.reshape(config.num_minibatches, -1, *x.shape[1:]), shuffled)
+        (params, opt_state, _), _ = jax.lax.scan(update, (params, opt_state, key_loss), shuffled)
+        return (params, opt_state, key), None
+
+    (params, opt_state, _), _ = jax.lax.scan(
+        epoch, (state.params, state.opt_state, key_sgd), None, length=config.num_updates_per_batch
+    )
+    return params, opt_state, statistics, env_state, state.tuning, key
+
+
+def kept(state):
+    """What the reference returns of a training state: everything but counters, and guards' memory and pool."""
+    return state.params, state.opt_state, state.normalizer, state.env_state, state.tuning, state.key
+
+
+def over_one_device(body):
+    """The program with its number of epochs known, so that no while loop hides from dead-code elimination."""
+
+    def whole(state):
+        return body(dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, epochs=np.int32(EPOCHS))))
+
+    return sharding.over_devices(whole, mesh(), (SPECS,), (R, R, R, SPLIT, R, R))
+
+
+def executions(program, state):
+    """How often each primitive is executed, loops multiplied out, once what `program` does not return is removed."""
+    closed = jax.make_jaxpr(program)(state)
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    counts = collections.Counter()
+    for equation, inside in equations(jaxpr):
+        counts[equation.primitive.name] += math.prod(e.params["length"] for e in inside if e.primitive.name == "scan")
+    return counts
+
+
+def ours(ppo):
+    return over_one_device(lambda state: kept(ppo.iteration(state)[0]))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Our PPO with guards off, its first state, and the reference over the same environments."""
+    ppo, state = assemble(OFF)
+    return ppo, placed(state), over_one_device(lambda s: reference(s, OFF.ppo, ppo.env, ppo.networks))
+
+
+def test_guards_off_has_no_operation_that_a_plain_ppo_has_not(plain):
+    """Primitive by primitive, none of them left out: arithmetic, layout, random numbers, communication."""
+    ppo, state, plain_program = plain
+    found, expected = executions(ours(ppo), state), executions(plain_program, state)
+    more = {name: (count, expected[name]) for name, count in found.items() if count > expected[name]}
+    assert not more
+    # Nor is the reference a program that nobody would write: it is hardly longer.
+    assert found.total() <= expected.total() <= 1.01 * found.total()
+
+
+SOMETHING_ON = {
+    "guards=default": {},
+    "quarantine": GUARDS_OFF | {"quarantine": {"enabled": True}},
+    "transition": GUARDS_OFF | {"transition": {"enabled": True}},
+    "update": GUARDS_OFF | {"update": {"enabled": True}},
+    **{
+        name: GUARDS_OFF | {"limiters": {name: 2.0}}
+        for name in ("reward", "observation", "log_ratio", "gradient_norm", "policy_std_min")
+    },
+}
+
+
+@pytest.mark.parametrize("name", SOMETHING_ON)
+def test_whatever_is_on_can_be_seen(plain, name):
+    """The comparison can fail: each guard and limiter that touches training adds operations of its own."""
+    off, state, _ = plain
+    settings = tiny_config(guards=SOMETHING_ON[name])
+    guarded = make_ppo(settings, dataclasses.replace(off.env, guards=env_guards(settings.guards.quarantine)), 2)
+    pool = state.env_state if guarded.env.draws else None
+    states = {k: guard.init() for k, guard in {**guarded.env.guards, **guarded.batch_guards}.items()}
+    states |= {k: guard.init() for k, guard in {**guarded.update_guards, **guarded.state_guards}.items()}
+    trips = {k: WideCounter(x.trips.astype(jnp.uint32), x.trips.astype(jnp.uint32)) for k, x in states.items()}
+    counters = dataclasses.replace(state.counters, trips=trips)
+    opt_state = guarded.optimizer.init(state.params)
+    started = dataclasses.replace(state, reset_pool=pool, guard_state=states, counters=counters, opt_state=opt_state)
+    with_it, without = executions(ours(guarded), started), executions(ours(off), state)
+    assert with_it.total() > without.total()
+    assert not [primitive for primitive, count in without.items() if with_it[primitive] < count]
+
+
+def test_the_parameters_are_the_same(plain):
+    ppo, state, plain_program = plain
+    found, expected = ours(ppo), plain_program
+    now, plain_now = state, state
+    for _ in range(2):
+        a, b = found(now), expected(plain_now)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+        now, plain_now = (
+            dataclasses.replace(
+                state, params=x[0], opt_state=x[1], normalizer=x[2], env_state=x[3], tuning=x[4], key=x[5]
+            )
+            for x in (a, b)
+        )
