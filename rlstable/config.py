@@ -222,12 +222,12 @@ class NetworkConfig(Section):
 class LimiterConfig(Section):
     """Bounds in the ordinary course of work; null switches one off."""
 
-    reward: Positive | None = None
-    observation: Positive | None = None
-    log_ratio: Annotated[Positive, Field(le=80)] | None = None
-    gradient_norm: Positive | None = None
-    policy_std_min: Positive | None = None
-    policy_std_max: Positive | None = None
+    reward: Positive | None = 1000.0
+    observation: Positive | None = 100.0
+    log_ratio: Annotated[Positive, Field(le=80)] | None = 20.0
+    gradient_norm: Positive | None = 100.0
+    policy_std_min: Positive | None = 1e-4
+    policy_std_max: Positive | None = 10.0
 
     @model_validator(mode="after")
     def _check(self) -> LimiterConfig:

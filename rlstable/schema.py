@@ -6,6 +6,7 @@ An error names its key, what is allowed and how to mend it.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -23,6 +24,8 @@ def _number(value: Any) -> Any:
         raise ValueError(f"{value!r} is a truth value where a number is asked")
     if isinstance(value, str):
         raise ValueError(f"{value!r} is text where a number is asked")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value!r} stands where a finite number is asked")
     return value
 
 

@@ -36,7 +36,7 @@ def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_one_line() -> None:
-    with pytest.raises(rlstable.ConfigError, match="^ppo.num_env: unknown key; did you mean num_envs"):
+    with pytest.raises(rlstable.ConfigError, match=r"^ppo.num_env: unknown key; did you mean num_envs"):
         rlstable.fit("ant", ppo={"num_env": 1})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys import GUARDS_OFF, tiny_config
+from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
 from rlstable.config import Config, ConfigError
 from rlstable.counter import WideCounter
@@ -104,8 +104,15 @@ def test_limiters_report_only_where_they_are_on(tmp_path: Path) -> None:
     assert row["limiters/policy_std/active"] == 0.0
 
 
-def test_limiters_that_are_off_report_nothing(run: tuple[Runner, Result]) -> None:
-    assert not [name for name in run[1].history[-1] if name.startswith("limiters/")]
+def test_the_default_limiters_are_idle_and_those_that_are_off_report_nothing(
+    tmp_path: Path, run: tuple[Runner, Result]
+) -> None:
+    idle = {name: value for name, value in run[1].history[-1].items() if name.startswith("limiters/")}
+    assert idle == {
+        f"limiters/{name}/active": 0.0 for name in ("reward", "observation", "log_ratio", "gradient_norm", "policy_std")
+    }
+    row = Runner(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]
+    assert not [name for name in row if name.startswith("limiters/")]
 
 
 @pytest.mark.parametrize("start", [2**31 - 1000, 2**32 - 1000, 2**53 - 1000])
@@ -165,12 +172,12 @@ def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tup
 
 
 def test_resuming_on_another_number_of_devices_is_a_clear_error(run: tuple[Runner, Result]) -> None:
-    with pytest.raises(ConfigError, match="was trained on 1 devices, here are 2; .* resume it with devices=1"):
+    with pytest.raises(ConfigError, match=r"was trained on 1 devices, here are 2; .* resume it with devices=1"):
         Runner(quick(devices=2, resume="auto"), run[1].run_dir)
 
 
 def test_resuming_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="resume: .* holds no checkpoint"):
+    with pytest.raises(ConfigError, match=r"resume: .* holds no checkpoint"):
         Runner(quick(resume=str(tmp_path)), tmp_path)
 
 

@@ -27,7 +27,11 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS, TrainState, Transition
 
 FAULTS = ("reward", "observation", "physics", "warm_start")
-GUARDS_OFF = {name: {"enabled": False} for name in ("quarantine", "transition", "update", "state")}
+LIMITERS_OFF = dict.fromkeys(config.LimiterConfig.model_fields)
+GUARDS_OFF: dict[str, dict[str, Any]] = {
+    **{name: {"enabled": False} for name in ("quarantine", "transition", "update", "state")},
+    "limiters": LIMITERS_OFF,
+}
 
 
 @struct.dataclass

@@ -7,10 +7,13 @@ import difflib
 import importlib
 import io
 import sys
+import types
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import jax.numpy as jnp
 
 from rlstable.config import ConfigError, EnvConfig
 
@@ -53,8 +56,12 @@ def _first_line(error: Exception) -> str:
 def _brax_class(name: str) -> Any:
     # Without warp-lang, mujoco.mjx prints what it could not import and works all the same.
     with contextlib.redirect_stdout(io.StringIO()):
-        from brax import envs
+        from brax import envs, fluid
 
+    if isinstance(fluid.jp, types.ModuleType):
+        # Brax 0.14's fluid model, which its swimmer needs, calls `clip` by a name that jax 0.10 no longer knows.
+        clip = lambda x, a_min: jnp.clip(x, min=a_min)  # noqa: E731
+        fluid.jp = types.SimpleNamespace(**{**vars(jnp), "clip": clip})
     known = envs._envs
     if name not in known:
         close = difflib.get_close_matches(name, list(known), n=1)

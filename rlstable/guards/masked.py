@@ -24,6 +24,11 @@ def share(valid: Mask) -> jax.Array | None:
     return jnp.maximum(sharding.mean(jnp.mean(valid.astype(jnp.float32))), one)
 
 
+def some(valid: jax.Array) -> jax.Array:
+    """Whether any device has a valid sample."""
+    return sharding.greatest(jnp.any(valid).astype(jnp.int32)) > 0
+
+
 def mean(x: jax.Array, valid: Mask, valid_share: jax.Array | None) -> jax.Array:
     """This device's part of the mean over valid samples: averaged over devices it is that mean.
 

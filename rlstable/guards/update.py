@@ -19,13 +19,14 @@ class UpdateContext(NamedTuple):
         value: The candidate, `(params, opt_state)`.
         gradients: Averaged over devices, before clipping.
         gradient_norm: Their global norm.
-        valid_share: Share of valid samples in the minibatch, or None.
+        searching: True where an overflow is part of the loss scale's search, which has not come to its floor; the
+            candidate is rejected all the same, but nothing is wrong.
     """
 
     value: Any
     gradients: Any
     gradient_norm: jax.Array
-    valid_share: jax.Array | None
+    searching: jax.Array | bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,8 @@ class UpdateGuard:
         """Judges the candidate; the caller keeps the old one where the verdict is bad."""
         params, opt_state = ctx.value
         fine = jnp.stack([jnp.isfinite(ctx.gradient_norm), all_finite(params), all_finite(opt_state)])
-        return Verdict(ctx.value, jnp.all(fine), state._replace(trips=state.trips + count_first(~fine)))
+        wrong = ~fine if ctx.searching is False else ~fine & ~ctx.searching
+        return Verdict(ctx.value, jnp.all(fine), state._replace(trips=state.trips + count_first(wrong)))
 
 
 def update_guards(config: UpdateConfig) -> dict[str, UpdateGuard]:

@@ -112,18 +112,21 @@ class PPO:
         gradients, metrics = self.gradient(params, statistics, data, valid_share, tuning.loss_scale)
         norm = optax.global_norm(gradients)
 
-        finite: jax.Array | bool = True
+        learnable: jax.Array | bool = True if data.valid is None else masked.some(data.valid)
+        searching: jax.Array | bool = False
         if self.precision.loss_scale is not None:
             finite = jnp.isfinite(norm)
+            learnable &= finite
+            searching = ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
             tuning = adapt_loss_scale(tuning, finite, self.precision.loss_scale)
         if self.config.ppo.learning_rate_schedule == "adaptive_kl":
             tuning = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
         rate = self.optimizer.rate(tuning, counters.env_steps.progress(self.config.total_steps))
 
         *candidate, update = self.optimizer.candidate(gradients, opt_state, params, rate)
-        context = UpdateContext(tuple(candidate), gradients, norm, valid_share)
+        context = UpdateContext(tuple(candidate), gradients, norm, searching)
         (new_params, new_opt), ok, states = fold(self.update_guards, context, learning.guard_state)
-        ok = finite if ok is True else ok & finite
+        ok = learnable if ok is True else ok & learnable
         params, opt_state = select(ok, (new_params, new_opt), (params, opt_state))
 
         metrics |= self._update_metrics(norm, update, rate, tuning)

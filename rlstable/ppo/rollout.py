@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlstable import sharding
 from rlstable.config import Config
-from rlstable.guards import limiters
+from rlstable.guards import limiters, masked
 from rlstable.guards.base import Guard, GuardState
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState, Transition
@@ -130,7 +130,8 @@ def _merge(tree: Any) -> Any:
 
 def _bootstrap(reward: jax.Array, info: Any, value: Any, weight: float) -> jax.Array:
     """Brax's `bootstrap_on_timeout`: an episode that its own time limit ended is credited with the value estimate."""
-    return reward + weight * info["time_out"] * value
+    time_out = info["time_out"]
+    return reward + jnp.where(time_out > 0, weight * time_out * value, 0.0)
 
 
 def _episode_metrics(
@@ -152,16 +153,23 @@ def _episode_metrics(
         scaling: Reward scale.
     """
     finished = episode_done > 0
+    valid = None
     if data.valid is not None:
         shape = (episode_done.shape[0], episode_done.shape[2], episode_done.shape[1])
-        finished &= jnp.swapaxes(jnp.reshape(data.valid, shape), 1, 2)
+        valid = jnp.swapaxes(jnp.reshape(data.valid, shape), 1, 2)
+        finished &= valid
+    share = masked.share(valid)
+
+    def mean(x: jax.Array) -> jax.Array:
+        return sharding.mean(masked.mean(x, valid, share))
+
     count = sharding.total(jnp.sum(finished, dtype=jnp.int32))
     metrics = {}
     for name, values in totals.items():
         metrics[f"episode/{name}"] = sharding.total(jnp.sum(jnp.where(finished, values, 0.0))) / count
-    metrics["training/reward_mean"] = sharding.mean(jnp.mean(raw_reward))
+    metrics["training/reward_mean"] = mean(raw_reward)
     if limit is not None:
-        metrics["limiters/reward/active"] = sharding.mean(jnp.mean(limiters.beyond(raw_reward * scaling, limit)))
+        metrics["limiters/reward/active"] = mean(limiters.beyond(raw_reward * scaling, limit))
     if data.valid is not None:
         metrics["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
     return metrics, count

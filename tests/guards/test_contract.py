@@ -196,7 +196,7 @@ def training(seed: int) -> tuple[Any, Any]:
 def update_context(seed: int) -> UpdateContext:
     params, opt_state = training(seed)
     gradients = jax.tree.map(lambda x: 0.1 * x, params)
-    return UpdateContext((params, opt_state), gradients, optax.global_norm(gradients), jnp.float32(1.0))
+    return UpdateContext((params, opt_state), gradients, optax.global_norm(gradients))
 
 
 def spoiled(tree: Any, bad: float) -> Any:
@@ -478,6 +478,16 @@ def test_the_quarantine_with_nothing_to_judge():
     assert verdict.ok.shape == (4,) and verdict.ok.all()
     limited = ENV.guard.apply(EnvContext(state, jnp.zeros((4, 1)), jnp.ones(4, bool)), guard.init())
     assert limited.ok.shape == (4,) and limited.ok.all()
+
+
+@pytest.mark.parametrize("bad", NOT_FINITE)
+def test_an_overflow_in_the_loss_scale_s_search_is_refused_but_nothing_is_wrong(bad):
+    """It is the search's ordinary course; once that is at its floor the same gradient trips."""
+    ctx = in_gradients(update_context(0), bad)
+    for searching in (True, False):
+        verdict = apply("update")(ctx._replace(searching=jnp.array(searching)), UPDATE.guard.init())
+        assert not verdict.ok
+        assert trips(UPDATE, verdict.state) == ({} if searching else {"gradient": 1})
 
 
 def test_patience_counts_in_a_row():

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.interpreters import partial_eval
-from toys import GUARDS_OFF, assemble, equations, mesh, placed, tiny_config
+from toys import GUARDS_OFF, LIMITERS_OFF, assemble, equations, mesh, placed, tiny_config
 
 from rlstable import sharding
 from rlstable.counter import WideCounter
@@ -169,7 +169,7 @@ SOMETHING_ON = {
     "transition": GUARDS_OFF | {"transition": {"enabled": True}},
     "update": GUARDS_OFF | {"update": {"enabled": True}},
     **{
-        name: GUARDS_OFF | {"limiters": {name: 2.0}}
+        name: GUARDS_OFF | {"limiters": LIMITERS_OFF | {name: 2.0}}
         for name in ("reward", "observation", "log_ratio", "gradient_norm", "policy_std_min")
     },
 }
