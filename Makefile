@@ -31,7 +31,7 @@ train: $(STAMP) ## Train; choose what with ARGS="env=ant seed=1"
 	@$(BIN)/python -m rlstable.train $(ARGS)
 
 test: lint ## Run lint, then the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 slow: $(STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -66,7 +66,7 @@ lock: check-python ## Pin requirements.lock anew from pyproject.toml (needs Pyth
 	@echo "rlstable: requirements.lock has $$(grep -c == requirements.lock) pins"
 
 clean: ## Remove .venv, caches and build products (runs/ stays)
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .jax_cache
 	@for d in rlstable tests scripts; do \
 	  if [ -d $$d ]; then find $$d -name __pycache__ -type d -prune -exec rm -rf {} +; fi; done
 

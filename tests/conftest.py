@@ -1,6 +1,7 @@
-"""What every test process needs before jax is imported: eight fake CPU devices, and no network."""
+"""What every test process needs before jax is imported: fake devices, no network, shared compiled programs."""
 
 import os
+from pathlib import Path
 
 _DEVICES = "--xla_force_host_platform_device_count"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
@@ -8,6 +9,9 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
+# Many tests run the same small program; it is compiled by whichever comes first.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

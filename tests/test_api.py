@@ -13,6 +13,8 @@ from rlstable.api import _literal
 from rlstable.compose import compose
 from rlstable.endings import Ending
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
     rows: list[int] = []

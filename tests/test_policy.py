@@ -18,6 +18,8 @@ from rlstable.config import ConfigError
 from rlstable.policy import choose_action
 from rlstable.runner import Runner
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def trained(folder: Path, **sections: Any) -> Runner:
     runner = Runner(

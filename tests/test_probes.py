@@ -26,6 +26,7 @@ from rlstable.policy import choose_action
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import TrainState
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 DISCOUNT = 0.7
 
 

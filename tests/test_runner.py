@@ -20,6 +20,7 @@ from rlstable.endings import Ending
 from rlstable.io.rundir import read_result
 from rlstable.runner import Result, Runner
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from rlstable.train import main
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 TINY = [
     "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
     "eval.num_evals=1", "eval.num_envs=2",
