@@ -15,7 +15,7 @@ from rlstable.io.screens import Off, Plain, Progress, Rich, Screen
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # What is no trouble bears no exclamation mark.
-_NEWS = frozenset({"started", "resumed", "stopped", "saved"})
+_NEWS = frozenset({"started", "resumed", "saved"})
 
 
 class Console:
@@ -77,6 +77,8 @@ class Console:
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Prints one line for one thing that happened."""
         self._step = int(step)
+        if kind == "stopped":
+            return  # the summary says it
         if kind == "guard_tripped" and "guard" in fields:
             counts = {cause: n for cause, n in fields.items() if isinstance(n, int)}
             self._held.setdefault(str(fields["guard"]), Counter()).update(counts)

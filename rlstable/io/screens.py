@@ -46,7 +46,7 @@ class Progress:
         """The line beside a bar, which shows the share done."""
         speed, value = number(self.sps, ",.0f"), number(self.episode_return, ",.2f")
         steps = f"{self.step:,}/{self.total:,}"
-        return f"{steps}  {speed} steps/s  ETA {self.eta()}  return {value}  trips {self.trips:,}"
+        return f"{steps}  {speed}/s  ETA {self.eta()}  return {value}  trips {self.trips:,}"
 
     def evaluation(self) -> str:
         """What an evaluation adds to the line."""
@@ -148,7 +148,7 @@ class Rich:
     """A live display: a bar while training, a spinner while compiling, lines above them."""
 
     def __init__(self, title: str, terminal: Any):
-        self._title = title
+        self._title = title  # printed once, above everything
         self._terminal = terminal
         self._bar: Any = None
         self._spinner: Any = None
@@ -158,7 +158,9 @@ class Rich:
         """Prints a line above what is live."""
         from rich.text import Text
 
-        self._terminal.print(Text(text, style=style or ""), soft_wrap=True)
+        title, self._title = self._title, ""
+        for part, look in ((title, "bold"), (text, style)) if title else ((text, style),):
+            self._terminal.print(Text(part, style=look or ""), soft_wrap=True)
 
     def show(self, progress: Progress, evaluation: bool) -> None:
         """Moves the bar; the result of an evaluation stays above it."""
@@ -186,14 +188,12 @@ class Rich:
         self.line(outcome, "dim")
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints two columns."""
-        from rich.table import Table
+        """Prints two columns; a long command stays on one line, so that it can be copied."""
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
+        width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            table.add_row(Text(f"  {name}", style="bold"), Text(value))
-        self._terminal.print(table)
+            self._terminal.print(Text.assemble((f"  {name:<{width}}  ", "bold"), value), soft_wrap=True)
 
     def close(self) -> None:
         """Takes bar and spinner off the screen."""
@@ -205,13 +205,10 @@ class Rich:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[line]}", markup=False),
-        )
+        # All of it fits into 80 columns, for a humanoid too.
+        columns = (BarColumn(bar_width=10), TextColumn("{task.fields[line]}", markup=False))
         self._bar = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
-        self._bar.add_task(self._title, total=progress.total, line="")
+        self._bar.add_task("", total=progress.total, line="")
         self._bar.start()
 
 

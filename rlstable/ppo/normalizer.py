@@ -80,7 +80,7 @@ def update(statistics: Statistics, observation: Any, valid: Mask, config: PPOCon
         samples, total = jnp.maximum(samples, 1.0), jnp.maximum(total, 1.0)
     rate = added.astype(jnp.float32) / total
     if config.normalize_until_count is not None:
-        rate = jnp.where(total > config.normalize_until_count, 0.0, rate)
+        rate = jnp.where(total > float(config.normalize_until_count), 0.0, rate)
 
     def average(x: jax.Array) -> jax.Array:
         if valid is not None:

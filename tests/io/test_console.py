@@ -170,7 +170,7 @@ def test_auto_is_live_on_a_terminal(monkeypatch):
     console = Console("auto", 100, "ant")
     console.event(1, "error", {"message": "x"})
     console.close()
-    assert stream.getvalue() == "\x1b[33m! step 1  error: message x\x1b[0m\n"
+    assert stream.getvalue() == "\x1b[1mant\x1b[0m\n\x1b[33m! step 1  error: message x\x1b[0m\n"
     monkeypatch.setenv("TERM", "dumb")
     Console("auto", 100, "ant").message("y")
     assert stream.getvalue().endswith("ant\ny\n")
@@ -182,7 +182,7 @@ def test_rich_shows_a_bar_and_keeps_evaluations_and_events():
         clock.now += 3
     console.log(250_000, {"training/sps": 10_000.0, "episode/sum_reward": 3.0})
     bar = terminal.file.getvalue()
-    assert "250,000/1,000,000  10,000 steps/s  ETA 0:01:15  return 3.00  trips 0" in bar
+    assert "250,000/1,000,000  10,000/s  ETA 0:01:15  return 3.00  trips 0" in bar
     assert "ant" in bar
     console.log(500_000, {"eval/episode_reward": 7.0, "guards/env/trips": 4})
     console.event(500_000, "guard_tripped", {"guard": "[env]", "physics": 4})
