@@ -215,13 +215,12 @@ class Runner:
             self._log(self._telemetry.flush(self.host.elapsed) | row)
         if bool(metrics.exhausted):
             return Ending.state_not_finite
+        self._redraw(before)  # before saving: what is saved is what the next iteration starts from
         wanted = self._wants_to_stop(row)
         ending = wanted or (Ending.completed if finished else None)
         due = self.host.iteration % config.checkpoint.every == 0 or bool(row) or ending is not None
         if due and bool(metrics.healthy):
             self._save(row.get("eval/episode_reward"))
-        if ending is None:
-            self._redraw(before)
         return ending
 
     def _wants_to_stop(self, row: Row) -> Ending | None:

@@ -152,6 +152,27 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) 
     assert [row["step"] for row in rows] == [(n + 1) * ITERATION for n in range(6)]
 
 
+def test_a_resume_is_exact_where_environments_and_pool_are_drawn_anew(tmp_path: Path) -> None:
+    def config(**sections: Any) -> Config:
+        return quick(
+            total_steps=6 * ITERATION,
+            eval={"num_evals": 2, "num_envs": 4},
+            env={"name": "toys:PointMass", "reset": "pool", "reset_pool_refresh": 3, "reset_pool_size": 8},
+            ppo={"num_resets_per_eval": 1},
+            **sections,
+        )
+
+    whole = Runner(config(), tmp_path / "whole")
+    whole.run()
+    # Stopped at the third iteration, where both are due.
+    Runner(config(), tmp_path / "parts", lambda step, _: step == 3 * ITERATION).run()
+    resumed = Runner(config(resume="auto"), tmp_path / "parts")
+    assert resumed.step == 3 * ITERATION
+    resumed.run()
+    for ours, theirs in zip(leaves(resumed.state), leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_resume_auto_starts_afresh_where_there_is_nothing(tmp_path: Path) -> None:
     assert Runner(quick(resume="auto"), tmp_path).step == 0
 
