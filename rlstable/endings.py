@@ -21,7 +21,7 @@ class Ending(Enum):
         3,
         "parameters, optimizer or observation statistics stayed non-finite; the last good checkpoint is kept",
     )
-    error = (1, "the program failed; the traceback is in events.jsonl")
+    error = (1, "the program failed; the traceback was printed")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
     preempted = (143, "stopped by SIGTERM after a whole iteration, and saved")
 

@@ -64,12 +64,14 @@ class HostState:
 
     Attributes:
         iteration: Iterations done.
+        last_return: Of the last evaluation; None where every episode was aborted.
         best_return: Best evaluation so far.
         elapsed: Seconds of training so far, over all processes.
         wandb_run_id: To go on with the same wandb run.
     """
 
     iteration: int = 0
+    last_return: float | None = None
     best_return: float | None = None
     elapsed: float = 0.0
     wandb_run_id: str | None = None
@@ -77,6 +79,12 @@ class HostState:
 
 class Runner:
     """One run, from its configuration to its ending.
+
+    Attributes:
+        state: The training state.
+        host: What is saved beside it.
+        step: Environment steps trained, as a number that outlives the donated state.
+        history: Every logged row.
 
     Args:
         config: What to run.
@@ -112,7 +120,9 @@ class Runner:
         self._telemetry = Telemetry(config, self.ppo)
         self._last_evaluation: Row = {}
         self.history: list[Row] = []
+        self.step = 0
         self._signal: int | None = None
+        self._stopped_by_callback = False
         key = jax.random.PRNGKey(config.seed)
         self._key_init, self._key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
         try:
@@ -120,16 +130,12 @@ class Runner:
             self.state = self._first_state()
             if resumes:
                 self._resume()
+            self.step = int(self.state.counters.env_steps)
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, self.step if resumes else None)
         except BaseException:
             self._sinks.close()
             raise
-
-    @property
-    def step(self) -> int:
-        """Environment steps trained."""
-        return int(self.state.counters.env_steps)
 
     def run(self) -> Result:
         """Trains to an ending. Whatever the ending, the run folder says which."""
@@ -192,6 +198,7 @@ class Runner:
             with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
                 self.state, metrics = iterate(self.state)
                 metrics = jax.device_get(metrics)
+            self.step = int(metrics.counters.env_steps)
             elapsed = time.perf_counter() - started
             self.host.iteration += 1
             self.host.elapsed += elapsed
@@ -211,7 +218,7 @@ class Runner:
         row: Row = {}
         if self._crossed(before, config.eval.num_evals):
             row = self._evaluate()
-        if row or finished or self.host.iteration % config.sinks.log_every == 0:
+        if row or finished or self._signal is not None or self.host.iteration % config.sinks.log_every == 0:
             self._log(self._telemetry.flush(self.host.elapsed) | row)
         if bool(metrics.exhausted):
             return Ending.state_not_finite
@@ -241,13 +248,12 @@ class Runner:
         row = self._evaluator.run(self.state, key)
         self._last_evaluation = row
         value = row["eval/episode_reward"]
+        self.host.last_return = value
         if value is None:
             self._event("evaluation_void", aborted_share=row["eval/aborted_share"])
         elif self.host.best_return is None or value > self.host.best_return:
             self.host.best_return = float(value)
         return row
-
-    _stopped_by_callback = False
 
     def _log(self, row: Row) -> None:
         self._sinks.log(self.step, row)
@@ -256,7 +262,7 @@ class Runner:
             self._stopped_by_callback = True
 
     def _event(self, kind: str, **fields: Any) -> None:
-        self._sinks.event(self.step if hasattr(self, "state") else 0, kind, fields)
+        self._sinks.event(self.step, kind, fields)
 
     def _save(self, score: float | None) -> None:
         if not self.config.checkpoint.enabled:
@@ -299,7 +305,7 @@ class Runner:
             "stop_reason": ending.name,
             "exit_code": ending.exit_code,
             "step": self.step,
-            "return": self._last_evaluation.get("eval/episode_reward"),
+            "return": self.host.last_return,
             "best_return": self.host.best_return,
             "seconds": round(self.host.elapsed, 1),
         }

@@ -129,6 +129,7 @@ def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: in
     counters = dataclasses.replace(runner.state.counters, env_steps=WideCounter.of(start))
     placed = jax.device_put(counters, runner.state.key.sharding)
     runner.state = dataclasses.replace(runner.state, counters=placed)
+    runner.step = start
     result = runner.run()
     assert result.ending is Ending.completed
     assert result.step == total
@@ -364,3 +365,34 @@ def test_tensorboard_and_offline_wandb_have_the_same_rows(tmp_path: Path) -> Non
     assert list(tmp_path.glob("wandb/offline-run-*"))
     Runner(quick(sinks=config.sinks.model_dump(), resume="auto", total_steps=5 * ITERATION), tmp_path).run()
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) >= 1
+
+
+def test_a_program_that_fails_says_so_and_shows_the_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state was donated to the iteration that failed, so nothing may look at it any more."""
+    runner = Runner(quick(), tmp_path)
+
+    def fails(state: Any) -> Any:
+        jax.tree.map(lambda leaf: leaf.delete(), state)
+        raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(runner, "_compile", lambda: fails)
+    with pytest.raises(RuntimeError, match="the device is on fire"):
+        runner.run()
+    left = read_result(tmp_path)
+    assert left is not None
+    assert left["stop_reason"] == "error"
+    events = lines(tmp_path / "events.jsonl")
+    assert [event["kind"] for event in events] == ["error", "stopped"]
+    assert events[0]["message"] == "RuntimeError: the device is on fire"
+
+
+def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
+    first = Runner(quick(), tmp_path).run()
+    again = Runner(quick(resume="auto"), tmp_path).run()
+    assert again.ending is Ending.completed
+    left = read_result(tmp_path)
+    assert left is not None
+    assert left["return"] == first.metrics["eval/episode_reward"]
+    assert left["step"] == 4 * ITERATION
