@@ -16,7 +16,7 @@ _READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}
 
 
 def fit(
-    env: str = "inverted_pendulum",
+    env: str | None = None,
     *,
     run_dir: str | Path | None = None,
     callback: Callback | None = None,
@@ -26,7 +26,8 @@ def fit(
     """Trains a policy.
 
     Args:
-        env: A name under `configs/env`, or `package.module:Class` for a class with Brax's Env interface.
+        env: A name under `configs/env`, or `package.module:Class` for a class with Brax's Env interface; when None, the
+            inverted pendulum, or what the run that is resumed was trained on.
         run_dir: The run folder; `runs/<env>/<time>` when None.
         callback: Called as `callback(step, metrics)` with every logged row; returning True ends the run.
         overrides: More overrides as the command takes them, e.g. `["ppo.learning_rate=1e-3"]`.
@@ -39,7 +40,7 @@ def fit(
     Raises:
         ConfigError: A mistake in the configuration, in one line.
     """
-    chosen = ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]
+    chosen = [] if env is None else ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]
     config = compose([*chosen, *(item for key, value in keys.items() for item in _override(key, value)), *overrides])
     if run_dir is None:
         run_dir = default_run_dir(config.resume, config.env.name)

@@ -43,8 +43,34 @@ def to_config(composed: DictConfig) -> Config:
     return typed.load({key: value for key, value in data.items() if key != "hydra"})
 
 
+def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
+    """The configuration to run: with `resume=<folder>` the one saved there, changed by the single keys that were typed.
+
+    Raises:
+        ConfigError: The first mistake.
+    """
+    resume = composed.get("resume")
+    if resume in (None, "auto"):
+        return to_config(composed)
+    saved_file = Path(str(resume)) / "config.yaml"
+    if not saved_file.is_file():
+        raise ConfigError(f"resume: {resume} is no run folder, it has no config.yaml")
+    saved: Any = OmegaConf.create(OmegaConf.to_container(OmegaConf.load(saved_file)))
+    for override in overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if key == "env":
+            if composed.env.name != saved.env.name:
+                raise ConfigError(
+                    f"env: {resume} was trained on {saved.env.name}, not on {composed.env.name}; "
+                    "leave env out when resuming"
+                )
+            continue
+        OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+    return to_config(saved)
+
+
 def compose(overrides: Sequence[str]) -> Config:
-    """Composes the configuration from overrides as typed on the command line, without running anything.
+    """The configuration to run for overrides as typed on the command line, without running anything.
 
     Raises:
         ConfigError: The first mistake.
@@ -57,7 +83,7 @@ def compose(overrides: Sequence[str]) -> Config:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(config_dir(), version_base="1.3"):
-            return to_config(hydra.compose("config", overrides=list(overrides)))
+            return with_saved(hydra.compose("config", overrides=list(overrides)), overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
 

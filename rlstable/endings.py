@@ -16,10 +16,15 @@ class Ending(Enum):
 
     completed = (0, "all steps were trained")
     target_reached = (0, "the evaluation return reached eval.target_return")
+    stopped = (0, "the callback asked for it")
     config_error = (2, "the configuration cannot work; nothing was trained")
     state_not_finite = (
         3,
         "parameters, optimizer or observation statistics stayed non-finite; the last good checkpoint is kept",
+    )
+    no_update_accepted = (
+        4,
+        "no update was accepted for guards.state.patience iterations in a row; the last good checkpoint is kept",
     )
     error = (1, "the program failed; the traceback was printed")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
@@ -53,7 +58,8 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, saved: bo
         ("run folder", folder),
     ]
     if saved:
-        rows.append(("go on", f"{_python()} -m rlstable.train resume={folder} total_steps={2 * fields['step']}"))
+        more = f" total_steps={2 * fields['step']}" if ending is Ending.completed else ""
+        rows.append(("go on", f"{_python()} -m rlstable.train resume={folder}{more}"))
         rows.append(("use it", f'rlstable.load_policy("{folder}").act(obs)'))
     return rows
 

@@ -18,7 +18,7 @@ from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.evaluation import make_evaluator
-from rlstable.guards.env import env_guards
+from rlstable.guards.env import Quarantine, env_guards
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
@@ -66,6 +66,7 @@ class HostState:
         iteration: Iterations done.
         last_return: Of the last evaluation; None where every episode was aborted.
         best_return: Best evaluation so far.
+        idle: Iterations in a row of which no update was accepted.
         elapsed: Seconds of training so far, over all processes.
         wandb_run_id: To go on with the same wandb run.
     """
@@ -73,6 +74,7 @@ class HostState:
     iteration: int = 0
     last_return: float | None = None
     best_return: float | None = None
+    idle: int = 0
     elapsed: float = 0.0
     wandb_run_id: str | None = None
 
@@ -132,8 +134,9 @@ class Runner:
                 self._resume()
             self.step = int(self.state.counters.env_steps)
             write_config(self.run_dir, config.model_dump(mode="json"))
-            self._sinks.start(self.host.wandb_run_id, self.step if resumes else None)
+            self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.step)
         except BaseException:
+            self._checkpoints.close()
             self._sinks.close()
             raise
 
@@ -143,6 +146,9 @@ class Runner:
         try:
             with self._listening():
                 ending = self._loop()
+        except KeyboardInterrupt:
+            ending = Ending.interrupted  # the second one, which does not wait for the iteration
+            raise
         except Exception as error:
             self._event("error", message=f"{type(error).__name__}: {error}")
             raise
@@ -154,10 +160,18 @@ class Runner:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it."""
         config = self.config
         size = min(config.env.reset_pool_size, config.ppo.num_envs)
-        self._resets: Resets = make_resets(self._vector_env, size)
+        # First states are judged whatever `guards` says: an environment that cannot even start is a mistake.
+        judged = self._vector_env
+        if not judged.guards:
+            judged = dataclasses.replace(judged, guards={"quarantine": Quarantine(None, None, None)})
+        self._resets: Resets = make_resets(judged, size)
         with self._console.compiling("resets"):
             env_state, pool = self._draw(self._key_resets)
-        self.ppo.networks.select(env_state.obs)
+        if config.ppo.bootstrap_on_timeout and "time_out" not in env_state.info:
+            raise ConfigError(
+                f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
+                "from an end; set it to false"
+            )
         state = init_state(self.ppo, self._key_init, env_state, pool)
         return sharding.place(state, self._mesh, SPECS)
 
@@ -176,7 +190,18 @@ class Runner:
                 f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
                 f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
             )
+        fresh = self.state.tuning
         self.state, host = self._checkpoints.restore(self.state)
+        # What schedules and searches moved goes on; what was typed anew counts from here.
+        old, new = host["config"], self.config.model_dump(mode="json")
+        changed: dict[str, Any] = {}
+        if old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"]:
+            changed["learning_rate"] = fresh.learning_rate
+        if old["ppo"]["num_updates_per_batch"] != new["ppo"]["num_updates_per_batch"]:
+            changed["epochs"] = fresh.epochs
+        if old["precision"] != new["precision"]:
+            changed["loss_scale"] = fresh.loss_scale
+        self.state = dataclasses.replace(self.state, tuning=dataclasses.replace(self.state.tuning, **changed))
         self.host = HostState(**host["host"])
         self._event("resumed", iteration=self.host.iteration, version=host["version"])
 
@@ -201,6 +226,7 @@ class Runner:
             self.step = int(metrics.counters.env_steps)
             elapsed = time.perf_counter() - started
             self.host.iteration += 1
+            self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
             self.host.elapsed += elapsed
             self._telemetry.add(metrics, elapsed)
             for name, causes in self._telemetry.trips(metrics).items():
@@ -216,17 +242,20 @@ class Runner:
         config = self.config
         finished = self.step >= config.total_steps
         row: Row = {}
-        if self._crossed(before, config.eval.num_evals):
+        healthy = bool(metrics.healthy)
+        if healthy and self._crossed(before, config.eval.num_evals):
             row = self._evaluate()
         if row or finished or self._signal is not None or self.host.iteration % config.sinks.log_every == 0:
             self._log(self._telemetry.flush(self.host.elapsed) | row)
-        if bool(metrics.exhausted):
+        if bool(metrics.exhausted) or (finished and not healthy):
             return Ending.state_not_finite
+        if self.host.idle >= config.guards.state.patience and config.guards.state.enabled:
+            return Ending.no_update_accepted
         self._redraw(before)  # before saving: what is saved is what the next iteration starts from
         wanted = self._wants_to_stop(row)
         ending = wanted or (Ending.completed if finished else None)
         due = self.host.iteration % config.checkpoint.every == 0 or bool(row) or ending is not None
-        if due and bool(metrics.healthy):
+        if due and healthy:
             self._save(row.get("eval/episode_reward"))
         return ending
 
@@ -236,7 +265,7 @@ class Runner:
         value, target = row.get("eval/episode_reward"), self.config.eval.target_return
         if target is not None and value is not None and value >= target:
             return Ending.target_reached
-        return Ending.interrupted if self._stopped_by_callback else None
+        return Ending.stopped if self._stopped_by_callback else None
 
     def _crossed(self, before: int, times: int) -> bool:
         """Whether one of `times` equal parts of the run ended between the step before and now."""

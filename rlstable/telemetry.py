@@ -86,19 +86,25 @@ class Telemetry:
 
     def measure_split(self, iterate: Callable[[TrainState], Any], state: TrainState) -> None:
         """Times collecting alone, by the same program with no epochs, on a copy of the state that is thrown away."""
-        copy = jax.tree.map(jnp.copy, state)
-        no_epochs = jax.tree.map(jnp.zeros_like, copy.tuning.epochs)
-        copy = _with_epochs(copy, no_epochs)
-        jax.block_until_ready(copy)
-        started = time.perf_counter()
-        jax.block_until_ready(iterate(copy))
-        collecting = time.perf_counter() - started
+        try:
+            collecting = self._time_collecting(iterate, state)
+        except RuntimeError:
+            return  # no room for a copy of the state: the run matters more than its timing
         learning = max((self.last_seconds or 0.0) - collecting, 1e-9)
         self._split = {
             "timing/rollout_sps": self._steps / collecting,
             "timing/learning_sps": self._steps / learning,
             "timing/learning_share": learning / (learning + collecting),
         }
+
+    def _time_collecting(self, iterate: Callable[[TrainState], Any], state: TrainState) -> float:
+        copy = jax.tree.map(jnp.copy, state)
+        no_epochs = jax.tree.map(jnp.zeros_like, copy.tuning.epochs)
+        copy = _with_epochs(copy, no_epochs)
+        jax.block_until_ready(copy)
+        started = time.perf_counter()
+        jax.block_until_ready(iterate(copy))
+        return time.perf_counter() - started
 
 
 def _with_epochs(state: TrainState, epochs: jax.Array) -> TrainState:

@@ -10,22 +10,24 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable.compose import config_dir, explain, register_resolvers, to_config
-from rlstable.config import Config, ConfigError
+from rlstable.compose import config_dir, explain, register_resolvers, with_saved
+from rlstable.config import ConfigError
 from rlstable.endings import Ending
 from rlstable.io.rundir import read_result, write_result
 
 # The score of a job that gave none: finite, since sweepers choke on inf and nan, and below any return worth having.
 WORST_SCORE = -1e9
+
+# A signal that stopped one job of a sweep is meant for those after it too.
+_told_to_stop: list[Ending] = []
 
 
 def main() -> None:
@@ -33,6 +35,7 @@ def main() -> None:
     register_resolvers()
     # Hydra prints its own page of advice for a mistake and exits with 1; with this it raises, and we say it in a line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    _told_to_stop.clear()
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
@@ -62,6 +65,11 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     run_dir = Path(options.runtime.output_dir)
     overrides = list(options.overrides.task)
     in_sweep = options.mode is RunMode.MULTIRUN
+    if in_sweep and _told_to_stop:
+        ending = _told_to_stop[0]
+        fields = {"stop_reason": ending.name, "exit_code": ending.exit_code, "step": 0, "overrides": overrides}
+        write_result(run_dir, fields)
+        return ending.exit_code, WORST_SCORE
     if in_sweep:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
     try:
@@ -69,6 +77,8 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         from rlstable.runner import Runner  # jax and brax take seconds, which a mistake need not wait for
 
         ending = Runner(config, run_dir).run().ending
+        if ending in (Ending.interrupted, Ending.preempted):
+            _told_to_stop.append(ending)
     except ConfigError as error:
         _complain(str(error))
         ending = Ending.config_error
@@ -82,32 +92,6 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         run_dir.rmdir()  # Hydra made it; a mistake leaves nothing behind
     score = result.get("best_return")
     return ending.exit_code, WORST_SCORE if score is None else float(score)
-
-
-def with_saved(composed: DictConfig, overrides: list[str]) -> Config:
-    """The configuration to run: with `resume=<folder>` the one saved there, changed by the single keys that were typed.
-
-    Raises:
-        ConfigError: The first mistake.
-    """
-    resume = composed.get("resume")
-    if resume in (None, "auto"):
-        return to_config(composed)
-    saved_file = Path(str(resume)) / "config.yaml"
-    if not saved_file.is_file():
-        raise ConfigError(f"resume: {resume} is no run folder, it has no config.yaml")
-    saved: Any = OmegaConf.create(OmegaConf.to_container(OmegaConf.load(saved_file)))
-    for override in overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
-        if key == "env":
-            if composed.env.name != saved.env.name:
-                raise ConfigError(
-                    f"env: {resume} was trained on {saved.env.name}, not on {composed.env.name}; "
-                    "leave env out when resuming"
-                )
-            continue
-        OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
-    return to_config(saved)
 
 
 def _complain(message: str) -> None:

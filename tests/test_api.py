@@ -37,6 +37,24 @@ def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
     assert result.history[-1]["eval/episode_reward"] == result.metrics["eval/episode_reward"]
 
 
+def test_fit_resumes_with_the_saved_configuration(tmp_path: Path) -> None:
+    small = ["sinks=quiet", "env.episode_length=12", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"]
+    first = rlstable.fit(
+        "toys:PointMass",
+        run_dir=tmp_path / "run",
+        total_steps=160,
+        devices=1,
+        ppo={"discounting": 0.5, "unroll_length": 10, "num_updates_per_batch": 1},
+        network={"policy_hidden_layer_sizes": [8], "value_hidden_layer_sizes": [8]},
+        eval={"num_evals": 0},
+        overrides=small,
+    )
+    assert first.step == 160
+    again = rlstable.fit(resume=str(tmp_path / "run"), total_steps=320)
+    assert (again.step, again.run_dir) == (320, tmp_path / "run")
+    assert "discounting: 0.5" in (tmp_path / "run" / "config.yaml").read_text()
+
+
 def test_a_mistake_is_one_line() -> None:
     with pytest.raises(rlstable.ConfigError, match=r"^ppo.num_env: unknown key; did you mean num_envs"):
         rlstable.fit("ant", ppo={"num_env": 1})

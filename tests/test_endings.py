@@ -14,11 +14,11 @@ FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
 def test_every_ending_has_a_code_and_a_meaning() -> None:
     codes = {ending.name: ending.exit_code for ending in Ending}
     assert codes == {
-        "completed": 0, "target_reached": 0, "config_error": 2, "state_not_finite": 3, "error": 1,
-        "interrupted": 130, "preempted": 143,
+        "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
+        "no_update_accepted": 4, "error": 1, "interrupted": 130, "preempted": 143,
     }  # fmt: skip
     assert all(ending.meaning for ending in Ending)
-    assert [ending.name for ending in Ending if ending.succeeded] == ["completed", "target_reached"]
+    assert [ending.name for ending in Ending if ending.succeeded] == ["completed", "target_reached", "stopped"]
 
 
 def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +28,8 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     assert rows["return"] == "12.3 (best 20.0)"
     assert rows["run folder"] == "runs/ant/1"
     assert rows["go on"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
+    stopped = dict(describe(Ending.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", saved=True))
+    assert stopped["go on"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
     assert rows["use it"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
 
 

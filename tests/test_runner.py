@@ -230,7 +230,7 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
 
     result = Runner(quick(), tmp_path, callback).run()
     assert seen == [ITERATION, 2 * ITERATION]
-    assert result.ending is Ending.interrupted
+    assert result.ending is Ending.stopped
 
 
 @pytest.mark.parametrize(
@@ -396,3 +396,45 @@ def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
     assert left is not None
     assert left["return"] == first.metrics["eval/episode_reward"]
     assert left["step"] == 4 * ITERATION
+
+
+def test_numbers_typed_on_resume_count_and_searched_ones_go_on(tmp_path: Path) -> None:
+    Runner(quick(), tmp_path).run()
+    other = {"learning_rate": 1e-5, "num_updates_per_batch": 1}
+    result = Runner(quick(ppo=other, resume="auto", total_steps=5 * ITERATION), tmp_path).run()
+    assert result.history[-1]["training/learning_rate"] == pytest.approx(1e-5)
+    assert result.history[-1]["training/updates"] == 4 * 4 + 2
+
+
+def test_a_last_iteration_that_is_not_finite_is_no_completion(tmp_path: Path) -> None:
+    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
+    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 100}}
+    result = Runner(quick(guards=guards, env=faulty, total_steps=ITERATION), tmp_path).run()
+    assert result.ending is Ending.state_not_finite
+    assert result.metrics == {}  # nobody evaluates a NaN
+
+
+def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
+    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 1.0}}
+    result = Runner(quick(env=faulty, total_steps=50 * ITERATION, eval={"num_evals": 0}), tmp_path).run()
+    assert (result.ending, result.step) == (Ending.no_update_accepted, 3 * ITERATION)
+    assert result.ending.exit_code == 4
+    assert result.history[-1]["training/valid_share"] == 0.0
+
+
+def test_a_reset_that_is_never_clean_is_a_mistake_without_guards_too(tmp_path: Path) -> None:
+    config = quick(guards=GUARDS_OFF, env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
+    with pytest.raises(ConfigError, match="its observation is not finite"):
+        Runner(config, tmp_path)
+
+
+def test_bootstrapping_needs_an_environment_that_tells(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
+        Runner(quick(ppo={"bootstrap_on_timeout": True}), tmp_path)
+
+
+def test_resume_auto_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) -> None:
+    config = {"checkpoint": {"enabled": False}, "resume": "auto", "total_steps": 2 * ITERATION}
+    for _ in range(2):
+        Runner(quick(**config), tmp_path).run()
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [64, 128]

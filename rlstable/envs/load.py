@@ -81,6 +81,10 @@ def _imported_class(path: str) -> Any:
         raise ConfigError(
             f"env.name: no module {error.name!r} for {path!r}; is it installed, or in this folder?"
         ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"env.name: {module_name} cannot be imported: {type(error).__name__}: {_first_line(error)}"
+        ) from error
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if isinstance(getattr(module, name), type)]
         close = difflib.get_close_matches(attribute, names, n=1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from rlstable.config import TransitionConfig
-from rlstable.guards.base import GuardState, Verdict, all_finite, count_first, no_trips
+from rlstable.guards.base import GuardState, Verdict, all_finite, count_first, no_trips, select
 
 
 class BatchContext(NamedTuple):
@@ -26,9 +27,9 @@ class TransitionGuard:
     """Trips where a sample's observation, policy output or reward is not finite.
 
     The env guard keeps bad simulations out; what is left comes from the networks (float16 overflow, a policy gone bad).
-    A bad sample is marked invalid and its reward set to zero, so that it reaches no return. The step before a bad
-    observation is a good sample, but what it would be bootstrapped from is not: there the return is cut, as at a
-    truncation.
+    A bad sample is marked invalid and its reward set to zero, so that it reaches no return. An observation that is bad
+    itself, or made a network overflow, is put away. The step before it is a good sample, but what it would be
+    bootstrapped from is not: there the return is cut, as at a truncation.
     """
 
     @property
@@ -55,8 +56,11 @@ class TransitionGuard:
         )
         alive = jnp.ones_like(fine[0]) if data.valid is None else data.valid
         ok = jnp.all(fine, axis=0)
-        goes_on = ok & jnp.concatenate([fine[0][:, 1:], all_finite(data.bootstrap_observation, 1)[:, None]], axis=1)
+        # What made a network overflow once would do so in the loss again: it is put away, and nothing rests on it.
+        usable = jnp.all(fine[:3], axis=0)
+        goes_on = ok & jnp.concatenate([usable[:, 1:], all_finite(data.bootstrap_observation, 1)[:, None]], axis=1)
         repaired = data._replace(
+            observation=select(usable, data.observation, jax.tree.map(jnp.zeros_like, data.observation)),
             valid=ok & alive,
             reward=jnp.where(ok, data.reward, 0.0),
             truncation=jnp.where(goes_on, data.truncation, 1.0),

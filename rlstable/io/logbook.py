@@ -40,7 +40,7 @@ class Logbook:
             wandb_run_id: The wandb run to continue, if any.
             resume_step: The step the run goes on from; what was logged after it is dropped, it comes again.
         """
-        sinks: list[Sink] = [JsonLines(self._run_dir, resume_step), self._console]
+        sinks: list[Sink] = [self._console]
         chosen = self._config.sinks
         if chosen.tensorboard:
             sinks.append(TensorBoard(self._run_dir, resume_step))
@@ -48,7 +48,8 @@ class Logbook:
             run_config = self._config.model_dump(mode="json")
             self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=self._report)
             sinks.append(self._wandb)
-        self._sinks = Sinks(sinks)
+        # Last, since a sink that cannot be opened must not leave files that look like a run.
+        self._sinks = Sinks([JsonLines(self._run_dir, resume_step), *sinks])
         for step, kind, fields in self._early:
             self._sinks.event(step, kind, fields)
         self._early = []

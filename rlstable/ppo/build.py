@@ -47,7 +47,7 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int) -> PPO:
     )
 
 
-def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, start_step: int = 0) -> TrainState:
+def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> TrainState:
     """The training state before the first iteration.
 
     Args:
@@ -55,7 +55,6 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, start_
         key: Random key.
         env_state: Environments, `[num_envs]`.
         reset_pool: Clean first states, or None.
-        start_step: Where the step counter begins.
     """
     key_networks, key = jax.random.split(key)
     observation = jax.tree.map(
@@ -77,7 +76,7 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, start_
         return WideCounter(zero, zero)
 
     counters = Counters(
-        env_steps=WideCounter.of(start_step),
+        env_steps=WideCounter.zero(),
         iterations=WideCounter.zero(),
         updates=WideCounter.zero(),
         episodes=WideCounter.zero(),

@@ -74,6 +74,7 @@ class PPO:
 
             judged = StateContext((learned.params, learned.opt_state, statistics))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
+            rollout = rollout._replace(data=data)
             return self._finish(state, rollout, learned._replace(guard_state=states), statistics, key, healthy)
 
     def _learn(self, state: TrainState, statistics: Any, data: Transition, states: dict, key: jax.Array) -> Learning:
@@ -81,8 +82,13 @@ class PPO:
         if self.config.ppo.gae == "per_iteration":
             data = self._with_estimates(state.params, statistics, data)
         learning = Learning(state.params, state.opt_state, state.tuning, states, key, {}, jnp.zeros((), jnp.int32))
-        sample = _as_minibatch(jax.tree.map(lambda x: x[: x.shape[0] // self.config.ppo.num_minibatches], data), key)
-        reported = jax.eval_shape(lambda: self._minibatch(learning, statistics, sample, state.counters).sums)
+        rows = data.log_prob.shape[0] // self.config.ppo.num_minibatches
+
+        def report() -> dict[str, jax.Array]:
+            sample = _as_minibatch(jax.tree.map(lambda x: x[:rows], data), key)
+            return self._minibatch(learning, statistics, sample, state.counters).sums
+
+        reported = jax.eval_shape(report)
         learning = learning._replace(sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), reported))
         return jax.lax.fori_loop(
             0,
@@ -121,7 +127,9 @@ class PPO:
             tuning = adapt_loss_scale(tuning, finite, self.precision.loss_scale)
         if self.config.ppo.learning_rate_schedule == "adaptive_kl":
             tuning = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
-        rate = self.optimizer.rate(tuning, counters.env_steps.progress(self.config.total_steps))
+        # At the iteration's end: a warm-up must not spend its first iteration at a rate of zero.
+        reached = counters.env_steps + self.config.env_steps_per_iteration
+        rate = self.optimizer.rate(tuning, reached.progress(self.config.total_steps))
 
         *candidate, update = self.optimizer.candidate(gradients, opt_state, params, rate)
         context = UpdateContext(tuple(candidate), gradients, norm, searching)
@@ -262,6 +270,9 @@ class PPO:
             trips={name: old.trips[name] + trips[name] for name in old.trips},
         )
         values = {name: total / learned.accepted for name, total in learned.sums.items()}
+        valid = rollout.data.valid
+        if valid is not None:
+            values["training/valid_share"] = sharding.mean(jnp.mean(valid.astype(jnp.float32)))
         values |= rollout.metrics | {
             "training/accepted_share": learned.accepted / (state.tuning.epochs * self.config.ppo.num_minibatches)
         }

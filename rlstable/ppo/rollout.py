@@ -170,6 +170,4 @@ def _episode_metrics(
     metrics["training/reward_mean"] = mean(raw_reward)
     if limit is not None:
         metrics["limiters/reward/active"] = mean(limiters.beyond(raw_reward * scaling, limit))
-    if data.valid is not None:
-        metrics["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
     return metrics, count

@@ -415,7 +415,11 @@ def test_a_bad_transition_reaches_no_return(leaf):
     others[2, 1] = False
     for name in ("reward", "valid"):
         np.testing.assert_array_equal(getattr(after, name)[others], getattr(before, name)[others])
-    np.testing.assert_array_equal(after.truncation[2, 0], float(leaf == "observation"))
+    # A network that overflowed here would do so in the loss: what it saw is put away, and the step before is cut.
+    np.testing.assert_array_equal(after.truncation[2, 0], float(leaf != "reward"))
+    seen = np.asarray(jax.tree.leaves(after.observation)[0])
+    assert (seen[2, 1] == 0).all() == (leaf != "reward")
+    assert (seen[2, 0] != 0).all()
 
 
 def test_the_step_before_a_bad_observation_is_cut():
