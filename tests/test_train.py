@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -136,3 +138,21 @@ def test_a_sweep_survives_a_job_that_fails_first(
     assert "config_error" in table
     assert "completed" in table
     assert "seed=1" in table
+
+
+def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is taken away takes the jobs that have not begun with it."""
+    from rlstable.runner import Runner
+
+    loop = Runner._loop
+
+    def told_to_stop(self: Runner) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return loop(self)
+
+    monkeypatch.setattr(Runner, "_loop", told_to_stop)
+    assert run(monkeypatch, tmp_path, "-m", *TINY, "seed=0,1") == 143
+    (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
+    results = [json.loads((sweep / name / "result.json").read_text()) for name in ("0", "1")]
+    assert [result["stop_reason"] for result in results] == ["preempted", "preempted"]
+    assert [result["step"] for result in results] == [64, 0]
