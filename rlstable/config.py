@@ -208,6 +208,8 @@ class NetworkConfig(Section):
     def _check(self) -> NetworkConfig:
         if self.distribution_type == "tanh_normal":
             for key, unset in (
+                ("noise_std_type", "scalar"),
+                ("init_noise_std", 1.0),
                 ("state_dependent_std", False),
                 ("mean_clip_scale", None),
                 ("mean_kernel_init", None),

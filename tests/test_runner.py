@@ -95,12 +95,18 @@ def test_limiters_report_only_where_they_are_on(tmp_path: Path) -> None:
     limits = {
         "reward": 0.5, "observation": 1e-3, "log_ratio": 5.0, "gradient_norm": 1e-6, "policy_std_min": 0.1,
     }  # fmt: skip
-    config = quick(guards={"limiters": limits}, total_steps=ITERATION, eval={"num_evals": 0})
+    config = quick(
+        guards={"limiters": limits},
+        total_steps=ITERATION,
+        eval={"num_evals": 0},
+        ppo={"clipping_epsilon_value": 1e6},
+    )
     row = Runner(config, tmp_path).run().history[-1]
     active = {name: row[f"limiters/{name}/active"] for name in ("reward", "observation", "log_ratio", "gradient_norm")}
     assert active["observation"] == pytest.approx(1.0, abs=0.05)
     assert active["gradient_norm"] == 1.0
     assert active["log_ratio"] == 0.0
+    assert row["limiters/value/active"] == 0.0
     assert 0.0 < active["reward"] < 1.0
     assert row["limiters/policy_std/active"] == 0.0
 

@@ -118,6 +118,8 @@ def ppo_loss(
         metrics[f"limiters/{name}/active"] = mean(active)
     if limits.log_ratio is not None:
         metrics["limiters/log_ratio/active"] = mean(limiters.beyond(log_ratio, limits.log_ratio))
+    if config.clipping_epsilon_value is not None:
+        metrics["limiters/value/active"] = mean(limiters.beyond(values - old_value, config.clipping_epsilon_value))
     return loss, metrics
 
 
