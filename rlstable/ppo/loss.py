@@ -108,7 +108,7 @@ def ppo_loss(
         "training/entropy_loss": entropy_loss,
         "training/entropy": entropy,
         "training/kl_mean": mean(distribution.kl_from(data.distribution)),
-        "training/clip_fraction": mean((jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32)),
+        "training/clip_fraction": mean(limiters.beyond(ratio - 1.0, epsilon)),
         "training/explained_variance": _explained_variance(targets, values, data.valid, valid_share),
         "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
         "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
