@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import tiny_config
+from toys import equations, tiny_config
 
 import rlstable
-from rlstable.config import ConfigError
-from rlstable.policy import choose_action
+from rlstable.config import CheckpointConfig, ConfigError, NetworkConfig
+from rlstable.counter import WideCounter
+from rlstable.guard_config import LimiterConfig
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.policy import Carry, NonFiniteAction, Policy, choose_action, load_policy, policy_arrays, policy_spec
+from rlstable.ppo import normalizer
+from rlstable.ppo.networks import Networks
 from rlstable.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
+
+NAN, INF = float("nan"), float("inf")
+BAD = pytest.mark.parametrize("bad", [NAN, INF, -INF])
+SAFE = (0.5, -0.25)
+HEALTHY = np.linspace(-2.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
 
 
 def trained(folder: Path, **sections: Any) -> Runner:
@@ -98,3 +111,307 @@ def test_dictionary_observations(tmp_path: Path) -> None:
 def test_there_is_no_such_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere/checkpoints: no such folder"):
         rlstable.load_policy(tmp_path / "nowhere")
+
+
+# --- the inference guard
+
+
+def untrained(
+    dtype: str = "float32",
+    matmul: str = "default",
+    limit: float | None = None,
+    named: bool = False,
+    network: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Policy:
+    """Random parameters for four observed numbers and two action elements, behind one hidden layer."""
+    keys = {"policy_obs_key": "state", "value_obs_key": "privileged_state"} if named else {}
+    config = NetworkConfig(
+        policy_hidden_layer_sizes=(8,),
+        value_hidden_layer_sizes=(8,),
+        **{"activation": "relu", **keys, **(network or {})},
+    )
+    limits = LimiterConfig(**dict.fromkeys(LimiterConfig.model_fields) | {"observation": limit})
+    networks = Networks(config, limits, 2, True, jnp.dtype(dtype))
+    one: Any = jax.ShapeDtypeStruct((4,), jnp.float32)
+    one = {"state": one, "privileged_state": jax.ShapeDtypeStruct((5,), jnp.float32)} if named else one
+    params = networks.init(jax.random.PRNGKey(0), one)
+    return Policy(networks, params, normalizer.init(one), matmul, {}, **options)
+
+
+def overflowing(dtype: str, signs: tuple[float, float], **options: Any) -> Policy:
+    """Every hidden unit is 80,000 at an observation of ones: finite in float32 and beyond float16.
+
+    Args:
+        dtype: What the network computes in.
+        signs: Weights of even and odd hidden units.
+        **options: Of the policy.
+    """
+    policy = untrained(dtype, **options)
+    policy.params["policy"] = {
+        "params": {
+            "mlp": {
+                "hidden_0": {"kernel": jnp.full((4, 8), 2e4), "bias": jnp.zeros(8)},
+                "hidden_1": {
+                    "kernel": jnp.broadcast_to(jnp.resize(jnp.array(signs), 8)[:, None], (8, 4)),
+                    "bias": jnp.zeros(4),
+                },
+            }
+        }
+    }
+    return policy
+
+
+def unguarded(policy: Policy, obs: Any, key: Any = None, deterministic: bool = True) -> np.ndarray:
+    choose = jax.jit(functools.partial(choose_action, policy.networks, policy.matmul), static_argnums=4)
+    return np.asarray(choose(policy.params, policy.statistics, obs, key, deterministic))
+
+
+def bits(x: Any) -> np.ndarray:
+    return np.asarray(x).view(np.uint32)
+
+
+def spoilt(row: int, value: float) -> np.ndarray:
+    obs = HEALTHY.copy()
+    obs[row, 2] = value
+    return obs
+
+
+@pytest.fixture
+def ordinary_compile() -> Iterator[None]:
+    """As users compile: without optimisations, samples may differ in the last bits between two programs."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.mark.usefixtures("ordinary_compile")
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["tanh_normal", "normal"])
+def test_healthy_actions_are_the_unguarded_ones_bit_for_bit(kind: str, dtype: str, deterministic: bool) -> None:
+    policy = untrained(dtype, network={"distribution_type": kind}, safe_action=SAFE)
+    obs = jax.random.normal(jax.random.PRNGKey(5), (33, 4))
+    key = jax.random.PRNGKey(7)
+    expected = bits(unguarded(policy, obs, key, deterministic))
+    np.testing.assert_array_equal(bits(policy.act(obs, key, deterministic)), expected)
+    action, carry = policy.step(policy.start((33,)), obs, key, deterministic)
+    np.testing.assert_array_equal(bits(action), expected)
+    np.testing.assert_array_equal(bits(carry.last_action), expected)
+    assert int(carry.fallbacks) == 0
+
+
+def test_float16_overflows_only_when_the_policy_acts() -> None:
+    """The parameters are finite, the observation is, and float32 has an action for it: inf - inf happens in float16."""
+    ones = np.ones(4, np.float32)
+    policy = overflowing("float16", (1.0, -1.0), safe_action=SAFE)
+    assert all(np.isfinite(x).all() and np.isfinite(np.float16(x)).all() for x in jax.tree.leaves(policy.params))
+    distribution, _ = policy.networks.distribution(policy.params, policy.statistics, ones)
+    assert np.isnan(distribution.mode()).all()
+    assert np.isnan(unguarded(policy, ones)).all()
+    np.testing.assert_array_equal(unguarded(overflowing("float32", (1.0, -1.0)), ones), np.zeros(2))
+    np.testing.assert_array_equal(policy.act(ones), SAFE)
+    np.testing.assert_array_equal(overflowing("float16", (1.0, -1.0)).act(ones), np.zeros(2))
+
+
+@pytest.mark.parametrize(("signs", "hidden"), [((1.0, 1.0), 1.0), ((-1.0, -1.0), -1.0)])
+def test_an_overflow_that_tanh_hides_is_found(signs: tuple[float, float], hidden: float) -> None:
+    policy = overflowing("float16", signs, safe_action=SAFE)
+    np.testing.assert_array_equal(unguarded(policy, np.ones(4, np.float32)), np.full(2, hidden))
+    np.testing.assert_array_equal(policy.act(np.ones(4)), SAFE)
+
+
+@BAD
+@pytest.mark.parametrize("limit", [None, 5.0])
+def test_one_bad_observation_in_a_batch(bad: float, limit: float | None) -> None:
+    """The observation limiter would make an ordinary number of infinity."""
+    policy = untrained(limit=limit, safe_action=SAFE)
+    expected = unguarded(policy, HEALTHY)
+    if limit is not None and not np.isnan(bad):
+        assert np.isfinite(unguarded(policy, spoilt(1, bad))).all()
+    action = policy.act(spoilt(1, bad))
+    np.testing.assert_array_equal(bits(action)[[0, 2]], bits(expected)[[0, 2]])
+    np.testing.assert_array_equal(action[1], SAFE)
+    np.testing.assert_array_equal(policy.act(spoilt(1, bad)[1]), SAFE)
+
+
+def test_a_number_beyond_float32_is_not_finite() -> None:
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(untrained(safe_action=SAFE).act(np.full(4, 1e300)), SAFE)
+
+
+@BAD
+def test_of_a_dictionary_only_what_the_policy_reads_is_judged(bad: float) -> None:
+    policy = untrained(named=True, safe_action=SAFE)
+    other = np.full((3, 5), bad, np.float32)
+    expected = bits(policy.act({"state": HEALTHY, "privileged_state": np.zeros((3, 5))}))
+    assert not (np.asarray(policy.act({"state": HEALTHY, "privileged_state": other})) == np.float32(SAFE)).any()
+    np.testing.assert_array_equal(bits(policy.act({"state": HEALTHY, "privileged_state": other})), expected)
+    action = policy.act({"state": spoilt(2, bad), "privileged_state": np.zeros((3, 5))})
+    np.testing.assert_array_equal(bits(action)[:2], expected[:2])
+    np.testing.assert_array_equal(action[2], SAFE)
+
+
+def test_bad_parameters_give_the_safe_action() -> None:
+    policy = untrained()
+    policy.params["policy"] = jax.tree.map(lambda x: x * NAN, policy.params["policy"])
+    np.testing.assert_array_equal(policy.act(HEALTHY), np.zeros((3, 2)))
+    np.testing.assert_array_equal(policy.act(HEALTHY, jax.random.PRNGKey(0), deterministic=False), np.zeros((3, 2)))
+
+
+def test_a_step_repeats_the_last_good_action_of_each_row() -> None:
+    policy = untrained(safe_action=SAFE)
+    good, later = unguarded(policy, HEALTHY), unguarded(policy, HEALTHY + 1)
+    carry = policy.start((3,))
+    np.testing.assert_array_equal(carry.last_action, np.float32([SAFE] * 3))
+    action, carry = policy.step(carry, spoilt(0, NAN))
+    np.testing.assert_array_equal(action, np.float32([SAFE, good[1], good[2]]))
+    action, carry = policy.step(carry, np.where([[False], [True], [True]], INF, HEALTHY + 1))
+    np.testing.assert_array_equal(action, np.float32([later[0], good[1], good[2]]))
+    action, carry = policy.step(carry, np.full((3, 4), NAN))
+    np.testing.assert_array_equal(action, np.float32([later[0], good[1], good[2]]))
+    assert int(carry.fallbacks) == 1 + 2 + 3
+
+
+def test_steps_in_a_scan_within_jit() -> None:
+    policy = untrained(safe_action=SAFE)
+    observations = np.stack([HEALTHY, spoilt(0, NAN), spoilt(2, -INF), np.full((3, 4), INF), HEALTHY + 1])
+    good = np.stack([unguarded(policy, obs) for obs in observations])
+
+    def play(carry: Carry, observations: jax.Array) -> tuple[Carry, jax.Array]:
+        def step(carry: Carry, obs: jax.Array) -> tuple[Carry, jax.Array]:
+            action, carry = policy.step(carry, obs)
+            return carry, action
+
+        return jax.lax.scan(step, carry, observations)
+
+    start = policy.start((3,))
+    carry, actions = jax.jit(play)(start, observations)
+    expected = [good[0], [good[0, 0], good[1, 1], good[1, 2]], [good[2, 0], good[2, 1], good[1, 2]]]
+    expected += [expected[2], good[4]]
+    np.testing.assert_allclose(actions, np.float32(expected), rtol=1e-6)
+    np.testing.assert_array_equal(actions[3], actions[2])
+    assert int(carry.fallbacks) == 0 + 1 + 1 + 3 + 0
+    assert jax.tree.structure(carry) == jax.tree.structure(start)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), carry) == jax.tree.map(lambda x: (x.shape, x.dtype), start)
+
+
+def test_under_vmap_each_row_counts_for_itself() -> None:
+    policy = untrained(safe_action=SAFE)
+    start = jax.vmap(lambda _: policy.start())(jnp.arange(3))
+    action, carry = jax.vmap(policy.step)(start, spoilt(1, NAN))
+    np.testing.assert_array_equal(action[1], SAFE)
+    np.testing.assert_array_equal(carry.fallbacks.lo, [0, 1, 0])
+    np.testing.assert_array_equal(carry.fallbacks.hi, [0, 0, 0])
+
+
+def test_fallbacks_do_not_wrap() -> None:
+    policy = untrained()
+    carry = Carry(policy.start((3,)).last_action, WideCounter.of(2**32 - 2))
+    _, carry = policy.step(carry, np.full((3, 4), NAN))
+    assert int(carry.fallbacks) == 2**32 + 1
+
+
+def test_acting_is_pure_and_steps_are_not_remembered() -> None:
+    policy = untrained(safe_action=SAFE)
+    start = policy.start()
+    policy.act(HEALTHY)
+    policy.step(start, HEALTHY[0])
+    np.testing.assert_array_equal(policy.act(np.full(4, NAN)), SAFE)
+    action, carry = policy.step(start, np.full(4, NAN))
+    np.testing.assert_array_equal(action, SAFE)
+    assert (int(start.fallbacks), int(carry.fallbacks)) == (0, 1)
+
+
+def test_a_carry_of_another_batch_shape_is_refused() -> None:
+    policy = untrained()
+    with pytest.raises(ValueError, match=r"step: the carry is of actions \(2,\).*policy.start\(batch_shape=\(3,\)\)"):
+        policy.step(policy.start(), HEALTHY)
+    with pytest.raises(ValueError, match="step: a sampled action needs a random key"):
+        policy.step(policy.start((3,)), HEALTHY, deterministic=False)
+
+
+@pytest.mark.parametrize(
+    "safe", [(), (0.0,), (0.0, 0.0, 0.0), (0.0, NAN), (-INF, 0.0), (0.0, 1e39), (0.0, "0"), [0.0, 0.0], 0.0]
+)
+def test_a_safe_action_that_is_none_is_refused(safe: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"safe_action: .* None for zeros, or a tuple of 2 finite numbers, one per action"
+    ):
+        untrained(safe_action=safe)
+
+
+def test_a_safe_action_of_any_real_numbers() -> None:
+    np.testing.assert_array_equal(untrained(safe_action=(1, np.float32(-0.5))).act(np.full(4, NAN)), [1.0, -0.5])
+
+
+def test_on_bad_names_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="on_bad: 'zero' is neither of fallback, raise"):
+        untrained(on_bad="zero")
+
+
+def test_raising_names_how_many_and_whether_the_observation_was_bad() -> None:
+    policy = untrained(on_bad="raise")
+    np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(policy, HEALTHY)))
+    with pytest.raises(NonFiniteAction, match=r"^act: 1 of 3 actions are bad: 1 for an observation .* finite, 0 not"):
+        policy.act(spoilt(1, INF))
+    with pytest.raises(
+        FloatingPointError, match=r"^step: 3 of 3 actions are bad: 3 for an observation .* finite, 0 not"
+    ):
+        policy.step(policy.start((3,)), np.full((3, 4), NAN))
+    with pytest.raises(NonFiniteAction, match=r"^act: 1 of 1 actions are bad: 0 for an observation .* finite, 1 not"):
+        overflowing("float16", (1.0, -1.0), on_bad="raise").act(np.ones(4))
+    action, carry = policy.step(policy.start((3,)), HEALTHY)
+    np.testing.assert_array_equal(bits(action), bits(unguarded(policy, HEALTHY)))
+    assert int(carry.fallbacks) == 0
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap, lambda f: functools.partial(jax.lax.map, f)])
+def test_a_trace_cannot_raise(around: Any) -> None:
+    policy = untrained(on_bad="raise")
+    with pytest.raises(ValueError, match=r"act: on_bad='raise' cannot raise inside jit.*use on_bad='fallback' there"):
+        around(policy.act)(HEALTHY)
+    with pytest.raises(ValueError, match="step: on_bad='raise' cannot raise inside jit"):
+        around(lambda obs: policy.step(policy.start(obs.shape[:-1]), obs))(HEALTHY)
+    # Nor may a trace that closes over known numbers.
+    with pytest.raises(ValueError, match="act: on_bad='raise' cannot raise inside jit"):
+        jax.jit(lambda: policy.act(HEALTHY))()
+
+
+def saved(folder: Path, policy: Policy) -> Path:
+    """A run folder with this policy, as the runner writes it."""
+    state: Any = SimpleNamespace(params=policy.params, normalizer=policy.statistics)
+    host = {"policy": policy_spec(policy.networks, policy.matmul)}
+    with Checkpoints(folder, CheckpointConfig(asynchronous=False)) as checkpoints:
+        assert checkpoints.save(1, {"step": np.zeros(1)}, policy_arrays(state), host)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("dtype", "matmul"), [("float16", "highest"), ("bfloat16", "highest"), ("bfloat16", "high"), ("float32", "default")]
+)
+def test_a_policy_keeps_the_precision_it_was_trained_with(tmp_path: Path, dtype: str, matmul: str) -> None:
+    original = untrained(dtype, matmul)
+    policy = load_policy(saved(tmp_path, original))
+    assert (policy.networks.dtype, policy.matmul) == (jnp.dtype(dtype), matmul)
+    assert all(x.dtype == np.float32 for x in jax.tree.leaves(policy.params))
+    with jax.default_matmul_precision("tensorfloat32"):  # the caller's own does not matter
+        program = jax.make_jaxpr(policy.act)(HEALTHY)
+    products = [equation for equation, _ in equations(program.jaxpr) if equation.primitive.name == "dot_general"]
+    assert len(products) == 2
+    expected = None if matmul == "default" else (jax.lax.Precision(matmul),) * 2
+    for product in products:
+        assert [x.aval.dtype for x in product.invars] == [jnp.dtype(dtype)] * 2
+        assert product.params["precision"] == expected
+    assert policy.act(HEALTHY).dtype == jnp.float32
+    np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(original, HEALTHY)))
+
+
+def test_a_loaded_policy_takes_the_options(tmp_path: Path) -> None:
+    folder = saved(tmp_path, overflowing("float16", (1.0, -1.0)))
+    np.testing.assert_array_equal(load_policy(folder).act(np.ones(4)), np.zeros(2))
+    np.testing.assert_array_equal(load_policy(folder, safe_action=SAFE).act(np.ones(4)), SAFE)
+    with pytest.raises(NonFiniteAction):
+        load_policy(folder, on_bad="raise").act(np.ones(4))
+    with pytest.raises(ValueError, match=r"safe_action: .* a tuple of 2 finite numbers"):
+        load_policy(folder, "latest", safe_action=(1.0,))
