@@ -9,10 +9,11 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
+__all__ = ["ConfigError", "NonFiniteAction", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
 
 _HOMES = {
     "ConfigError": "rlstable.config",
+    "NonFiniteAction": "rlstable.policy",
     "Policy": "rlstable.policy",
     "Result": "rlstable.runner",
     "WideCounter": "rlstable.counter",

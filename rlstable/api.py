@@ -9,6 +9,7 @@ from typing import Any
 
 from rlstable.compose import compose
 from rlstable.config import ConfigError
+from rlstable.guards.base import MoreGuards
 from rlstable.io.rundir import default_run_dir
 from rlstable.runner import Callback, Result, Runner
 
@@ -20,6 +21,7 @@ def fit(
     *,
     run_dir: str | Path | None = None,
     callback: Callback | None = None,
+    more_guards: MoreGuards | None = None,
     overrides: Sequence[str] = (),
     **keys: Any,
 ) -> Result:
@@ -30,6 +32,8 @@ def fit(
             inverted pendulum, or what the run that is resumed was trained on.
         run_dir: The run folder; `runs/<env>/<time>` when None.
         callback: Called as `callback(step, metrics)` with every logged row; returning True ends the run.
+        more_guards: Guards of your own beside the configured ones, by site (`env`, `batch`, `update`, `state`) and
+            name; see docs/guards.md.
         overrides: More overrides as the command takes them, e.g. `["ppo.learning_rate=1e-3"]`.
         **keys: Top-level keys and groups, e.g. `total_steps=1_000_000`, `guards="strict"`, or a mapping for single
             keys of a group, e.g. `ppo={"learning_rate": 1e-3}`.
@@ -46,7 +50,7 @@ def fit(
         run_dir = default_run_dir(config.resume, config.env.name)
     elif config.resume not in (None, "auto"):
         raise ConfigError("resume: names a folder already; leave run_dir out, or set resume=auto")
-    return Runner(config, run_dir, callback).run()
+    return Runner(config, run_dir, callback, more_guards).run()
 
 
 def _override(key: str, value: Any) -> list[str]:

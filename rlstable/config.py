@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rlstable.fault_config import FaultConfig
+from rlstable.guard_config import GuardsConfig
 from rlstable.schema import (
     ConfigError,
     Count,
@@ -46,7 +48,7 @@ class EnvConfig(Section):
     action_repeat: Count = 1
     reset: Literal["cached", "pool"] = "cached"
     reset_pool_size: Count = 64
-    reset_pool_refresh: CountOrZero = 0
+    reset_pool_refresh: CountOrZero = 10
     kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -60,8 +62,6 @@ class EnvConfig(Section):
                 f"{self.episode_length} is not a multiple of env.action_repeat={self.action_repeat}; "
                 f"{self.episode_length - self.episode_length % self.action_repeat or self.action_repeat} would fit",
             )
-        if self.reset_pool_refresh and self.reset != "pool":
-            raise KeyedError("reset_pool_refresh", "needs env.reset=pool; set it to 0 or choose env.reset=pool")
         return self
 
 
@@ -114,6 +114,8 @@ class PPOConfig(Section):
     entropy_cost: NonNegative = 1e-4
     clipping_epsilon: Positive = 0.3
     clipping_epsilon_value: Positive | None = None
+    normalize_values: Flag = False
+    normalize_rewards: Flag = False
     vf_loss_coefficient: NonNegative = 0.5
     max_grad_norm: Positive | None = None
     learning_rate: Positive = 3e-4
@@ -150,6 +152,10 @@ class PPOConfig(Section):
             )
         if self.normalize_until_count is not None and self.normalize_observations_mode != "ema":
             raise KeyedError("normalize_until_count", "needs ppo.normalize_observations_mode=ema (as in Brax)")
+        if self.learning_rate_schedule != "adaptive_kl":
+            for key, unset in (("desired_kl", 0.01), ("learning_rate_schedule_max_lr", 1e-2)):
+                if getattr(self, key) != unset:
+                    raise KeyedError(key, "needs ppo.learning_rate_schedule=adaptive_kl; leave it out or choose that")
         if self.learning_rate_schedule == "adaptive_kl":
             low, high = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr
             if low > high:
@@ -221,62 +227,6 @@ class NetworkConfig(Section):
         return self
 
 
-class LimiterConfig(Section):
-    """Bounds in the ordinary course of work; null switches one off."""
-
-    reward: Positive | None = 1000.0
-    observation: Positive | None = 100.0
-    log_ratio: Annotated[Positive, Field(le=80)] | None = 20.0
-    gradient_norm: Positive | None = 100.0
-    policy_std_min: Positive | None = 1e-4
-    policy_std_max: Positive | None = 10.0
-
-    @model_validator(mode="after")
-    def _check(self) -> LimiterConfig:
-        low, high = self.policy_std_min, self.policy_std_max
-        if low is not None and high is not None and low >= high:
-            raise KeyedError("policy_std_min", f"{low} is not below guards.limiters.policy_std_max={high}")
-        return self
-
-
-class QuarantineConfig(Section):
-    """The env guard: a bad simulation is replaced by a clean one and its sample is left out."""
-
-    enabled: Flag = True
-    max_abs_state: Positive | None = 1e6
-    max_abs_observation: Positive | None = 1e6
-    max_abs_reward: Positive | None = 1e6
-
-
-class TransitionConfig(Section):
-    """The batch guard: a sample whose own numbers are not finite is left out."""
-
-    enabled: Flag = True
-
-
-class UpdateConfig(Section):
-    """The update guard: a candidate that is not finite is rejected as a whole."""
-
-    enabled: Flag = True
-
-
-class StateConfig(Section):
-    """The state guard: a training state that is not finite is never saved, and ends the run after `patience` trips."""
-
-    enabled: Flag = True
-    patience: Count = 3
-
-
-class GuardsConfig(Section):
-    """Every guard and limiter; the groups `off`, `default` and `strict` are three settings of it."""
-
-    quarantine: QuarantineConfig = QuarantineConfig()
-    transition: TransitionConfig = TransitionConfig()
-    update: UpdateConfig = UpdateConfig()
-    state: StateConfig = StateConfig()
-    limiters: LimiterConfig = LimiterConfig()
-
-
 class LossScaleConfig(Section):
     """Dynamic loss scaling for float16 networks, with a floor and a cap."""
 
@@ -342,6 +292,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     sinks: SinksConfig = SinksConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    fault: FaultConfig = FaultConfig()
     total_steps: Total = 30_000_000
     seed: Annotated[Integer, Field(ge=0, lt=2**32)] = 0
     devices: Count | None = None

@@ -20,11 +20,27 @@ class Ending(Enum):
     config_error = (2, "the configuration cannot work; nothing was trained")
     state_not_finite = (
         3,
-        "parameters, optimizer or observation statistics stayed non-finite; the last good checkpoint is kept",
+        "parameters, optimizer or observation statistics stayed bad; the last good checkpoint is kept",
     )
     no_update_accepted = (
         4,
-        "no update was accepted for guards.state.patience iterations in a row; the last good checkpoint is kept",
+        "no update was accepted for guards.update.patience iterations in a row; the last good checkpoint is kept",
+    )
+    environment_storm = (
+        5,
+        "more than guards.storm.max_share of the samples stayed bad; the last good checkpoint is kept",
+    )
+    value_loss_exploded = (
+        6,
+        "the value function stayed off by more than the task can pay; the last good checkpoint is kept",
+    )
+    policy_diverged = (
+        7,
+        "the policy stayed outside the bounds of guards.policy; the last good checkpoint is kept",
+    )
+    guard_exhausted = (
+        8,
+        "a guard of your own lost its patience; the last good checkpoint is kept",
     )
     error = (1, "the program failed; the traceback was printed")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
@@ -33,6 +49,16 @@ class Ending(Enum):
     def __init__(self, exit_code: int, meaning: str):
         self.exit_code = exit_code
         self.meaning = meaning
+
+    @classmethod
+    def of_guard(cls, name: str) -> Ending:
+        """The ending of a run whose state guard `name` has lost its patience."""
+        return {
+            "state": cls.state_not_finite,
+            "storm": cls.environment_storm,
+            "value_loss": cls.value_loss_exploded,
+            "policy": cls.policy_diverged,
+        }.get(name, cls.guard_exhausted)
 
     @property
     def succeeded(self) -> bool:

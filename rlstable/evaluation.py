@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstable import sharding
-from rlstable.config import Config, QuarantineConfig
+from rlstable import faults, sharding
+from rlstable.config import Config
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
+from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
 from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks
@@ -79,8 +80,10 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
         load_env(config.env, config.eval.env_kwargs),
         config.env.episode_length,
         config.env.action_repeat,
-        env_guards(config.guards.quarantine if config.guards.quarantine.enabled else QuarantineConfig()),
+        env_guards(config.guards) or env_guards(GuardsConfig()),
     )
+    if config.fault.eval:
+        env = faults.faulty_env(env, config.fault)
 
     def episodes(params: Any, statistics: Any, key: jax.Array) -> Episodes:
         key, key_resets = jax.random.split(key)

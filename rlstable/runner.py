@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from rlstable import __version__, sharding
+from rlstable import __version__, faults, sharding
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.evaluation import make_evaluator
-from rlstable.guards.env import Quarantine, env_guards
+from rlstable.guards.base import MoreGuards, check_more
+from rlstable.guards.env import env_guards
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
@@ -67,6 +69,7 @@ class HostState:
         last_return: Of the last evaluation; None where every episode was aborted.
         best_return: Best evaluation so far.
         idle: Iterations in a row of which no update was accepted.
+        drawn: Whether anything was drawn from the pool of clean first states since it was filled.
         elapsed: Seconds of training so far, over all processes.
         wandb_run_id: To go on with the same wandb run.
     """
@@ -75,6 +78,7 @@ class HostState:
     last_return: float | None = None
     best_return: float | None = None
     idle: int = 0
+    drawn: bool = False
     elapsed: float = 0.0
     wandb_run_id: str | None = None
 
@@ -92,12 +96,21 @@ class Runner:
         config: What to run.
         run_dir: Where it is kept.
         callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
+        more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
 
     Raises:
         ConfigError: Anything about the configuration, the environment or the folder that cannot work.
     """
 
-    def __init__(self, config: Config, run_dir: str | Path, callback: Callback | None = None):
+    def __init__(
+        self,
+        config: Config,
+        run_dir: str | Path,
+        callback: Callback | None = None,
+        more_guards: MoreGuards | None = None,
+    ):
+        more = more_guards or {}
+        check_more(more, config.guards.model_dump().keys())
         self.config = config
         self.run_dir = Path(run_dir)
         self._callback = callback
@@ -108,17 +121,21 @@ class Runner:
             self._env,
             config.env.episode_length,
             config.env.action_repeat,
-            env_guards(config.guards.quarantine),
+            {**env_guards(config.guards), **more.get("env", {})},
             config.env.reset == "pool",
         )
-        self.ppo: PPO = make_ppo(config, self._vector_env, self._env.action_size)
+        faulty = config.fault.site is not None
+        if faulty:
+            self._vector_env = faults.faulty_env(self._vector_env, config.fault)
+        self.ppo: PPO = make_ppo(config, self._vector_env, self._env.action_size, more)
+        if faulty:
+            self.ppo = faults.arm(self.ppo)
         resumes = open_run_dir(self.run_dir, config.resume)
         self.host = HostState()
-        self._checkpoints = Checkpoints(
-            self.run_dir, config.checkpoint, lambda kind, fields: self._event(kind, **fields)
-        )
+        self._checkpoints = self._open_checkpoints()
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
-        self._sinks = Logbook(config, self.run_dir, self._console)
+        broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
+        self._sinks = Logbook(config, self.run_dir, self._console, broken)
         self._telemetry = Telemetry(config, self.ppo)
         self._last_evaluation: Row = {}
         self.history: list[Row] = []
@@ -156,15 +173,18 @@ class Runner:
             result = self._finish(ending)
         return result
 
+    def _open_checkpoints(self) -> Checkpoints:
+        config = self.config
+        args = (self.run_dir, config.checkpoint, lambda kind, fields: self._event(kind, **fields))
+        if config.fault.site == "disk":
+            return faults.FailingCheckpoints(config.fault, *args)
+        return Checkpoints(*args)
+
     def _first_state(self) -> TrainState:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it."""
         config = self.config
         size = min(config.env.reset_pool_size, config.ppo.num_envs)
-        # First states are judged whatever `guards` says: an environment that cannot even start is a mistake.
-        judged = self._vector_env
-        if not judged.guards:
-            judged = dataclasses.replace(judged, guards={"quarantine": Quarantine(None, None, None)})
-        self._resets: Resets = make_resets(judged, size)
+        self._resets: Resets = make_resets(self._vector_env, size)
         with self._console.compiling("resets"):
             env_state, pool = self._draw(self._key_resets)
         if config.ppo.bootstrap_on_timeout and "time_out" not in env_state.info:
@@ -173,6 +193,8 @@ class Runner:
                 "from an end; set it to false"
             )
         state = init_state(self.ppo, self._key_init, env_state, pool)
+        if config.fault.site is not None:
+            state = faults.armed_state(state, config.fault)
         return sharding.place(state, self._mesh, SPECS)
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
@@ -181,7 +203,7 @@ class Runner:
         env_state = self._resets.draw(key_envs, self.config.ppo.num_envs)
         if not self._vector_env.draws:
             return env_state, None
-        return env_state, self._resets.draw(key_pool, self.config.env.reset_pool_size * self._mesh.size)
+        return env_state, self._resets.pool(key_pool, self.config.env.reset_pool_size * self._mesh.size)
 
     def _resume(self) -> None:
         trained_on = self._checkpoints.host()["devices"]
@@ -227,6 +249,8 @@ class Runner:
             elapsed = time.perf_counter() - started
             self.host.iteration += 1
             self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
+            bad = any(metrics.trips[name].any() for name in self._vector_env.guards)
+            self.host.drawn |= bad or self.config.env.reset == "pool"
             self.host.elapsed += elapsed
             self._telemetry.add(metrics, elapsed)
             for name, causes in self._telemetry.trips(metrics).items():
@@ -247,10 +271,9 @@ class Runner:
             row = self._evaluate()
         if row or finished or self._signal is not None or self.host.iteration % config.sinks.log_every == 0:
             self._log(self._telemetry.flush(self.host.elapsed) | row)
-        if bool(metrics.exhausted) or (finished and not healthy):
-            return Ending.state_not_finite
-        if self.host.idle >= config.guards.state.patience and config.guards.state.enabled:
-            return Ending.no_update_accepted
+        lost = self._lost(metrics, finished)
+        if lost is not None:
+            return lost
         self._redraw(before)  # before saving: what is saved is what the next iteration starts from
         wanted = self._wants_to_stop(row)
         ending = wanted or (Ending.completed if finished else None)
@@ -258,6 +281,14 @@ class Runner:
         if due and healthy:
             self._save(row.get("eval/episode_reward"))
         return ending
+
+    def _lost(self, metrics: Metrics, finished: bool) -> Ending | None:
+        """The ending by a guard whose patience is at its end; a run must not complete with a state that is bad."""
+        for name, exhausted in metrics.exhausted.items():
+            if exhausted or (finished and name == "state" and metrics.trips[name].any()):
+                return Ending.of_guard(name)
+        update = self.config.guards.update
+        return Ending.no_update_accepted if update.enabled and self.host.idle >= update.patience else None
 
     def _wants_to_stop(self, row: Row) -> Ending | None:
         if self._signal is not None:
@@ -317,9 +348,13 @@ class Runner:
             before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
         ):
             changes["env_state"] = self._resets.draw(key, ppo.num_envs)
-        if env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0:
+            if self.state.running_return is not None:
+                changes["running_return"] = np.zeros(ppo.num_envs, np.float32)
+        due = env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0
+        if due and self.host.drawn:
+            self.host.drawn = False
             count = env.reset_pool_size * self._mesh.size
-            changes["reset_pool"] = self._resets.draw(jax.random.fold_in(key, 1), count)
+            changes["reset_pool"] = self._resets.pool(jax.random.fold_in(key, 1), count)
         for field, value in changes.items():
             placed = sharding.place(value, self._mesh, sharding.SPLIT)
             self.state = dataclasses.replace(self.state, **{field: placed})

@@ -88,7 +88,8 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
     """The first mistake of a validation error as `key: what is wrong; what is allowed`."""
     details = error.errors()
     first = details[0]
-    path = [str(part) for part in first["loc"]]
+    # Pydantic adds the member of a union that it tried, which nobody has typed.
+    path = [str(part) for part in first["loc"] if not str(part).startswith("literal[")]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, KeyedError):
         path.append(cause.key)

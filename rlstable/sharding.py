@@ -1,9 +1,8 @@
 """Devices: one `data` axis, and the only file that names them.
 
 Environments live on their device; only gradients, statistics and counters cross, by the explicit reductions here, so
-that
-a verdict is the same everywhere. `check_vma` stays off: with it on, differentiation sums over devices already and an
-explicit mean gives a gradient that is too large by the number of devices, equally wrong on all of them.
+that a verdict is the same everywhere. `check_vma` stays off: with it on, differentiation sums over devices already and
+an explicit mean gives a gradient that is too large by the number of devices, equally wrong on all of them.
 """
 
 from __future__ import annotations

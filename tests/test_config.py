@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 import time
 import types
@@ -16,6 +17,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from rlstable.config import Config, ConfigError, EnvConfig, PPOConfig, load
+from rlstable.fault_config import FaultConfig
 from rlstable.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}
@@ -85,11 +87,13 @@ def leaves(section: type[Section], prefix: str = "") -> list[Leaf]:
 
 LEAVES = leaves(Config)
 KEYS = {leaf.key: leaf for leaf in LEAVES}
+# A number or a word that stands for one; tested by itself.
+MIXED = {"fault.value": {float, typing.Literal}}
 KNOWN_KINDS = {float, int, bool, str, tuple, dict, typing.Literal}
 
 
 def of_kind(kind: Any) -> list[Any]:
-    return [pytest.param(leaf.key, id=leaf.key) for leaf in LEAVES if kind in leaf.kinds]
+    return [pytest.param(leaf.key, id=leaf.key) for leaf in LEAVES if {kind} == leaf.kinds]
 
 
 def sections(section: type[Section] = Config, prefix: str = "") -> list[tuple[str, type[Section]]]:
@@ -105,7 +109,8 @@ def sections(section: type[Section] = Config, prefix: str = "") -> list[tuple[st
 
 def test_the_walk_finds_every_kind_of_key():
     """Every annotation is of a kind tested below, and known keys are among them."""
-    assert all(len(leaf.kinds) == 1 and leaf.kinds <= KNOWN_KINDS for leaf in LEAVES)
+    assert {leaf.key: leaf.kinds for leaf in LEAVES if len(leaf.kinds) != 1} == MIXED
+    assert set().union(*(leaf.kinds for leaf in LEAVES)) <= KNOWN_KINDS
     assert len(LEAVES) > 80
     for key, kind in {
         "ppo.learning_rate": float,
@@ -122,7 +127,7 @@ def test_a_real_number_is_finite_and_a_number(key):
     """Also when it is made float32, which the program computes in."""
     for bad in (INF, -INF, NAN, 1e39, -1e39, 10**400, True, False, "1.0", "1e-3", [1.0], {}, b"x", 1j):
         refusal({key: bad})
-    if key != "eval.target_return":
+    if key not in ("eval.target_return", "guards.policy.min_entropy"):
         refusal({key: -1.0})
     assert "greater than 0" in refusal({"ppo.learning_rate": 0})
 
@@ -145,7 +150,10 @@ def test_a_size_is_an_index(key):
             refusal({key: large})
 
 
-ZERO_IS_SAID = {"env.reset_pool_refresh", "ppo.num_resets_per_eval", "eval.num_evals", "seed", "checkpoint.keep_best"}
+ZERO_IS_SAID = {
+    "env.reset_pool_refresh", "ppo.num_resets_per_eval", "eval.num_evals", "seed", "checkpoint.keep_best",
+    "fault.start",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", of_kind(int))
@@ -162,7 +170,7 @@ def test_a_flag_is_true_or_false(key):
     for bad in ("yes", "true", 1, 0, 1.0, [True], {}):
         assert "boolean" in refusal({key: bad})
     for good in (True, False):
-        load(with_values({key: good, "network.distribution_type": "normal"}))
+        load(with_values({key: good, "network.distribution_type": "normal", "fault.site": "physics"}))
 
 
 @pytest.mark.parametrize("key", of_kind(str))
@@ -397,7 +405,9 @@ def test_a_slip_of_the_keyboard_is_answered_at_once():
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"env.reset_pool_refresh": 3}, "env.reset_pool_refresh"),
+        ({"ppo.desired_kl": 0.02}, "ppo.desired_kl"),
+        ({"ppo.learning_rate_schedule": "linear", "ppo.desired_kl": 0.02}, "ppo.desired_kl"),
+        ({"ppo.learning_rate_schedule_max_lr": 0.02}, "ppo.learning_rate_schedule_max_lr"),
         ({"ppo.optimizer.weight_decay": 0.1}, "ppo.optimizer.weight_decay"),
         ({"ppo.normalize_until_count": 10}, "ppo.normalize_until_count"),
         ({"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1.0}, "ppo.learning_rate"),
@@ -419,6 +429,16 @@ def test_a_slip_of_the_keyboard_is_answered_at_once():
             {"guards.limiters.policy_std_min": 1.0, "guards.limiters.policy_std_max": 1.0},
             "guards.limiters.policy_std_min",
         ),
+        ({"guards.policy.min_std": 9.0}, "guards.policy.min_std"),
+        ({"guards.policy.max_std": 1e-4}, "guards.policy.min_std"),
+        ({"fault.value": 1.0}, "fault.value"),
+        ({"fault.probability": 0.5}, "fault.probability"),
+        ({"fault.iterations": 3}, "fault.iterations"),
+        ({"fault.eval": True}, "fault.eval"),
+        ({"fault.site": "gradient", "fault.eval": True}, "fault.eval"),
+        ({"fault.site": "disk", "fault.eval": True}, "fault.eval"),
+        ({"fault.site": "learning_rate", "fault.value": "nan"}, "fault.value"),
+        ({"fault.site": "counters", "fault.value": -1.0}, "fault.value"),
         ({"precision.loss_scale.initial": 0.5}, "precision.loss_scale.initial"),
         ({"precision.loss_scale.cap": 2.0}, "precision.loss_scale.initial"),
         ({"env.source": "import", "env.name": "a.b"}, "env.name"),
@@ -432,7 +452,21 @@ def test_what_cannot_go_together(changes, key):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"env.reset": "pool", "env.reset_pool_refresh": 3},
+        {"env.reset_pool_refresh": 3},
+        {
+            "ppo.learning_rate_schedule": "adaptive_kl",
+            "ppo.desired_kl": 0.02,
+            "ppo.learning_rate_schedule_max_lr": 0.02,
+        },
+        {"guards.policy.min_std": None, "guards.policy.max_std": 1e-4},
+        {
+            "fault.site": "reward",
+            "fault.eval": True,
+            "fault.probability": 1.0,
+            "fault.iterations": 3,
+            "fault.value": 1e30,
+        },
+        {"fault.site": "learning_rate", "fault.value": 10.0},
         {"ppo.optimizer.name": "adamw", "ppo.optimizer.weight_decay": 0.1},
         {"ppo.normalize_observations_mode": "ema", "ppo.normalize_until_count": 10},
         {"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1e-2},
@@ -443,6 +477,27 @@ def test_what_cannot_go_together(changes, key):
 )
 def test_what_the_refusals_advise_loads(changes):
     load(with_values(changes))
+
+
+# --- a number that may be none
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", NAN, INF, -INF, 0, -3.5])
+def test_a_fault_may_be_any_number(value):
+    """Also one that is none, by its name or as YAML has it; null is what the site has of its own."""
+    found = load(with_values({"fault.site": "reward", "fault.value": value})).fault.number
+    assert str(found) == str(float(value))
+    assert math.isnan(load(with_values({"fault.site": "reward"})).fault.number)
+
+
+@pytest.mark.parametrize("bad", ["big", 1e39, True, [], {}])
+def test_what_is_no_number_at_all_is_no_fault(bad):
+    refusal({"fault.site": "reward", "fault.value": bad}, "fault.value")
+
+
+def test_an_unknown_site_of_a_fault_lists_the_known():
+    message = refusal({"fault.site": "nowhere"})
+    assert all(f"'{site}'" in message for site in FaultConfig.sites())
 
 
 # --- Brax's spelling, and what a configuration is

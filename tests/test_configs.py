@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlstable import config as typed
+from rlstable import guard_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = {
@@ -226,14 +227,26 @@ def test_every_key_can_be_named_without_a_plus() -> None:
 
 def test_guards_off_is_off_and_strict_is_stricter() -> None:
     off, default, strict = (load(f"guards={name}").guards for name in ("off", "default", "strict"))
-    assert not any(getattr(off, name).enabled for name in ("quarantine", "transition", "update", "state"))
+    guards = [name for name in guard_config.GuardsConfig.model_fields if name != "limiters"]
+    assert not any(getattr(off, name).enabled for name in guards)
     assert not any(off.limiters.model_dump().values())
-    assert all(getattr(default, name).enabled for name in ("quarantine", "transition", "update", "state"))
-    assert off.quarantine.model_copy(update={"enabled": True}) == default.quarantine
-    for name in typed.LimiterConfig.model_fields:
-        tighter = getattr(strict.limiters, name) < getattr(default.limiters, name)
-        assert tighter != (name == "policy_std_min"), name
-    assert strict.quarantine.max_abs_state < default.quarantine.max_abs_state
+    assert all(getattr(level, name).enabled for level in (default, strict) for name in guards)
+    for name in guards:  # what is switched on alone has the default's numbers
+        assert getattr(off, name).model_copy(update={"enabled": True}) == getattr(default, name)
+    # A floor is stricter where it is higher, and a look where it is thorough.
+    floors, as_they_are = (
+        {"policy_std_min", "min_std", "thorough"},
+        {"advantage_std_min", "value_error", "gradient_block"},
+    )
+    for name in guard_config.LimiterConfig.model_fields:
+        own, usual = getattr(strict.limiters, name), getattr(default.limiters, name)
+        assert own == usual if name in as_they_are else (own < usual) != (name in floors), name
+    changed = {}
+    for guard in guards:
+        pairs = {key: (value, getattr(getattr(default, guard), key)) for key, value in getattr(strict, guard)}
+        changed[guard] = {key for key, (own, usual) in pairs.items() if own != usual}
+        assert all((pairs[key][0] < pairs[key][1]) != (key in floors) for key in changed[guard]), guard
+    assert {guard for guard in guards if not changed[guard]} == {"transition"}
     assert strict.state.patience == 1
 
 

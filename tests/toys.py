@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rlstable import config, sharding
+from rlstable import config, guard_config, sharding
 from rlstable.counter import WideCounter
 from rlstable.envs.resets import make_resets
 from rlstable.envs.wrappers import VectorEnv
@@ -27,9 +27,9 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS, TrainState, Transition
 
 FAULTS = ("reward", "observation", "physics", "warm_start")
-LIMITERS_OFF = dict.fromkeys(config.LimiterConfig.model_fields)
+LIMITERS_OFF = dict.fromkeys(guard_config.LimiterConfig.model_fields)
 GUARDS_OFF: dict[str, dict[str, Any]] = {
-    **{name: {"enabled": False} for name in ("quarantine", "transition", "update", "state")},
+    **{name: {"enabled": False} for name in guard_config.GuardsConfig.model_fields if name != "limiters"},
     "limiters": LIMITERS_OFF,
 }
 
@@ -180,12 +180,12 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
         env,
         settings.env.episode_length,
         settings.env.action_repeat,
-        env_guards(settings.guards.quarantine),
+        env_guards(settings.guards),
         settings.env.reset == "pool",
     )
     resets = make_resets(vector, settings.ppo.num_envs)
     env_state = resets.draw(jax.random.PRNGKey(settings.seed), settings.ppo.num_envs)
-    pool = resets.draw(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.draws else None
+    pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.draws else None
     ppo = make_ppo(settings, vector, env.action_size)
     return ppo, init_state(ppo, jax.random.PRNGKey(settings.seed + 2), env_state, pool)
 

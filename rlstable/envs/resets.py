@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.guards.env import Quarantine
+from rlstable.packed import Rows, joined
 
 _ATTEMPTS = 10
 _LEAST_SHARE = 0.01
@@ -18,10 +20,13 @@ _LEAST_SHARE = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Resets:
-    """Draws first states in small batches and leaves out the bad ones.
+    """Draws first states in small batches. Where environments are guarded the bad ones are left out.
+
+    Without guards they are kept, as in Brax; but an environment of which hardly any state is clean cannot be trained
+    in, and that is said whatever guards there are.
 
     Attributes:
-        env: The environments; without guards every state is taken as clean.
+        env: The environments.
         batch: First states that one call of the program makes.
         program: The compiled program, key to (states, clean).
     """
@@ -40,9 +45,9 @@ class Resets:
         Raises:
             ConfigError: Hardly any reset is clean; what was bad is named.
         """
-        kept: list[Any] = []
-        found = drawn = 0
-        while found < count:
+        parts: list[Any] = []
+        found = drawn = kept = 0
+        while kept < count or found == 0:
             key, own = jax.random.split(key)
             states, clean = jax.device_get(self.program(own))
             drawn += self.batch
@@ -53,8 +58,14 @@ class Resets:
                     f"{self._complaint(states)}; "
                     "mend the environment's reset, or raise the limits under guards.quarantine"
                 )
-            kept.append(jax.tree.map(lambda x, clean=clean: x[clean], states))
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *kept)
+            wanted = clean if self.env.guards else np.ones_like(clean)
+            kept += int(wanted.sum())
+            parts.append(jax.tree.map(lambda x, wanted=wanted: x[wanted], states))
+        return jax.tree.map(lambda *x: joined(x)[:count], *parts)
+
+    def pool(self, key: jax.Array, count: int) -> Rows:
+        """`count` clean first states to draw from; arguments and errors as for `draw`."""
+        return pool_of(self.draw(key, count))
 
     def _complaint(self, states: Any) -> str:
         for label, part in (("observation", states.obs), ("reward", states.reward), ("state", states)):
@@ -66,9 +77,10 @@ class Resets:
 
 def make_resets(env: VectorEnv, batch: int) -> Resets:
     """The reset program for an environment, compiled when it is first called."""
+    judging = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
 
     def program(key: jax.Array) -> tuple[Any, jax.Array]:
         states = env.reset(jax.random.split(key, batch))
-        return states, env.clean(states)
+        return states, judging.clean(states)
 
     return Resets(env, batch, jax.jit(program))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.env import EnvContext, physics
+from rlstable.packed import Rows
 from rlstable.ppo.rollout import Step
 
 Policy = Callable[[Any, jax.Array], jax.Array]
@@ -80,7 +81,7 @@ class VectorEnv:
         Args:
             state: Batched state, `[B]`.
             action: `[B, A]`.
-            pool: Clean first states, `[P]`, or None where `draws` is false.
+            pool: `pool_of` clean first states, or None where `draws` is false.
             key: Random key for what is drawn.
             guard_state: Of `guards`.
         """
@@ -136,21 +137,20 @@ class VectorEnv:
     def _over(self, state: Any) -> jax.Array:
         return state.info["steps"] >= self.episode_length
 
-    def _renew(self, state: Any, ok: jax.Array | None, pool: Any, key: jax.Array) -> Any:
+    def _renew(self, state: Any, ok: jax.Array | None, pool: Rows | None, key: jax.Array) -> Any:
         """Gives environments another first state: the bad ones, and with `reset_from_pool` every one that is over.
 
         The rest of their `info` comes with it; of the bad ones the metrics too, which others are still to report.
         This is rare, so it is skipped while no environment needs it.
         """
-        if not self.draws:
+        if pool is None:
             return state
         bad = jnp.zeros(state.done.shape, bool) if ok is None else ~ok
         wanted = (state.done > 0) if self.reset_from_pool else bad
-        size = jax.tree.leaves(pool)[0].shape[0]
 
         def draw(parts: Any) -> Any:
-            index = jax.random.randint(jax.random.fold_in(key, 1), wanted.shape, 0, size)
-            drawn = _parts(jax.tree.map(lambda x: x[index], pool))
+            index = jax.random.randint(jax.random.fold_in(key, 1), wanted.shape, 0, len(pool))
+            drawn = pool.take(index)
             # Whoever drew the same row would see the same noise from then on.
             drawn["info"] = jax.tree.map(lambda own, new: own if _is_key(own) else new, parts["info"], drawn["info"])
             metrics = select(~bad, parts["metrics"], drawn["metrics"])
@@ -158,6 +158,11 @@ class VectorEnv:
 
         parts = apply_if(jnp.any(wanted), draw, _parts(state))
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
+
+
+def pool_of(states: Any) -> Rows:
+    """What can be drawn of first states on the host: what environments carry from step to step, one row each."""
+    return Rows.of(_parts(states))
 
 
 def _parts(state: Any) -> dict[str, Any]:

@@ -6,20 +6,23 @@ A guard owns no state and knows no devices; its fields are its configuration. Si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from rlstable.schema import ConfigError
+
 PyTree = Any
+_GREATEST_NORM = 1e19  # its square is the greatest power of ten that float32 holds
 
 
 class GuardState(NamedTuple):
     """What a guard remembers.
 
     Attributes:
-        trips: int32 `[causes]`, firings by cause since the iteration began; widened into a WideCounter at its end.
+        trips: int32 `[causes]`, firings by cause since the iteration began; counted wide at its end, and not kept.
         memory: Whatever else the guard keeps between calls; never built from rejected samples.
     """
 
@@ -55,6 +58,28 @@ class Guard(Protocol):
         """Judges `ctx.value`."""
 
 
+SITES = ("env", "batch", "update", "state")
+MoreGuards = Mapping[str, Mapping[str, Any]]
+
+
+def check_more(more: MoreGuards, taken: Collection[str]) -> None:
+    """Checks guards that are to stand beside the configured ones.
+
+    Args:
+        more: By site and name.
+        taken: Names of the configured ones.
+
+    Raises:
+        ConfigError: No such site, or a name that is taken.
+    """
+    for site, guards in more.items():
+        if site not in SITES:
+            raise ConfigError(f"more_guards: there is no site {site!r}; there are {', '.join(SITES)}")
+        for name in guards:
+            if name in taken:
+                raise ConfigError(f"more_guards: {name!r} is the name of a configured guard; choose another")
+
+
 def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]) -> Verdict:
     """Asks every guard of a site in turn; each sees what the one before made of the value.
 
@@ -71,6 +96,11 @@ def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]
         ok = verdict.ok if ok is True else ok & verdict.ok
         new_states[name] = verdict.state
     return Verdict(ctx.value, ok, new_states)
+
+
+def awake(guards: Mapping[str, Guard], memories: Mapping[str, PyTree]) -> dict[str, GuardState]:
+    """The states of guards at the start of an iteration, from what they remember of the one before."""
+    return {name: GuardState(no_trips(guard.causes), memories[name]) for name, guard in guards.items()}
 
 
 def select(ok: jax.Array | bool, accepted: PyTree, kept: PyTree) -> PyTree:
@@ -121,10 +151,36 @@ def all_finite(tree: PyTree, batch_dims: int = 0) -> jax.Array:
     return _every(tree, batch_dims, jnp.isfinite)
 
 
-def all_within(tree: PyTree, limit: float, batch_dims: int = 0) -> jax.Array:
-    """Whether every float in `tree` has at most `limit` as magnitude; NaN has not."""
+def all_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.Array:
+    """Whether every float in `tree` has at most `limit` as magnitude; NaN has not. None asks for finiteness alone."""
+    if limit is None:
+        return all_finite(tree, batch_dims)
     # A limit that the type does not hold would be infinite, and so let infinity through.
     return _every(tree, batch_dims, lambda x: jnp.abs(x) <= min(limit, float(jnp.finfo(x.dtype).max)))
+
+
+def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.Array:
+    """Whether the Euclidean norm of all floats in `tree` is at most `limit`; NaN and infinity never are.
+
+    For large trees: a sum of squares takes a quarter of the time of `all_within`. None asks for finiteness alone.
+
+    Args:
+        tree: Any pytree.
+        limit: Whatever is beyond 1e19 counts as 1e19, whose square float32 still holds.
+        batch_dims: Leading axes that are kept.
+
+    Returns:
+        bool, of the shape of those axes.
+    """
+    if limit is None:
+        return all_finite(tree, batch_dims)
+    leaves = jax.tree.leaves(tree)
+    total = jnp.zeros(leaves[0].shape[:batch_dims] if leaves else ())
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            square = jnp.square(leaf.astype(jnp.float32))
+            total += jnp.sum(square, axis=tuple(range(batch_dims, leaf.ndim)))
+    return total <= min(limit, _GREATEST_NORM) ** 2
 
 
 def _every(tree: PyTree, batch_dims: int, holds: Any) -> jax.Array:

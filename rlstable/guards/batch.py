@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import TransitionConfig
-from rlstable.guards.base import GuardState, Verdict, all_finite, count_first, no_trips, select
+from rlstable import sharding
+from rlstable.guard_config import GuardsConfig
+from rlstable.guards import outlier
+from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within, select
 
 
 class BatchContext(NamedTuple):
@@ -24,17 +26,22 @@ class BatchContext(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TransitionGuard:
-    """Trips where a sample's observation, policy output or reward is not finite.
+    """Trips where a sample's observation, policy output, value estimate or reward is not finite, or absurdly large.
 
     The env guard keeps bad simulations out; what is left comes from the networks (float16 overflow, a policy gone bad).
     A bad sample is marked invalid and its reward set to zero, so that it reaches no return. An observation that is bad
     itself, or made a network overflow, is put away. The step before it is a good sample, but what it would be
     bootstrapped from is not: there the return is cut, as at a truncation.
+
+    Attributes:
+        max_norm: Largest norm of any of them; None for any finite one.
     """
+
+    max_norm: float | None
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Which part of the sample was not finite."""
+        """Which part of the sample was bad."""
         return ("observation", "policy", "value", "reward")
 
     def init(self) -> GuardState:
@@ -48,17 +55,18 @@ class TransitionGuard:
         value = jnp.zeros_like(data.reward) if data.value is None else data.value
         fine = jnp.stack(
             [
-                all_finite(data.observation, 2),
-                all_finite(policy, 2),
-                all_finite(value, 2),
-                all_finite(data.reward, 2),
+                norm_within(data.observation, self.max_norm, 2),
+                norm_within(policy, self.max_norm, 2) & jnp.all(data.distribution.scale > 0, axis=-1),
+                norm_within(value, self.max_norm, 2),
+                norm_within(data.reward, self.max_norm, 2),
             ]
         )
         alive = jnp.ones_like(fine[0]) if data.valid is None else data.valid
         ok = jnp.all(fine, axis=0)
         # What made a network overflow once would do so in the loss again: it is put away, and nothing rests on it.
         usable = jnp.all(fine[:3], axis=0)
-        goes_on = ok & jnp.concatenate([usable[:, 1:], all_finite(data.bootstrap_observation, 1)[:, None]], axis=1)
+        follows = norm_within(data.bootstrap_observation, self.max_norm, 1)
+        goes_on = ok & jnp.concatenate([usable[:, 1:], follows[:, None]], axis=1)
         repaired = data._replace(
             observation=select(usable, data.observation, jax.tree.map(jnp.zeros_like, data.observation)),
             valid=ok & alive,
@@ -69,6 +77,48 @@ class TransitionGuard:
         return Verdict(repaired, ok, state._replace(trips=state.trips + count_first(~fine & alive)))
 
 
-def batch_guards(config: TransitionConfig) -> dict[str, TransitionGuard]:
-    """The guards of the batch site, by name."""
-    return {"transition": TransitionGuard()} if config.enabled else {}
+@dataclasses.dataclass(frozen=True)
+class RewardOutlierGuard:
+    """Trips where a reward is far beyond what this task pays: `factor` times the greatest accepted so far.
+
+    One -65,882 among unit rewards is wrong; the 100 after a long row of zeros is the task. While nothing but zeros was
+    paid nothing is judged, and rewards below `factor * outlier.LEAST` never are. Every iteration that trips widens
+    the bound by 5 %, so that a reward which keeps coming is learnt from in the end. A sample that trips is left out and
+    worth nothing; the episode goes on.
+
+    Attributes:
+        factor: How many times the greatest accepted reward is an outlier.
+    """
+
+    factor: float
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The only one."""
+        return ("outlier",)
+
+    def init(self) -> GuardState:
+        """No trips, no reward seen."""
+        return GuardState(no_trips(self.causes), outlier.nothing_yet())
+
+    def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:
+        """Marks outliers invalid. What is usual is the same on all devices."""
+        data, usual = ctx.value, state.memory
+        alive = jnp.ones_like(data.reward, bool) if data.valid is None else data.valid
+        ok = outlier.within(data.reward, usual, self.factor)
+        bad = ~ok & alive
+        greatest = jnp.max(jnp.where(ok & alive, jnp.abs(data.reward), 0.0))
+        greatest, tripped = sharding.greatest((greatest, jnp.any(bad).astype(jnp.int32)))
+        memory = outlier.follow(usual, jnp.maximum(usual.level, greatest), tripped > 0)
+        repaired = data._replace(valid=ok & alive, reward=jnp.where(ok, data.reward, 0.0))
+        return Verdict(repaired, ok | ~alive, GuardState(state.trips + count_first(bad[None]), memory))
+
+
+def batch_guards(config: GuardsConfig) -> dict[str, Guard]:
+    """The guards of the batch site, by name; rewards are judged once their samples are known to be finite."""
+    guards: dict[str, Guard] = {}
+    if config.transition.enabled:
+        guards["transition"] = TransitionGuard(config.transition.max_norm)
+    if config.reward_outlier.enabled:
+        guards["reward_outlier"] = RewardOutlierGuard(config.reward_outlier.factor)
+    return guards

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import QuarantineConfig
-from rlstable.guards.base import GuardState, Verdict, all_finite, all_within, count_first, no_trips
+from rlstable.guard_config import GuardsConfig
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
+# The names of Brax's engines and of MuJoCo.
 _COORDINATES = ("q", "qd", "qpos", "qvel")
+_ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
 
 
 class EnvContext(NamedTuple):
@@ -38,20 +40,24 @@ def physics(state: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Quarantine:
-    """Trips where any float of a state is not finite, or one that has a limit is beyond it.
+    """Trips where any float of a state is not finite, or beyond the limit of its kind.
 
     Brax's own health tests are comparisons, which NaN passes. Every float leaf of the physics is judged, the solver's
     warm start included, since a NaN there returns after a reset.
 
     Attributes:
         max_abs_state: Limit of generalized positions and velocities, in the model's units; None for none.
+        max_abs_acceleration: Limit of generalized accelerations, the solver's warm start among them.
         max_abs_observation: Limit of every observation element.
         max_abs_reward: Limit of the unscaled reward.
+        max_other_norm: Limit of the norm of actions, of all metrics, of `info`, and of the physics as a whole.
     """
 
-    max_abs_state: float | None
-    max_abs_observation: float | None
-    max_abs_reward: float | None
+    max_abs_state: float | None = None
+    max_abs_acceleration: float | None = None
+    max_abs_observation: float | None = None
+    max_abs_reward: float | None = None
+    max_other_norm: float | None = None
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -65,40 +71,34 @@ class Quarantine:
     def apply(self, ctx: EnvContext, state: GuardState) -> Verdict:
         """Judges every environment; the value is untouched, the wrapper replaces it."""
         env = ctx.value
+        # Trees that may be empty are judged beside a leaf that has the batch's shape.
+        shape = env.reward.astype(jnp.int32)
         fine = jnp.stack(
             [
-                all_finite(ctx.action, 1),
+                norm_within(ctx.action, self.max_other_norm, 1),
                 self._physics_fine(physics(env)),
-                _within(env.obs, self.max_abs_observation),
-                _within(env.reward, self.max_abs_reward),
+                all_within(env.obs, self.max_abs_observation, 1),
+                all_within(env.reward, self.max_abs_reward, 1),
                 all_within(env.done, 1.0, 1),
-                _per_env(env.metrics, env.reward),
-                _per_env(env.info, env.reward),
+                norm_within((shape, env.metrics), self.max_other_norm, 1),
+                norm_within((shape, env.info), self.max_other_norm, 1),
             ]
         )
         trips = state.trips + count_first(~fine & ctx.alive)
         return Verdict(env, jnp.all(fine, axis=0), state._replace(trips=trips))
 
     def _physics_fine(self, simulated: Any) -> jax.Array:
-        fine = all_finite(simulated, 1)
-        if self.max_abs_state is not None:
-            found = [getattr(simulated, name) for name in _COORDINATES if getattr(simulated, name, None) is not None]
-            if found:
-                fine &= all_within(found, self.max_abs_state, 1)
+        fine = norm_within(simulated, self.max_other_norm, 1)
+        for names, limit in ((_COORDINATES, self.max_abs_state), (_ACCELERATIONS, self.max_abs_acceleration)):
+            found = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
+            if found and limit is not None:
+                fine &= all_within(found, limit, 1)
         return fine
 
 
-def _within(tree: Any, limit: float | None) -> jax.Array:
-    return all_finite(tree, 1) if limit is None else all_within(tree, limit, 1)
-
-
-def _per_env(tree: Any, reward: jax.Array) -> jax.Array:
-    """Finiteness of a tree that may be empty."""
-    return all_finite((reward.astype(jnp.int32), tree), 1)
-
-
-def env_guards(config: QuarantineConfig) -> dict[str, Quarantine]:
+def env_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the env site, by name."""
-    if not config.enabled:
+    own = config.quarantine
+    if not own.enabled:
         return {}
-    return {"quarantine": Quarantine(config.max_abs_state, config.max_abs_observation, config.max_abs_reward)}
+    return {"quarantine": Quarantine(**own.model_dump(exclude={"enabled"}))}

@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import optax
 
 
 def clip(x: jax.Array, limit: float | None) -> jax.Array:
@@ -16,9 +17,19 @@ def clip(x: jax.Array, limit: float | None) -> jax.Array:
     return x if limit is None else jnp.clip(x, -limit, limit)
 
 
-def beyond(x: jax.Array, limit: float) -> jax.Array:
+def beyond(x: jax.Array, limit: float | jax.Array) -> jax.Array:
     """1.0 where `clip` is active, else 0.0. NaN counts as active."""
     return (~(jnp.abs(x) <= limit)).astype(jnp.float32)
+
+
+def floor(x: jax.Array, low: float | None) -> jax.Array:
+    """`x`, at least `low`."""
+    return x if low is None else jnp.maximum(x, low)
+
+
+def squared(error: jax.Array, delta: float | None) -> jax.Array:
+    """The square of an error, growing linearly from `delta` on (twice Huber's loss, Huber 1964); None for no bound."""
+    return jnp.square(error) if delta is None else 2.0 * optax.losses.huber_loss(error, delta=delta)
 
 
 def bounded(x: jax.Array, low: float | None, high: float | None) -> jax.Array:

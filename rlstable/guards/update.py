@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import UpdateConfig
-from rlstable.guards.base import GuardState, Verdict, all_finite, count_first, no_trips
+from rlstable.guard_config import GuardsConfig
+from rlstable.guards import outlier
+from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, no_trips, norm_within
+
+_RATE = 0.05  # of a new norm in the running mean of logarithms
 
 
 class UpdateContext(NamedTuple):
@@ -17,29 +20,41 @@ class UpdateContext(NamedTuple):
 
     Attributes:
         value: The candidate, `(params, opt_state)`.
-        gradients: Averaged over devices, before clipping.
-        gradient_norm: Their global norm.
+        gradient_norm: Global norm of the gradient, averaged over devices, before clipping.
+        update_norm: Global norm of the step from the old parameters to the candidate.
+        parameter_norm: Global norm of the old parameters.
         searching: True where an overflow is part of the loss scale's search, which has not come to its floor; the
             candidate is rejected all the same, but nothing is wrong.
     """
 
     value: Any
-    gradients: Any
     gradient_norm: jax.Array
+    update_norm: jax.Array
+    parameter_norm: jax.Array
     searching: jax.Array | bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdateGuard:
-    """Trips when gradients, candidate parameters or candidate optimizer state are not finite: all or nothing.
+    """Trips when gradient, candidate parameters or candidate optimizer state are bad: all or nothing.
 
-    Gradients are judged by their global norm, before clipping, which turns inf into NaN. Its square overflows at
-    1.8e19, so that the finite 1e20 that would freeze Adam's second moment for good is rejected too.
+    Three norms tell, which are computed anyway. A gradient is judged before clipping, which turns inf into NaN; its
+    squared norm overflows at 1.8e19, so that the finite 1e20 that would freeze Adam's second moment for good is
+    rejected too. A finite one bounds every new moment, and a finite step every new parameter, given that the old ones
+    were finite, which the state guard verifies. `thorough` looks at each of them all the same, in a second pass over
+    the candidate.
+
+    Attributes:
+        max_parameter_norm: Largest norm of the parameters; None for any finite one.
+        thorough: Whether to look at every number of the candidate.
     """
+
+    max_parameter_norm: float | None
+    thorough: bool
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Which part of the candidate was not finite."""
+        """Which part of the candidate was bad."""
         return ("gradient", "parameters", "optimizer")
 
     def init(self) -> GuardState:
@@ -49,11 +64,60 @@ class UpdateGuard:
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
         """Judges the candidate; the caller keeps the old one where the verdict is bad."""
         params, opt_state = ctx.value
-        fine = jnp.stack([jnp.isfinite(ctx.gradient_norm), all_finite(params), all_finite(opt_state)])
+        reach = ctx.parameter_norm + ctx.update_norm  # the triangle inequality's bound of the new norm
+        sane = jnp.isfinite(reach)
+        if self.max_parameter_norm is not None:
+            sane &= reach <= self.max_parameter_norm
+        whole = jnp.ones((), bool)
+        if self.thorough:
+            sane &= norm_within(params, self.max_parameter_norm)
+            whole = all_finite(opt_state)
+        fine = jnp.stack([jnp.isfinite(ctx.gradient_norm), sane, whole])
         wrong = ~fine if ctx.searching is False else ~fine & ~ctx.searching
         return Verdict(ctx.value, jnp.all(fine), state._replace(trips=state.trips + count_first(wrong)))
 
 
-def update_guards(config: UpdateConfig) -> dict[str, UpdateGuard]:
+@dataclasses.dataclass(frozen=True)
+class SpikeGuard:
+    """Trips when the gradient's norm is far beyond the usual one: the geometric running mean of accepted norms.
+
+    Clipping would bound such a step, but its direction is that of one bad sample. A norm that is not finite is the
+    update guard's to judge.
+
+    Attributes:
+        factor: How many times the usual norm is a spike.
+    """
+
+    factor: float
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The only one."""
+        return ("spike",)
+
+    def init(self) -> GuardState:
+        """No trips, no norm seen."""
+        return GuardState(no_trips(self.causes), outlier.nothing_yet())
+
+    def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
+        """Judges the gradient; a rejected norm moves nothing but the allowance."""
+        norm, usual = ctx.gradient_norm, state.memory
+        ok = outlier.within(norm, usual, self.factor)
+        spike = ~ok & jnp.isfinite(norm)
+        # Logarithms of what is positive and finite, so that neither branch of the choice is NaN.
+        seen = jnp.where(ok & (norm > 0), norm, 1.0)
+        before = jnp.where(usual.level > 0, usual.level, seen)
+        level = jnp.exp((1.0 - _RATE) * jnp.log(before) + _RATE * jnp.log(seen))
+        level = jnp.where(ok & (norm > 0), level, usual.level)
+        memory = outlier.follow(usual, level, spike)
+        return Verdict(ctx.value, ok, GuardState(state.trips + count_first(spike[None]), memory))
+
+
+def update_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the update site, by name."""
-    return {"update": UpdateGuard()} if config.enabled else {}
+    guards: dict[str, Guard] = {}
+    if config.update.enabled:
+        guards["update"] = UpdateGuard(config.update.max_parameter_norm, config.update.thorough)
+    if config.spike.enabled:
+        guards["spike"] = SpikeGuard(config.spike.factor)
+    return guards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ class Logbook:
         config: Which sinks there are.
         run_dir: The run folder.
         console: Where people look; it works before `start`, the files do not.
+        more: Other sinks.
     """
 
-    def __init__(self, config: Config, run_dir: Path, console: Console):
+    def __init__(self, config: Config, run_dir: Path, console: Console, more: Sequence[Sink] = ()):
         self._config = config
         self._run_dir = run_dir
         self._console = console
+        self._more = more
         self._sinks: Sinks | None = None
         self._wandb: Wandb | None = None
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
@@ -40,7 +42,7 @@ class Logbook:
             wandb_run_id: The wandb run to continue, if any.
             resume_step: The step the run goes on from; what was logged after it is dropped, it comes again.
         """
-        sinks: list[Sink] = [self._console]
+        sinks: list[Sink] = [self._console, *self._more]
         chosen = self._config.sinks
         if chosen.tensorboard:
             sinks.append(TensorBoard(self._run_dir, resume_step))

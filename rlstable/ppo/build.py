@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 
 from rlstable.config import Config
 from rlstable.counter import WideCounter
+from rlstable.guards.base import MoreGuards, no_trips
 from rlstable.guards.batch import batch_guards
 from rlstable.guards.state import state_guards
 from rlstable.guards.update import update_guards
-from rlstable.ppo import normalizer
+from rlstable.packed import Packed
+from rlstable.ppo import normalizer, reward
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.optimizer import Optimizer
@@ -33,17 +36,25 @@ def make_networks(config: Config, action_size: int) -> Networks:
     )
 
 
-def make_ppo(config: Config, env: TrainingEnv, action_size: int) -> PPO:
-    """Everything an iteration is made of."""
+def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: MoreGuards | None = None) -> PPO:
+    """Everything an iteration is made of.
+
+    Args:
+        config: The whole configuration.
+        env: The environments, with the env site's guards.
+        action_size: Elements of an action.
+        more_guards: Guards besides the configured ones, by site and name.
+    """
+    more = more_guards or {}
     return PPO(
         config=config,
         env=env,
         networks=make_networks(config, action_size),
-        optimizer=Optimizer(config.ppo, config.guards.limiters.gradient_norm, config.total_steps),
+        optimizer=Optimizer(config.ppo, config.guards.limiters),
         precision=level(config.precision),
-        batch_guards=batch_guards(config.guards.transition),
-        update_guards=update_guards(config.guards.update),
-        state_guards=state_guards(config.guards.state),
+        batch_guards={**batch_guards(config.guards), **more.get("batch", {})},
+        update_guards={**update_guards(config.guards), **more.get("update", {})},
+        state_guards={**state_guards(config.guards, config.ppo), **more.get("state", {})},
     )
 
 
@@ -66,30 +77,34 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> Tra
     tuning = Tuning(
         learning_rate=jnp.float32(ppo.config.ppo.learning_rate),
         learning_rate_scale=jnp.float32(1.0),
+        step_scale=jnp.float32(1.0),
         loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
         good_steps=jnp.int32(0),
         epochs=jnp.int32(ppo.config.ppo.num_updates_per_batch),
     )
 
-    def none_of(causes: tuple[str, ...]) -> WideCounter:
-        zero = jnp.zeros(len(causes), jnp.uint32)
-        return WideCounter(zero, zero)
-
+    none = Packed.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
     counters = Counters(
         env_steps=WideCounter.zero(),
         iterations=WideCounter.zero(),
         updates=WideCounter.zero(),
         episodes=WideCounter.zero(),
-        trips={name: none_of(guard.causes) for name, guard in guards.items()},
+        trips=dataclasses.replace(none, whole=WideCounter(none.whole, none.whole)) if guards else none,
     )
+    returns = reward.nothing_yet(ppo.config.ppo.num_envs, ppo.config.ppo)
+    statistics = normalizer.init(observation)
+    if ppo.config.ppo.normalize_values:
+        statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
     return TrainState(
         params=params,
         opt_state=ppo.optimizer.init(params),
-        normalizer=normalizer.init(observation),
+        normalizer=statistics,
         env_state=env_state,
         reset_pool=reset_pool,
-        guard_state={name: guard.init() for name, guard in guards.items()},
+        guard_memory={name: guard.init().memory for name, guard in guards.items()},
         tuning=tuning,
         key=key,
         counters=counters,
+        return_statistics=returns.statistics,
+        running_return=returns.running,
     )

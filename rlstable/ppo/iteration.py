@@ -1,6 +1,7 @@
 """One iteration of PPO: collect one batch of experience, then run all SGD epochs on it. The page to read first.
 
-    collect -> batch guards -> normaliser -> epochs: shuffle -> minibatches: loss, gradient, candidate, update guards
+    collect -> batch guards -> rewards -> normaliser
+            -> epochs: shuffle -> minibatches: loss, gradient, candidate, update guards
             -> state guards -> metrics
 
 A site's guards are one `fold`; what a guard refuses, `select` keeps out. The same function runs on one device and on
@@ -20,12 +21,13 @@ import optax
 from rlstable import sharding
 from rlstable.config import Config
 from rlstable.guards import masked
-from rlstable.guards.base import Guard, GuardState, fold, select
+from rlstable.guards.base import Guard, GuardState, awake, fold, select
 from rlstable.guards.batch import BatchContext
-from rlstable.guards.state import StateContext, StateGuard
+from rlstable.guards.state import Report, StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
-from rlstable.ppo import normalizer
-from rlstable.ppo.loss import estimate, ppo_loss, standardize
+from rlstable.packed import Packed
+from rlstable.ppo import normalizer, overshoot, reward
+from rlstable.ppo.gradient import Objective, as_minibatch
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.rollout import Collected, TrainingEnv, collect
@@ -53,67 +55,97 @@ class PPO:
     precision: Precision
     batch_guards: Mapping[str, Guard]
     update_guards: Mapping[str, Guard]
-    state_guards: Mapping[str, StateGuard]
+    state_guards: Mapping[str, StateSiteGuard]
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Collects, learns, judges and reports. Pure; to be mapped over devices and compiled by the caller."""
+        ppo, limits = self.config.ppo, self.config.guards.limiters
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
-            rollout = collect(
-                state, sharding.own_key(key_rollout), env=self.env, networks=self.networks, config=self.config
-            )
-            states = state.guard_state | rollout.guard_state
+            rollout = self._collect(state, sharding.own_key(key_rollout))
+            states = awake(self._judges, state.guard_memory) | rollout.guard_state
             data, _, states = fold(self.batch_guards, BatchContext(rollout.data), states)
+            returns = reward.Returns(state.return_statistics, state.running_return)
+            data, returns, shaping = reward.shape(data, returns, ppo, limits.reward)
 
             statistics = state.normalizer
-            if self._updates_normalizer and self.config.ppo.updates_normalizer_first:
-                statistics = normalizer.update(statistics, data.observation, data.valid, self.config.ppo)
+            if ppo.normalize_observations and ppo.updates_normalizer_first:
+                statistics = self._observed(statistics, data)
             learned = self._learn(state, statistics, data, states, sharding.own_key(key_sgd))
-            if self._updates_normalizer and not self.config.ppo.updates_normalizer_first:
-                statistics = normalizer.update(statistics, data.observation, data.valid, self.config.ppo)
+            params, opt_state = learned.progress.params, learned.progress.opt_state
+            if ppo.normalize_observations and not ppo.updates_normalizer_first:
+                statistics = self._observed(statistics, data)
+            if ppo.normalize_values:
+                statistics, params = self._objective.follow_targets(params, statistics, data)
 
-            judged = StateContext((learned.params, learned.opt_state, statistics))
+            values = self._values(state, statistics, data, learned) | rollout.metrics | shaping
+            kept = (params, opt_state, (statistics, returns.statistics))
+            judged = StateContext(kept, self._report(state.normalizer.value, values))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
-            rollout = rollout._replace(data=data)
-            return self._finish(state, rollout, learned._replace(guard_state=states), statistics, key, healthy)
+            new_state = dataclasses.replace(
+                state,
+                params=params,
+                opt_state=opt_state,
+                normalizer=statistics,
+                env_state=rollout.env_state,
+                tuning=overshoot.recover(learned.passed_over, learned.tuning),
+                key=key,
+                return_statistics=returns.statistics,
+                running_return=returns.running,
+            )
+            return self._finish(new_state, states, learned.progress.accepted, rollout.episodes, values, healthy)
+
+    def _collect(self, state: TrainState, key: jax.Array) -> Collected:
+        """One batch of experience."""
+        return collect(state, key, env=self.env, networks=self.networks, config=self.config)
 
     def _learn(self, state: TrainState, statistics: Any, data: Transition, states: dict, key: jax.Array) -> Learning:
         """All epochs over one batch. Their number is traced, so that 0 measures collecting without another program."""
         if self.config.ppo.gae == "per_iteration":
-            data = self._with_estimates(state.params, statistics, data)
-        learning = Learning(state.params, state.opt_state, state.tuning, states, key, {}, jnp.zeros((), jnp.int32))
+            data = self._objective.with_estimates(state.params, statistics, data)
+        data = self._with_reference(state, statistics, data)
+        none = jnp.zeros((), jnp.int32)
+        passed_over = None if self.config.guards.limiters.kl is None else none
+        learning = Learning(Progress(state.params, state.opt_state, {}, none), state.tuning, states, key, passed_over)
         rows = data.log_prob.shape[0] // self.config.ppo.num_minibatches
 
         def report() -> dict[str, jax.Array]:
-            sample = _as_minibatch(jax.tree.map(lambda x: x[:rows], data), key)
-            return self._minibatch(learning, statistics, sample, state.counters).sums
+            sample = as_minibatch(jax.tree.map(lambda x: x[:rows], data), key)
+            return self._minibatch(learning, learning.progress, statistics, sample, state.counters).progress.sums
 
-        reported = jax.eval_shape(report)
-        learning = learning._replace(sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), reported))
-        return jax.lax.fori_loop(
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(report))
+        learning = learning._replace(progress=learning.progress._replace(sums=sums))
+        learning, _ = jax.lax.fori_loop(
             0,
             state.tuning.epochs,
-            lambda _, carry: self._epoch(carry, statistics, data, state.counters),
-            learning,
+            lambda _, carry: self._epoch(carry[0], carry[1], statistics, data, state.counters),
+            (learning, None if passed_over is None else learning.progress),
         )
+        return learning
 
-    def _epoch(self, learning: Learning, statistics: Any, data: Transition, counters: Counters) -> Learning:
-        """Shuffles this device's unrolls and takes one step per minibatch."""
+    def _epoch(
+        self, learning: Learning, proven: Progress | None, statistics: Any, data: Transition, counters: Counters
+    ) -> tuple[Learning, Progress | None]:
+        """Shuffles this device's unrolls and takes one step per minibatch; `proven` is what to go back to."""
         key, key_shuffle, key_loss = jax.random.split(learning.key, 3)
-        minibatches = jax.tree.map(lambda x: self._shuffled(key_shuffle, x), data)
+        order = jax.random.permutation(key_shuffle, data.log_prob.shape[0])
+        minibatches = jax.tree.map(lambda x: self._in_minibatches(x[order]), data)
 
         def step(carry: tuple[Learning, jax.Array], minibatch: Transition) -> tuple[tuple[Learning, jax.Array], None]:
             learning, key = carry
             key, key_noise = jax.random.split(key)
-            minibatch = _as_minibatch(minibatch, key_noise)
-            return (self._minibatch(learning, statistics, minibatch, counters), key), None
+            minibatch = as_minibatch(minibatch, key_noise)
+            return (self._minibatch(learning, proven, statistics, minibatch, counters), key), None
 
-        (learning, _), _ = jax.lax.scan(step, (learning, key_loss), minibatches)
-        return learning._replace(key=key)
+        (after, _), _ = jax.lax.scan(step, (learning, key_loss), minibatches)
+        return after._replace(key=key), overshoot.prove(after.passed_over, learning.progress, proven)
 
-    def _minibatch(self, learning: Learning, statistics: Any, data: Transition, counters: Counters) -> Learning:
+    def _minibatch(
+        self, learning: Learning, proven: Progress | None, statistics: Any, data: Transition, counters: Counters
+    ) -> Learning:
         """One candidate update, and the verdict on it."""
-        params, opt_state, tuning = learning.params, learning.opt_state, learning.tuning
+        progress, tuning = learning.progress, learning.tuning
+        params, opt_state = progress.params, progress.opt_state
         valid_share = masked.share(data.valid)
         gradients, metrics = self.gradient(params, statistics, data, valid_share, tuning.loss_scale)
         norm = optax.global_norm(gradients)
@@ -126,21 +158,54 @@ class PPO:
             searching = ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
             tuning = adapt_loss_scale(tuning, finite, self.precision.loss_scale)
         if self.config.ppo.learning_rate_schedule == "adaptive_kl":
-            tuning = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
+            adapted = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
+            tuning = select(overshoot.under_way(learning.passed_over), adapted, tuning)
         # At the iteration's end: a warm-up must not spend its first iteration at a rate of zero.
         reached = counters.env_steps + self.config.env_steps_per_iteration
         rate = self.optimizer.rate(tuning, reached.progress(self.config.total_steps))
 
-        *candidate, update = self.optimizer.candidate(gradients, opt_state, params, rate)
-        context = UpdateContext(tuple(candidate), gradients, norm, searching)
+        candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate)
+        context = UpdateContext(
+            (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm, searching
+        )
         (new_params, new_opt), ok, states = fold(self.update_guards, context, learning.guard_state)
         ok = learnable if ok is True else ok & learnable
-        params, opt_state = select(ok, (new_params, new_opt), (params, opt_state))
+        going, progress, passed_over, tuning = overshoot.judge(
+            learning.passed_over, proven, progress, metrics, tuning, self.config.guards.limiters.kl
+        )
+        ok = going if ok is True else ok & going
 
-        metrics |= self._update_metrics(norm, update, rate, tuning)
-        accepted = jnp.asarray(1 if ok is True else ok, jnp.int32)
-        sums = _add_where(ok, metrics, learning.sums)
-        return Learning(params, opt_state, tuning, states, learning.key, sums, learning.accepted + accepted)
+        metrics |= {
+            "training/grad_norm": norm,
+            "training/update_norm": candidate.update_norm,
+            "training/learning_rate": rate,
+        }
+        metrics |= {f"limiters/{name}/active": active for name, active in candidate.activity.items()}
+        if self.precision.loss_scale is not None:
+            metrics["training/loss_scale"] = tuning.loss_scale
+        params, opt_state = select(ok, (new_params, new_opt), (progress.params, progress.opt_state))
+        progress = Progress(
+            params,
+            opt_state,
+            sums=_add_where(ok, metrics, progress.sums),
+            accepted=progress.accepted + jnp.asarray(1 if ok is True else ok, jnp.int32),
+        )
+        return Learning(progress, tuning, states, learning.key, passed_over)
+
+    def _with_reference(self, state: TrainState, statistics: Any, data: Transition) -> Transition:
+        """Adds the policy as it is when SGD starts; with a normaliser that has just moved it is not the collecting one.
+
+        The KL from there is that of the updates alone.
+        """
+        asked = self.config.guards.limiters.kl is not None or self.config.guards.policy.enabled
+        if not asked or statistics is state.normalizer:
+            return data
+        reference, _ = self.networks.distribution(state.params, statistics, data.observation)
+        return data._replace(reference=reference)
+
+    def _observed(self, statistics: Any, data: Transition) -> Any:
+        outlier = self.config.guards.limiters.observation_outlier
+        return normalizer.update(statistics, data.observation, data.valid, self.config.ppo, outlier)
 
     def gradient(
         self,
@@ -150,179 +215,112 @@ class PPO:
         valid_share: jax.Array | None,
         loss_scale: jax.Array,
     ) -> tuple[Any, dict[str, jax.Array]]:
-        """The gradient of the loss on a minibatch over all devices, and its metrics.
-
-        With `ppo.gradient_accumulation` the minibatch is taken in parts; targets, normalisation, mask and noise span
-        the whole of it, so that the mathematics is the same.
-
-        Args:
-            params: Network parameters.
-            statistics: Observation statistics.
-            data: `[T, B]`.
-            valid_share: `masked.share(data.valid)`.
-            loss_scale: Factor on the loss while it is differentiated; the gradient is divided by it.
-        """
-        scaled = self.precision.loss_scale is not None
-        parts = self.config.ppo.gradient_accumulation
-
-        def objective(params: Any, data: Transition) -> tuple[jax.Array, dict[str, jax.Array]]:
-            loss, metrics = ppo_loss(
-                params, statistics, data, valid_share,
-                networks=self.networks, config=self.config.ppo, limits=self.config.guards.limiters,
-            )  # fmt: skip
-            return (loss * loss_scale if scaled else loss), metrics
-
-        differentiate = jax.grad(objective, has_aux=True)
-        if self.config.ppo.gae == "per_iteration" and self.config.ppo.normalize_advantage:
-            data = data._replace(advantage=standardize(data.advantage, data.valid, valid_share))
-        if parts == 1:
-            gradients, metrics = differentiate(params, data)
-        else:
-            gradients, metrics = self._accumulate(differentiate, params, statistics, data, valid_share)
-        gradients, metrics = sharding.mean((gradients, metrics))
-        if scaled:
-            gradients = jax.tree.map(lambda g: g / loss_scale, gradients)
-        return gradients, metrics
-
-    def _accumulate(
-        self,
-        differentiate: Any,
-        params: Any,
-        statistics: Any,
-        data: Transition,
-        valid_share: jax.Array | None,
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        """The mean of the gradients of equal parts of a minibatch, one part in memory at a time."""
-        parts = self.config.ppo.gradient_accumulation
-        if data.target is None:
-            data = self._with_minibatch_estimates(params, statistics, data, valid_share)
-        split = jax.tree.map(lambda x: _split(x, parts, axis=1), data._replace(bootstrap_observation=None))
-        split = split._replace(
-            bootstrap_observation=jax.tree.map(lambda x: _split(x, parts, axis=0), data.bootstrap_observation)
-        )
-
-        def add(total: Any, part: Transition) -> tuple[Any, None]:
-            return jax.tree.map(lambda a, b: a + b / parts, total, differentiate(params, part)), None
-
-        first = jax.tree.map(lambda x: x[0], split)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate, params, first))
-        return jax.lax.scan(add, zeros, split)[0]
-
-    def _with_minibatch_estimates(
-        self, params: Any, statistics: Any, data: Transition, valid_share: jax.Array | None
-    ) -> Transition:
-        values = self.networks.value(params, statistics, data.observation)
-        targets, advantages = estimate(self.networks, params, statistics, data, values, self.config.ppo)
-        if self.config.ppo.normalize_advantage:
-            advantages = standardize(advantages, data.valid, valid_share)
-        return data._replace(target=targets, advantage=advantages)
-
-    def _with_estimates(self, params: Any, statistics: Any, data: Transition) -> Transition:
-        """Targets and advantages for the whole batch, from the value function that stood when it was collected."""
-        unrolls = _time_first(data)
-        values = self.networks.value(params, statistics, unrolls.observation)
-        target, advantage = estimate(self.networks, params, statistics, unrolls, values, self.config.ppo)
-        return data._replace(target=jnp.swapaxes(target, 0, 1), advantage=jnp.swapaxes(advantage, 0, 1))
-
-    def _shuffled(self, key: jax.Array, x: jax.Array) -> jax.Array:
-        x = jax.random.permutation(key, x)
-        return jnp.reshape(x, (self.config.ppo.num_minibatches, -1, *x.shape[1:]))
-
-    def _update_metrics(self, norm: jax.Array, update: Any, rate: jax.Array, tuning: Tuning) -> dict[str, jax.Array]:
-        metrics = {
-            "training/grad_norm": norm,
-            "training/update_norm": optax.global_norm(update),
-            "training/learning_rate": rate,
-        }
-        bound = self.optimizer.max_norm
-        if bound is not None:
-            metrics["limiters/gradient_norm/active"] = (~(norm <= bound)).astype(jnp.float32)
-        if self.precision.loss_scale is not None:
-            metrics["training/loss_scale"] = tuning.loss_scale
-        return metrics
+        """The gradient of the loss on a minibatch over all devices, and its metrics."""
+        return self._objective.gradient(params, statistics, data, valid_share, loss_scale)
 
     @property
-    def _updates_normalizer(self) -> bool:
-        return self.config.ppo.normalize_observations
+    def _objective(self) -> Objective:
+        scaled = self.precision.loss_scale is not None
+        return Objective(self.networks, self.config.ppo, self.config.guards.limiters, scaled)
+
+    def _in_minibatches(self, x: jax.Array) -> jax.Array:
+        return jnp.reshape(x, (self.config.ppo.num_minibatches, -1, *x.shape[1:]))
+
+    def _values(self, state: TrainState, statistics: Any, data: Transition, learned: Learning) -> dict[str, jax.Array]:
+        """What the iteration reports: means over accepted minibatches, NaN where there was none."""
+        limits, minibatches = self.config.guards.limiters, state.tuning.epochs * self.config.ppo.num_minibatches
+        accepted = learned.progress.accepted
+        values = {name: total / accepted for name, total in learned.progress.sums.items()}
+        values["training/accepted_share"] = accepted / minibatches
+        if learned.passed_over is not None:
+            values["limiters/kl/active"] = learned.passed_over / minibatches
+        if limits.observation_outlier is not None and self.config.ppo.normalize_observations:
+            outlying = normalizer.outlying(data.observation, state.normalizer, limits.observation_outlier)
+            share = masked.share(data.valid)
+            values["limiters/observation_outlier/active"] = sharding.mean(masked.mean(outlying, data.valid, share))
+        if data.valid is not None:
+            values["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
+        return values
+
+    def _report(self, unit: Any, values: dict[str, jax.Array]) -> Report:
+        """What the state site is told; `unit` has the statistics of value targets, if they are normalised."""
+        return Report(
+            valid_share=values.get("training/valid_share", jnp.ones(())),
+            updated=values["training/accepted_share"] > 0,
+            greatest_reward=values["training/reward_greatest"],
+            # In units of rewards, whatever values are learnt in.
+            value_loss=values["training/v_loss"] * (1.0 if unit is None else jnp.square(unit.std)),
+            kl=values.get("training/kl_update", values["training/kl_mean"]),
+            std=values["training/policy_dist_mean_std"],
+            entropy=values["training/entropy"] / self.networks.action_size,
+        )
 
     def _finish(
         self,
         state: TrainState,
-        rollout: Collected,
-        learned: Learning,
-        statistics: Any,
-        key: jax.Array,
+        guard_state: dict[str, GuardState],
+        accepted: jax.Array,
+        episodes: jax.Array,
+        values: dict[str, jax.Array],
         healthy: Any,
     ) -> tuple[TrainState, Metrics]:
         """Widens the counters and puts the report together."""
-        states = {}
-        trips = {}
         per_device = {*self.env.guards, *self.batch_guards}
-        for name, guard_state in learned.guard_state.items():
-            trips[name] = sharding.total(guard_state.trips) if name in per_device else guard_state.trips
-            states[name] = guard_state._replace(trips=jnp.zeros_like(guard_state.trips))
+        trips = {
+            name: sharding.total(own.trips) if name in per_device else own.trips for name, own in guard_state.items()
+        }
+        tripped = Packed.of(trips)
         old = state.counters
         counters = Counters(
             env_steps=old.env_steps + self.config.env_steps_per_iteration,
             iterations=old.iterations + 1,
-            updates=old.updates + learned.accepted,
-            episodes=old.episodes + rollout.episodes,
-            trips={name: old.trips[name] + trips[name] for name in old.trips},
+            updates=old.updates + accepted,
+            episodes=old.episodes + episodes,
+            trips=dataclasses.replace(old.trips, whole=old.trips.whole + tripped.whole),
         )
-        values = {name: total / learned.accepted for name, total in learned.sums.items()}
-        valid = rollout.data.valid
-        if valid is not None:
-            values["training/valid_share"] = sharding.mean(jnp.mean(valid.astype(jnp.float32)))
-        values |= rollout.metrics | {
-            "training/accepted_share": learned.accepted / (state.tuning.epochs * self.config.ppo.num_minibatches)
-        }
-        exhausted = jnp.zeros((), bool)
-        for name, guard in self.state_guards.items():
-            exhausted |= guard.exhausted(states[name])
-        new_state = TrainState(
-            learned.params, learned.opt_state, statistics, rollout.env_state, state.reset_pool, states,
-            learned.tuning, key, counters,
-        )  # fmt: skip
-        return new_state, Metrics(values, trips, counters, jnp.asarray(healthy), exhausted)
+        exhausted = {name: guard.exhausted(guard_state[name]) for name, guard in self.state_guards.items()}
+        memory = {name: own.memory for name, own in guard_state.items()}
+        metrics = Metrics(Packed.of(values), tripped, counters, jnp.asarray(healthy), Packed.of(exhausted))
+        return dataclasses.replace(state, guard_memory=memory, counters=counters), metrics
+
+    @property
+    def _judges(self) -> dict[str, Guard]:
+        """The guards of every site but the environments', by name."""
+        return {**self.batch_guards, **self.update_guards, **self.state_guards}
 
 
-class Learning(NamedTuple):
-    """What minibatches hand to each other.
+class Progress(NamedTuple):
+    """What has been learnt from a batch so far.
 
     Attributes:
         params: Network parameters.
         opt_state: Optimizer state.
-        tuning: Numbers that a rejected update does not put back.
-        guard_state: By guard.
-        key: Random key of the next epoch.
         sums: Metrics, summed over accepted minibatches.
         accepted: int32, how many those are.
     """
 
     params: Any
     opt_state: Any
-    tuning: Tuning
-    guard_state: dict[str, GuardState]
-    key: jax.Array
     sums: dict[str, jax.Array]
     accepted: jax.Array
 
 
-def _time_first(data: Transition) -> Transition:
-    """`[rows, T, ...]` to `[T, rows, ...]`, the bootstrap observation as it is."""
-    swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), data._replace(bootstrap_observation=None))
-    return swapped._replace(bootstrap_observation=data.bootstrap_observation)
+class Learning(NamedTuple):
+    """What minibatches hand to each other.
 
+    Attributes:
+        progress: So far.
+        tuning: Numbers that a rejected update does not put back.
+        guard_state: By guard.
+        key: Random key of the next epoch.
+        passed_over: int32, minibatches since the policy moved too far; None without the KL limiter.
+    """
 
-def _as_minibatch(data: Transition, key: jax.Array) -> Transition:
-    """Rows as the loss takes them, with the entropy estimate's noise."""
-    data = _time_first(data)
-    return data._replace(noise=jax.random.normal(key, data.raw_action.shape))
-
-
-def _split(x: jax.Array, parts: int, axis: int) -> jax.Array:
-    shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
-    return jnp.moveaxis(jnp.reshape(x, shape), axis, 0)
+    progress: Progress
+    tuning: Tuning
+    guard_state: dict[str, GuardState]
+    key: jax.Array
+    passed_over: jax.Array | None
 
 
 def _add_where(ok: jax.Array | bool, metrics: dict[str, jax.Array], sums: dict[str, jax.Array]) -> dict[str, jax.Array]:

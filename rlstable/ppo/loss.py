@@ -6,14 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
-from rlstable.config import LimiterConfig, PPOConfig
+from rlstable.config import PPOConfig
+from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters, masked
 from rlstable.ppo import gae
+from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition
 
 _EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
+_GREATEST_KL = 1e6
 
 
 def estimate(
@@ -36,10 +39,19 @@ def estimate(
     )
 
 
-def standardize(advantages: jax.Array, valid: masked.Mask, valid_share: jax.Array | None) -> jax.Array:
-    """Advantages with mean 0 and standard deviation 1 over the valid samples of all devices."""
+def standardize(
+    advantages: jax.Array, valid: masked.Mask, valid_share: jax.Array | None, least_std: float | None
+) -> tuple[jax.Array, jax.Array]:
+    """Advantages with mean 0 and standard deviation 1 over the valid samples of all devices, and that deviation.
+
+    Args:
+        advantages: Raw.
+        valid: Their mask.
+        valid_share: `masked.share` of the whole minibatch.
+        least_std: Floor of what is divided by, without which rounding errors become advantages; None for none.
+    """
     center, std = masked.mean_and_std(advantages, valid, valid_share)
-    return (advantages - center) / (std + _EPSILON)
+    return (advantages - center) / (limiters.floor(std, least_std) + _EPSILON), std
 
 
 def ppo_loss(
@@ -72,13 +84,15 @@ def ppo_loss(
     observation = masked.finite(data.observation, data.valid)
     distribution, activity = networks.distribution(params, statistics, observation)
     values = networks.value(params, statistics, observation)
+    std = None
     if data.target is None or data.advantage is None:
         targets, advantages = estimate(networks, params, statistics, data, values, config)
         if config.normalize_advantage:
-            advantages = standardize(advantages, data.valid, valid_share)
+            advantages, std = standardize(advantages, data.valid, valid_share, limits.advantage_std_min)
     else:
-        targets, advantages = data.target, data.advantage
+        targets, advantages, std = data.target, data.advantage, data.advantage_std
     targets, advantages = masked.kept((targets, advantages), data.valid)
+    raw_targets, targets = targets, limiters.clip(targets, limits.value_target)
     raw_action, old_value = masked.kept((data.raw_action, data.value), data.valid)
 
     def mean(x: jax.Array) -> jax.Array:
@@ -90,10 +104,14 @@ def ppo_loss(
     surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages)
     policy_loss = -mean(surrogate)
 
-    value_error = jnp.square(targets - values)
+    # In units of the targets' own standard deviation, where those are normalised.
+    unit = None if statistics.value is None else statistics.value.std
+    error = _over(targets - values, unit)
+    value_error = limiters.squared(error, limits.value_error)
     if config.clipping_epsilon_value is not None:
-        moved = old_value + limiters.clip(values - old_value, config.clipping_epsilon_value)
-        value_error = jnp.maximum(value_error, jnp.square(targets - moved))
+        moved = limiters.clip(_over(values - old_value, unit), config.clipping_epsilon_value)
+        clipped = _over(targets - old_value, unit) - moved
+        value_error = jnp.maximum(value_error, limiters.squared(clipped, limits.value_error))
     value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
 
     entropy = mean(distribution.entropy(data.noise))
@@ -107,20 +125,36 @@ def ppo_loss(
         "training/v_loss": value_loss,
         "training/entropy_loss": entropy_loss,
         "training/entropy": entropy,
-        "training/kl_mean": mean(distribution.kl_from(data.distribution)),
+        "training/kl_mean": mean(_kl(data.distribution, distribution)),
         "training/clip_fraction": mean(limiters.beyond(ratio - 1.0, epsilon)),
         "training/explained_variance": _explained_variance(targets, values, data.valid, valid_share),
         "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
         "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
         "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
     }
-    for name, active in activity.items():
-        metrics[f"limiters/{name}/active"] = mean(active)
+    if data.reference is not None:
+        metrics["training/kl_update"] = mean(_kl(data.reference, distribution))
     if limits.log_ratio is not None:
-        metrics["limiters/log_ratio/active"] = mean(limiters.beyond(log_ratio, limits.log_ratio))
+        activity["log_ratio"] = limiters.beyond(log_ratio, limits.log_ratio)
+    if limits.advantage_std_min is not None and std is not None:
+        activity["advantage_std"] = limiters.outside(std, limits.advantage_std_min, None)
+    if limits.value_target is not None:
+        activity["value_target"] = limiters.beyond(raw_targets, limits.value_target)
+    if limits.value_error is not None:
+        activity["value_error"] = limiters.beyond(jax.lax.stop_gradient(error), limits.value_error)
     if config.clipping_epsilon_value is not None:
-        metrics["limiters/value/active"] = mean(limiters.beyond(values - old_value, config.clipping_epsilon_value))
+        activity["value"] = limiters.beyond(_over(values - old_value, unit), config.clipping_epsilon_value)
+    metrics |= {f"limiters/{name}/active": mean(active) if active.ndim else active for name, active in activity.items()}
     return loss, metrics
+
+
+def _over(x: jax.Array, unit: jax.Array | None) -> jax.Array:
+    return x if unit is None else x / unit
+
+
+def _kl(old: Normal, new: Normal) -> jax.Array:
+    """KL(old || new), `[...]`, bounded so that its mean is a number."""
+    return limiters.clip(new.kl_from(old), _GREATEST_KL)
 
 
 def _explained_variance(

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from rlstable.config import ConfigError, LimiterConfig, NetworkConfig
+from rlstable.config import ConfigError, NetworkConfig
+from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal, TanhNormal
@@ -163,7 +164,29 @@ class Networks:
         """The value estimate, `[...]`."""
         inputs = self._normalized(statistics, observation, self.config.value_obs_key)
         limited = limiters.clip(inputs, self.limits.observation)
-        return jnp.squeeze(self._value.apply(params["value"], limited).astype(jnp.float32), axis=-1)
+        estimate = jnp.squeeze(self._value.apply(params["value"], limited).astype(jnp.float32), axis=-1)
+        if statistics.value is None:
+            return estimate
+        return estimate * statistics.value.std + statistics.value.mean
+
+    def rescale_value(self, params: Params, old: Statistics, new: Statistics) -> Params:
+        """Parameters whose value estimates under the new target statistics are what they were under the old ones.
+
+        The output-preserving half of PopArt (van Hasselt et al. 2016, arXiv:1602.07714).
+
+        Args:
+            params: Under `old`.
+            old: Statistics of value targets.
+            new: Likewise.
+        """
+        name = f"hidden_{len(self.config.value_hidden_layer_sizes)}"
+        layers = dict(params["value"]["params"])
+        last = layers[name]
+        layers[name] = {
+            "kernel": last["kernel"] * (old.std / new.std),
+            "bias": (last["bias"] * old.std + old.mean - new.mean) / new.std,
+        }
+        return {**params, "value": {"params": layers}}
 
     def select(self, observation: Any) -> Any:
         """The part of an observation that the networks read; the rest is neither stored nor normalised.

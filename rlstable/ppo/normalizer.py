@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rlstable import sharding
 from rlstable.config import PPOConfig
 from rlstable.counter import WideCounter
+from rlstable.guards import limiters
 from rlstable.guards.base import select
 from rlstable.guards.masked import Mask
 
@@ -31,12 +32,14 @@ class Statistics:
         mean: Of each element, structure and trailing shapes of one observation.
         variance: Population variance of each element.
         std: What observations are divided by.
+        value: Statistics of value targets, scalars; None where values are not normalised.
     """
 
     count: WideCounter
     mean: Any
     variance: Any
     std: Any
+    value: Statistics | None = None
 
 
 def init(observation: Any) -> Statistics:
@@ -59,7 +62,9 @@ def normalize(observation: Any, statistics: Statistics) -> Any:
     return jax.tree.map(lambda x, mean, std: (x - mean) / std, observation, statistics.mean, statistics.std)
 
 
-def update(statistics: Statistics, observation: Any, valid: Mask, config: PPOConfig) -> Statistics:
+def update(
+    statistics: Statistics, observation: Any, valid: Mask, config: PPOConfig, outlier: float | None = None
+) -> Statistics:
     """Takes in a batch, the samples of all devices together.
 
     Welford's update in batch form (Chan et al. 1979), or Brax's `ema` mode, whose rate is batch over total count.
@@ -69,7 +74,11 @@ def update(statistics: Statistics, observation: Any, valid: Mask, config: PPOCon
         observation: `[rows, T, ...]` on this device.
         valid: `[rows, T]` or None.
         config: Mode, epsilon, and the count at which `ema` freezes.
+        outlier: Standard deviations from the mean beyond which an element enters as if it were there; None for any
+            distance, as for the first batch.
     """
+    if outlier is not None:
+        observation = _drawn_in(observation, statistics, outlier)
     leaf = jax.tree.leaves(observation)[0]
     per_device = jnp.int32(leaf.shape[0] * leaf.shape[1]) if valid is None else jnp.sum(valid, dtype=jnp.int32)
     added = sharding.total(per_device)
@@ -107,4 +116,21 @@ def update(statistics: Statistics, observation: Any, valid: Mask, config: PPOCon
     if valid is not None:
         # Nothing has a variance of 0, and dividing by the least std would make every observation enormous.
         std = select(added > 0, std, statistics.std)
-    return Statistics(count, mean, variance, std)
+    return Statistics(count, mean, variance, std, statistics.value)
+
+
+def outlying(observation: Any, statistics: Statistics, outlier: float) -> jax.Array:
+    """The share of elements beyond `outlier` standard deviations, over the elements of one observation, `[...]`."""
+    leaves = jax.tree.leaves(normalize(observation, statistics))
+    shares = [jnp.mean(limiters.beyond(x, outlier), axis=-1) for x in leaves]
+    return jnp.where(statistics.count > 0, sum(shares) / len(shares), 0.0)
+
+
+def _drawn_in(observation: Any, statistics: Statistics, outlier: float) -> Any:
+    """One enormous element would pin the standard deviation for millions of samples to come."""
+    seen = statistics.count > 0
+
+    def draw_in(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+        return jnp.where(seen, jnp.clip(x, mean - outlier * std, mean + outlier * std), x)
+
+    return jax.tree.map(draw_in, observation, statistics.mean, statistics.std)

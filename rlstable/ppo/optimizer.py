@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from rlstable.config import LossScaleConfig, PPOConfig
+from rlstable.guard_config import LimiterConfig
+from rlstable.guards import limiters
 from rlstable.ppo.state import Tuning
+
+
+class Candidate(NamedTuple):
+    """What would follow if an update were accepted.
+
+    Attributes:
+        params: Parameters.
+        opt_state: Optimizer state.
+        update_norm: Global norm of the step between.
+        parameter_norm: Global norm of the parameters before it.
+        activity: Share of a limiter's numbers that were at their bound, by limiter that is on.
+    """
+
+    params: Any
+    opt_state: Any
+    update_norm: jax.Array
+    parameter_norm: jax.Array
+    activity: dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,44 +39,57 @@ class Optimizer:
 
     Attributes:
         config: Learning rate, schedule, kind of optimizer, `max_grad_norm`.
-        norm_limit: The limiter's bound of the global gradient norm, None for none.
-        total_steps: Environment steps of the whole run, which schedules divide by.
+        limits: Bounds of gradients and updates.
     """
 
     config: PPOConfig
-    norm_limit: float | None
-    total_steps: int
+    limits: LimiterConfig
 
     @property
     def max_norm(self) -> float | None:
         """The tighter of `ppo.max_grad_norm` and the limiter."""
-        bounds = [bound for bound in (self.config.max_grad_norm, self.norm_limit) if bound is not None]
+        bounds = [bound for bound in (self.config.max_grad_norm, self.limits.gradient_norm) if bound is not None]
         return min(bounds, default=None)
 
     def init(self, params: Any) -> Any:
         """The state before the first update."""
         return self._transform.init(params)
 
-    def candidate(self, gradients: Any, opt_state: Any, params: Any, rate: jax.Array) -> tuple[Any, Any, Any]:
-        """The parameters and optimizer state that would follow, and the step between.
+    def candidate(
+        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rate: jax.Array
+    ) -> Candidate:
+        """The parameters and optimizer state that would follow.
 
         Args:
             gradients: Averaged over devices.
+            gradient_norm: Their global norm.
             opt_state: Before.
             params: Before.
             rate: Learning rate, float32 scalar.
-
-        Returns:
-            Candidate parameters, candidate optimizer state, update.
         """
+        activity = {}
+        if self.limits.gradient_block is not None:
+            gradients, activity["gradient_block"] = _clip_blocks(gradients, params, self.limits.gradient_block)
+            gradient_norm = optax.global_norm(gradients)
+        if self.max_norm is not None:
+            activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm)
         direction, new_state = self._transform.update(gradients, opt_state, params)
         update = jax.tree.map(lambda d: -rate * d, direction)
-        return optax.apply_updates(params, update), new_state, update
+        norm, parameter_norm = optax.global_norm(update), optax.global_norm(params)
+        if self.limits.update_norm is not None:
+            bound = self.limits.update_norm * jnp.maximum(parameter_norm, 1.0)
+            activity["update_norm"] = limiters.beyond(norm, bound)
+            # Chosen, so that an update within its bound is not touched by a rounding error.
+            shrink = jnp.where(norm <= bound, 1.0, bound / norm)
+            update, norm = jax.tree.map(lambda u: u * shrink, update), norm * shrink
+        return Candidate(optax.apply_updates(params, update), new_state, norm, parameter_norm, activity)
 
     def rate(self, tuning: Tuning, progress: jax.Array) -> jax.Array:
         """The learning rate at a share of the run, float32 scalar."""
         config = self.config
         scaled = tuning.learning_rate * tuning.learning_rate_scale
+        if self.limits.kl is not None:
+            scaled *= tuning.step_scale
         if config.learning_rate_schedule == "constant" and not config.learning_rate_warmup:
             return scaled
         if config.learning_rate_schedule == "adaptive_kl":
@@ -88,6 +121,14 @@ class Optimizer:
             return main
         warmup = optax.linear_schedule(0.0, 1.0, config.learning_rate_warmup)
         return optax.join_schedules([warmup, main], [config.learning_rate_warmup])
+
+
+def _clip_blocks(gradients: Any, params: Any, limit: float) -> tuple[Any, jax.Array]:
+    """Adaptive gradient clipping (Brock et al. 2021, arXiv:2102.06171), and the share of blocks that it shortened."""
+    clipped, _ = optax.adaptive_grad_clip(limit).update(gradients, optax.EmptyState(), params)
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(clipped), strict=True)
+    shortened = [jnp.any(before != after).astype(jnp.float32) for before, after in pairs]
+    return clipped, jnp.mean(jnp.stack(shortened))
 
 
 def adapt_to_kl(tuning: Tuning, kl: jax.Array, config: PPOConfig) -> Tuning:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from rlstable import sharding
 from rlstable.config import Config
-from rlstable.guards import limiters, masked
-from rlstable.guards.base import Guard, GuardState
+from rlstable.guards import masked
+from rlstable.guards.base import Guard, GuardState, awake
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState, Transition
 
@@ -71,7 +71,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         networks: The networks.
         config: Hyperparameters.
     """
-    ppo, limits = config.ppo, config.guards.limiters
+    ppo = config.ppo
     keeps_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
 
     def act_and_step(carry: Any, _: None) -> tuple[Any, Any]:
@@ -83,20 +83,18 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         value = networks.value(state.params, state.normalizer, observation) if keeps_value else None
         step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state)
         info = step.state.info
-        reward = limiters.clip(step.state.reward * ppo.reward_scaling, limits.reward)
         transition = Transition(
             observation=observation,
             raw_action=raw,
             log_prob=distribution.log_prob(raw),
             distribution=distribution,
             value=value,
-            reward=_bootstrap(reward, info, value, ppo.discounting * ppo.reward_scaling)
-            if ppo.bootstrap_on_timeout
-            else reward,
+            reward=step.state.reward * ppo.reward_scaling,
             truncation=info["truncation"],
             termination=step.state.done * (1.0 - info["truncation"]),
             valid=step.valid,
             bootstrap_observation=None,
+            time_out=info["time_out"] if ppo.bootstrap_on_timeout else None,
         )
         watched = (step.state.reward, info["episode_done"], info["episode_metrics"])
         return (step.state, step.guard_state, next_key), (transition, watched)
@@ -111,16 +109,12 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         return (env_state, guard_state, next_key), (data, watched)
 
     (env_state, guard_state, _), (data, (reward, done, totals)) = jax.lax.scan(
-        unroll, (state.env_state, _of(env, state.guard_state), key), None, length=ppo.rows // ppo.num_envs
+        unroll, (state.env_state, awake(env.guards, state.guard_memory), key), None, length=ppo.rows // ppo.num_envs
     )
     bootstrap = _merge(data.bootstrap_observation)
     data = _merge(jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), data._replace(bootstrap_observation=None)))
-    metrics, episodes = _episode_metrics(reward, done, totals, data, limits.reward, ppo.reward_scaling)
+    metrics, episodes = _episode_metrics(reward, done, totals, data)
     return Collected(env_state, guard_state, data._replace(bootstrap_observation=bootstrap), metrics, episodes)
-
-
-def _of(env: TrainingEnv, guard_state: Mapping[str, GuardState]) -> dict[str, GuardState]:
-    return {name: guard_state[name] for name in env.guards}
 
 
 def _merge(tree: Any) -> Any:
@@ -128,19 +122,11 @@ def _merge(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), tree)
 
 
-def _bootstrap(reward: jax.Array, info: Any, value: Any, weight: float) -> jax.Array:
-    """Brax's `bootstrap_on_timeout`: an episode that its own time limit ended is credited with the value estimate."""
-    time_out = info["time_out"]
-    return reward + jnp.where(time_out > 0, weight * time_out * value, 0.0)
-
-
 def _episode_metrics(
     raw_reward: jax.Array,
     episode_done: jax.Array,
     totals: Any,
     data: Transition,
-    limit: float | None,
-    scaling: float,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Means over the episodes that finished in this iteration, NaN where none did.
 
@@ -149,8 +135,6 @@ def _episode_metrics(
         episode_done: 1.0 where an episode ended, same shape.
         totals: The episode's sums, a dictionary of the same shape.
         data: The experience, for its mask.
-        limit: Reward limiter.
-        scaling: Reward scale.
     """
     finished = episode_done > 0
     valid = None
@@ -168,6 +152,4 @@ def _episode_metrics(
     for name, values in totals.items():
         metrics[f"episode/{name}"] = sharding.total(jnp.sum(jnp.where(finished, values, 0.0))) / count
     metrics["training/reward_mean"] = mean(raw_reward)
-    if limit is not None:
-        metrics["limiters/reward/active"] = mean(limiters.beyond(raw_reward * scaling, limit))
     return metrics, count

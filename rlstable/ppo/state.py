@@ -9,7 +9,7 @@ import jax
 
 from rlstable import sharding
 from rlstable.counter import WideCounter
-from rlstable.guards.base import GuardState
+from rlstable.packed import Packed
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.normalizer import Statistics
 
@@ -24,14 +24,14 @@ class Counters:
         iterations: Calls of `iteration`.
         updates: Minibatch updates that were accepted.
         episodes: Finished episodes, quarantined ones not among them.
-        trips: By guard, a counter with one entry per cause.
+        trips: By guard, a counter with one entry per cause, behind one WideCounter.
     """
 
     env_steps: WideCounter
     iterations: WideCounter
     updates: WideCounter
     episodes: WideCounter
-    trips: dict[str, WideCounter]
+    trips: Packed
 
 
 @jax.tree_util.register_dataclass
@@ -44,6 +44,7 @@ class Tuning:
     Attributes:
         learning_rate: The adaptive-KL rate; with another schedule the base rate.
         learning_rate_scale: A factor on whatever the schedule says.
+        step_scale: A factor on the rate, below 1 while the policy has been overshooting `guards.limiters.kl`.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
         good_steps: int32, minibatches with finite gradients since the loss scale changed.
         epochs: int32, passes over the batch; 0 collects experience and learns nothing.
@@ -51,6 +52,7 @@ class Tuning:
 
     learning_rate: jax.Array
     learning_rate_scale: jax.Array
+    step_scale: jax.Array
     loss_scale: jax.Array
     good_steps: jax.Array
     epochs: jax.Array
@@ -66,11 +68,14 @@ class TrainState:
         opt_state: The optimizer's, float32.
         normalizer: Observation statistics.
         env_state: Environments, split over devices by their leading axis.
-        reset_pool: Clean first states to draw from, split over devices; None where nothing draws.
-        guard_state: By guard.
+        reset_pool: Clean first states to draw from, `packed.Rows`, split over devices; None where nothing draws.
+        guard_memory: What guards remember from iteration to iteration, by name.
         tuning: Numbers that schedules and remedies move.
         key: Random key, the same on every device.
         counters: What counts.
+        return_statistics: Of discounted returns, which rewards are divided by; None where they are not.
+        running_return: The discounted return of every environment so far, split over devices; None likewise.
+        fault: What `rlstable.faults` injects, as data; None where nothing is.
     """
 
     params: Any
@@ -78,17 +83,20 @@ class TrainState:
     normalizer: Statistics
     env_state: Any
     reset_pool: Any
-    guard_state: dict[str, GuardState]
+    guard_memory: dict[str, Any]
     tuning: Tuning
     key: jax.Array
     counters: Counters
+    return_statistics: Statistics | None = None
+    running_return: jax.Array | None = None
+    fault: Any = None
 
 
 # How a training state lies on the devices: environments are split, everything else is the same on all.
 _placement: dict[str, Any] = dict.fromkeys(
     (field.name for field in dataclasses.fields(TrainState)), sharding.REPLICATED
 )
-SPECS = TrainState(**_placement | {"env_state": sharding.SPLIT, "reset_pool": sharding.SPLIT})
+SPECS = TrainState(**_placement | dict.fromkeys(("env_state", "reset_pool", "running_return"), sharding.SPLIT))
 
 
 class Transition(NamedTuple):
@@ -100,14 +108,17 @@ class Transition(NamedTuple):
         log_prob: Of the action under the collecting policy.
         distribution: The collecting policy's.
         value: Its value estimate; None where nothing needs it.
-        reward: Scaled and limited.
+        reward: Scaled; normalised and limited once the batch site has judged it.
         truncation: 1.0 where the episode was cut.
         termination: 1.0 where it ended by itself.
         valid: bool mask; None where nothing can be invalid.
         bootstrap_observation: What follows the last step, without the T axis.
         target: Value targets computed once per iteration or minibatch; None where the loss computes them.
         advantage: Likewise.
+        advantage_std: Of the minibatch's advantages before they were standardised, where that was done beforehand.
         noise: Standard normal draws for the entropy estimate, `[..., A]`; None until the minibatch is formed.
+        time_out: 1.0 where the environment's own time limit ended the episode; None where nobody asks, or no longer.
+        reference: The policy at the start of SGD, where that is not `distribution`; None where it is, or nobody asks.
     """
 
     observation: Any
@@ -122,7 +133,10 @@ class Transition(NamedTuple):
     bootstrap_observation: Any
     target: Any = None
     advantage: Any = None
+    advantage_std: Any = None
     noise: Any = None
+    time_out: Any = None
+    reference: Any = None
 
 
 class Metrics(NamedTuple):
@@ -133,11 +147,11 @@ class Metrics(NamedTuple):
         trips: int32 `[causes]` of this iteration by guard.
         counters: A copy, since the state is donated to the next iteration.
         healthy: Verdict of the state site.
-        exhausted: Whether a state guard's patience has ended.
+        exhausted: Whether its patience has ended, by state guard.
     """
 
-    values: dict[str, jax.Array]
-    trips: dict[str, jax.Array]
+    values: Packed
+    trips: Packed
     counters: Counters
     healthy: jax.Array
-    exhausted: jax.Array
+    exhausted: Packed

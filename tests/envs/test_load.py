@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import pytest
 from brax import envs
 
-from rlstable.config import ConfigError, EnvConfig, QuarantineConfig
+from rlstable.config import ConfigError, EnvConfig
 from rlstable.envs.load import load_env
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import EnvContext, env_guards
+from rlstable.packed import Rows
 
 NAMES = sorted(envs._envs)
 BACKENDS = ("mjx", "spring", "generalized", "positional")
@@ -189,26 +191,27 @@ def test_arguments_that_ones_own_does_not_take(rooms):
 def trips_of(name: str, backend: str | None, steps: int) -> dict[str, int]:
     """What the default quarantine counts in a few environments under random actions, first states included."""
     env = load_env(EnvConfig(name=name, backend=backend))
-    guards = env_guards(QuarantineConfig())
+    guards = env_guards(GuardsConfig())
     vector = VectorEnv(env, 1000, 1, guards)
     count = 4
 
-    def run(key: jax.Array) -> Any:
-        first = vector.reset(jax.random.split(key, count))
+    def run(first: Any, pool: Rows, key: jax.Array) -> Any:
         context = EnvContext(first, jnp.zeros((count, env.action_size)), jnp.ones(count, bool))
         verdict = guards["quarantine"].apply(context, guards["quarantine"].init())
 
         def step(carry: Any, key: jax.Array) -> Any:
             state, guard_state = carry
             action = jax.random.uniform(key, (count, env.action_size), minval=-1.0, maxval=1.0)
-            result = vector.step(state, action, first, key, guard_state)
+            result = vector.step(state, action, pool, key, guard_state)
             return (result.state, result.guard_state), None
 
         carry = (first, {"quarantine": verdict.state})
         (_, guard_state), _ = jax.lax.scan(step, carry, jax.random.split(key, steps))
         return guard_state["quarantine"].trips
 
-    trips = jax.jit(run)(jax.random.PRNGKey(0))
+    key = jax.random.PRNGKey(0)
+    first = jax.jit(vector.reset)(jax.random.split(key, count))
+    trips = jax.jit(run)(first, pool_of(jax.device_get(first)), key)
     return {cause: int(n) for cause, n in zip(guards["quarantine"].causes, trips, strict=True) if n}
 
 

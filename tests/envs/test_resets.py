@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.config import ConfigError, QuarantineConfig
+from rlstable.config import ConfigError
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv
+from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-GUARDS = env_guards(QuarantineConfig())
+GUARDS = env_guards(GuardsConfig())
 BATCH = 16
 
 
@@ -122,6 +123,13 @@ def test_an_environment_without_a_usable_reset_is_refused(where, value, complain
     assert str(refused.value).startswith("env.name: ") and "\n" not in str(refused.value)
     assert "guards.quarantine" in str(refused.value)
     assert hopeless.env.env.steps == 0
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_without_guards_an_environment_that_never_resets_cleanly_is_refused_all_the_same(guarded):
+    """Bad first states are kept there, as in Brax, but not if there is nothing else."""
+    with pytest.raises(ConfigError, match=r"none of 160 resets .* observation is not finite"):
+        resets(1.0, guarded=guarded).draw(jax.random.PRNGKey(0), 4)
 
 
 def test_an_environment_with_hardly_a_usable_reset_is_refused_too():

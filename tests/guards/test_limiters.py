@@ -1,17 +1,37 @@
-"""Limiters: exact values, gradients that stay finite and lead back, and how often they are active."""
+"""Limiters: exact values, gradients that stay finite and lead back, and how often they are active.
+
+First the functions, then every entry of the configuration where it acts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlstable import sharding
+from rlstable.config import NetworkConfig, PPOConfig
+from rlstable.counter import WideCounter
+from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters
+from rlstable.ppo import normalizer, overshoot, reward
+from rlstable.ppo.distributions import Normal
+from rlstable.ppo.loss import ppo_loss, standardize
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.optimizer import Candidate, Optimizer
+from rlstable.ppo.state import Transition, Tuning
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 NAN, INF = float("nan"), float("inf")
 FLOATS = st.floats(-10, 10, width=32, allow_subnormal=False)  # XLA takes subnormal numbers for zero
@@ -58,8 +78,8 @@ def test_beyond_says_where_clip_is_active():
 # --- bounded, outside
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(FLOATS, min_size=1, max_size=8), FLOATS, st.floats(0.125, 10, width=32))
+@settings(max_examples=30, deadline=None)
+@given(st.lists(FLOATS, min_size=8, max_size=8), FLOATS, st.floats(0.125, 10, width=32))
 def test_bounded_is_clip_and_inside_so_is_its_gradient(xs, low, width):
     """Strictly inside, the function is the identity."""
     low, high = np.float32(low), np.float32(low + width)
@@ -134,7 +154,47 @@ def test_outside_says_where_bounded_is_active():
     assert active.tolist() == [1, 0, 0, 0, 1, 1, 1, 1] and active.dtype == jnp.float32
 
 
-# --- both
+# --- floor, squared
+
+
+def test_floor_is_exact():
+    x = jnp.array([-INF, -1.0, 0.0, 0.1, 0.10000001, 1e30, INF])
+    np.testing.assert_array_equal(limiters.floor(x, 0.1), np.maximum(np.asarray(x), np.float32(0.1)))
+    assert np.isnan(limiters.floor(jnp.array(NAN), 0.1))
+    assert gradient(lambda y: limiters.floor(y, 0.1), -1e30, 0.0, 5.0, INF) == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_what_is_divided_by_a_floored_number_is_finite():
+    """The failure: an even batch has no spread, and a rounding error over nothing is an advantage."""
+    assert np.isfinite(gradient(lambda y: 1.0 / limiters.floor(y, 1e-5), 0.0, -1.0, 1e-30)).all()
+    assert not np.isfinite(gradient(lambda y: 1.0 / y, 0.0)).all()
+
+
+def test_squared_is_twice_huber():
+    """The square up to delta; from there on a straight line that continues it, delta * (2 |e| - delta)."""
+    errors = jnp.array([0.0, 1.5, -1.5, 2.0, -2.0, 3.0, -10.0, 1e30])
+    np.testing.assert_allclose(limiters.squared(errors, 2.0), [0, 2.25, 2.25, 4, 4, 8, 36, 4e30], rtol=1e-6)
+    assert gradient(lambda e: limiters.squared(e, 2.0), *errors.tolist()) == [0, 3, -3, 4, -4, 4, -4, 4]
+    assert np.isnan(limiters.squared(jnp.array(NAN), 2.0))
+
+
+def test_squared_without_a_delta_is_the_square():
+    errors = jnp.array([0.0, 1.5, -3.0, 1e30, NAN])
+    np.testing.assert_array_equal(limiters.squared(errors, None), jnp.square(errors))
+    assert gradient(lambda e: limiters.squared(e, None), -3.0) == [-6.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(FLOATS, min_size=8, max_size=8), st.floats(0.125, 10, width=32))
+def test_squared_is_the_square_within_delta_and_never_more(xs, delta):
+    x = np.array(xs, np.float32)
+    got = np.asarray(limiters.squared(jnp.array(x), float(delta)))
+    np.testing.assert_allclose(got[np.abs(x) <= delta], np.square(x)[np.abs(x) <= delta], rtol=1e-6, atol=1e-37)
+    assert (got <= np.square(x) * (1 + 1e-6)).all()
+    assert (np.abs(gradient(lambda e: limiters.squared(e, float(delta)), *xs)) <= 2 * delta * (1 + 1e-6)).all()
+
+
+# --- all
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -145,6 +205,8 @@ def test_types_are_kept(dtype):
         lambda y: limiters.clip(y, 3.0),
         lambda y: limiters.bounded(y, 0.1, None),
         lambda y: limiters.bounded(y, None, 3.0),
+        lambda y: limiters.floor(y, 0.1),
+        lambda y: limiters.squared(y, 3.0),
     ):
         assert limit(x).dtype == dtype
         assert jax.grad(lambda y, limit=limit: jnp.sum(limit(y)))(x).dtype == dtype
@@ -153,7 +215,7 @@ def test_types_are_kept(dtype):
 def test_what_is_off_traces_nothing():
     """None is no bound at all, not an infinite one."""
     x = jnp.ones(3)
-    assert limiters.clip(x, None) is x and limiters.bounded(x, None, None) is x
+    assert limiters.clip(x, None) is x and limiters.bounded(x, None, None) is x and limiters.floor(x, None) is x
     assert jax.make_jaxpr(lambda y: limiters.clip(y, None))(x).eqns == []
     assert jax.make_jaxpr(lambda y: limiters.bounded(y, None, None))(x).eqns == []
 
@@ -167,3 +229,358 @@ def test_under_jit_vmap_and_scan():
         jax.lax.scan(lambda c, y: (c, limiters.bounded(y, 0.1, 2.0)), 0, x)[1],
     ):
         np.testing.assert_array_equal(got, expected)
+
+
+# --- where they act
+
+OFF = dict.fromkeys(LimiterConfig.model_fields)
+R = sharding.REPLICATED
+
+
+def only(**limits: float) -> LimiterConfig:
+    return LimiterConfig(**OFF | limits)
+
+
+def on_one(function: Callable[..., Any]) -> Any:
+    return sharding.over_devices(function, sharding.make_mesh(1), R, R)
+
+
+def finite(tree: Any) -> bool:
+    return all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
+
+
+def test_every_limiter_is_tested_below():
+    """Adding a limiter means adding a test that names it."""
+    with open(__file__) as file:
+        below = file.read().split("# --- where they act")[-1]
+    assert [name for name in LimiterConfig.model_fields if f"{name}=" not in below] == []
+
+
+def samples(**fields: Any) -> Transition:
+    """Four samples, `[1, 4]`."""
+    zeros, none = jnp.zeros((1, 4)), jnp.zeros((1, 4, 0))
+    plain = Transition(none, none, zeros, Normal(none, none), zeros, zeros, zeros, zeros, None, none[:, 0])
+    return plain._replace(**fields)
+
+
+def test_reward():
+    """An invalid sample counts for nothing."""
+    paid = jnp.array([[2.0, -2.0, 2.5, -1e30]])
+    valid = jnp.array([[True, True, True, False]])
+    nothing = reward.Returns(None, None)
+    for limit, expected, active in ((2.0, [2.0, -2.0, 2.0, -2.0], 1 / 3), (1e3, [2.0, -2.0, 2.5, -1e3], 0.0)):
+        bound = only(reward=limit).reward
+        shape = on_one(lambda data, limit=bound: reward.shape(data, nothing, PPOConfig(), limit))
+        data, _, metrics = shape(samples(reward=paid, valid=valid))
+        assert data.reward.tolist() == [expected]
+        assert metrics == {
+            "limiters/reward/active": pytest.approx(active), "training/reward_greatest": min(limit, 2.5),
+        }  # fmt: skip
+    data, _, metrics = on_one(lambda data: reward.shape(data, nothing, PPOConfig(), None))(samples(reward=paid))
+    np.testing.assert_array_equal(data.reward, paid)
+    assert metrics == {"training/reward_greatest": np.float32(1e30)}
+
+
+STATISTICS = Statistics(WideCounter.of(10), jnp.array([1.0, 0.0]), jnp.array([4.0, 1.0]), jnp.array([2.0, 1.0]))
+
+
+@functools.cache
+def linear(limits: LimiterConfig, std: float = 0.5) -> tuple[Networks, Any]:
+    """Networks of a single layer, and a standard deviation that is a parameter."""
+    config = NetworkConfig(
+        policy_hidden_layer_sizes=(4,), value_hidden_layer_sizes=(4,), activation="tanh",
+        distribution_type="normal", init_noise_std=std,
+    )  # fmt: skip
+    networks = Networks(config, limits, 2, normalize=True)
+    return networks, networks.init(jax.random.PRNGKey(0), jax.ShapeDtypeStruct((2,), jnp.float32))
+
+
+def test_observation():
+    """What is far out is seen as if it stood at the limit; the share is that of elements."""
+    networks, params = linear(only(observation=3.0))
+    unlimited, _ = linear(only())
+    seen = jnp.array([[7.0, -3.0], [7.2, 0.0], [1e30, -1e30]])
+    inside = jnp.array([[7.0, -3.0], [7.0, 0.0], [7.0, -3.0]])
+    distribution, activity = networks.distribution(params, STATISTICS, seen)
+    expected, nothing = unlimited.distribution(params, STATISTICS, inside)
+    np.testing.assert_array_equal(distribution.loc, expected.loc)
+    np.testing.assert_array_equal(networks.value(params, STATISTICS, seen), unlimited.value(params, STATISTICS, inside))
+    assert activity.keys() == {"observation"} and activity["observation"].tolist() == [0.0, 0.5, 1.0]
+    assert nothing == {}
+    slopes = jax.grad(lambda p: jnp.sum(networks.distribution(p, STATISTICS, seen)[0].loc))(params)
+    assert finite(slopes) and any(np.any(x != 0) for x in jax.tree.leaves(slopes))
+
+
+def test_observation_outlier():
+    """Within 3 standard deviations of what was seen before; the first batch enters as it is."""
+    batch = jnp.array([[[7.0, 0.0], [8.0, 3.0], [-1e30, -4.0], [1.0, 0.0]]])
+    drawn_in = jnp.array([[[7.0, 0.0], [7.0, 3.0], [-5.0, -3.0], [1.0, 0.0]]])
+    limit = only(observation_outlier=3.0).observation_outlier
+    update = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig(), limit))
+    plain = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig()))
+    for ours, theirs in (
+        (update(STATISTICS, batch), plain(STATISTICS, drawn_in)),
+        (update(STATISTICS, drawn_in), plain(STATISTICS, drawn_in)),
+        (update(normalizer.init(STATISTICS.mean), batch), plain(normalizer.init(STATISTICS.mean), batch)),
+    ):
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert normalizer.outlying(batch, STATISTICS, limit).tolist() == [[0.0, 0.5, 1.0, 0.0]]
+    assert not normalizer.outlying(batch, normalizer.init(STATISTICS.mean), limit).any()
+
+
+def test_advantage_std_min():
+    """An even batch has no advantages, whatever the last bit of its values says; a spread batch is as ever."""
+    even = jnp.array([1.0, 1.0, 1.0, 1.0000001])
+    least = only(advantage_std_min=1e-2).advantage_std_min
+    unlimited, limited = (
+        on_one(lambda x, least=bound: standardize(x, None, None, least)[0]) for bound in (None, least)
+    )
+    assert np.abs(unlimited(even)).max() > 1 and np.abs(limited(even)).max() < 1e-4
+    np.testing.assert_allclose(limited(even), (even - np.mean(even)) / 1e-2, rtol=1e-4, atol=1e-8)
+    spread = jnp.array([1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_array_equal(limited(spread), unlimited(spread))
+    assert finite(limited(jnp.ones(4)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Networks whose outputs are their parameters."""
+
+    def distribution(self, params: Any, statistics: Any, observation: Any) -> tuple[Normal, dict[str, jax.Array]]:
+        return Normal(params["loc"], jnp.ones_like(params["loc"])), {}
+
+    def value(self, params: Any, statistics: Any, observation: Any) -> jax.Array:
+        return params["value"]
+
+
+def loss(limits: LimiterConfig, data: Transition, value: Any = 0.0) -> tuple[dict[str, float], Any]:
+    """Metrics of the loss and its gradient, at standard normal actions and given values."""
+    params = {"loc": jnp.zeros((1, 4, 1)), "value": jnp.broadcast_to(jnp.asarray(value), (1, 4))}
+    data = data._replace(
+        raw_action=jnp.full((1, 4, 1), 0.5), distribution=Normal(jnp.zeros((1, 4, 1)), jnp.ones((1, 4, 1))),
+        noise=jnp.zeros((1, 4, 1)),
+    )  # fmt: skip
+    call = functools.partial(ppo_loss, networks=Given(), config=PPOConfig(), limits=limits)
+    slopes, metrics = on_one(jax.grad(lambda p, data: call(p, STATISTICS, data, None), has_aux=True))(params, data)
+    return {name: float(x) for name, x in metrics.items()}, slopes
+
+
+def test_value_target():
+    """A quarter of the mean square, the loss of targets that stand at the limit."""
+    data = samples(target=jnp.array([[10.0, -10.0, 11.0, 1e30]]), advantage=jnp.zeros((1, 4)))
+    metrics, slopes = loss(only(value_target=10.0), data)
+    assert metrics["training/v_loss"] == pytest.approx(25.0) and metrics["limiters/value_target/active"] == 0.5
+    np.testing.assert_allclose(slopes["value"], [[-1.25, 1.25, -1.25, -1.25]], rtol=1e-6)
+    assert np.isinf(loss(only(), data)[0]["training/v_loss"])
+
+
+def test_value_error():
+    """Beyond delta the loss is a straight line, and so its gradient ends growing."""
+    data = samples(target=jnp.array([[1.0, 2.0, -4.0, 1e30]]), advantage=jnp.zeros((1, 4)))
+    metrics, slopes = loss(only(value_error=2.0), data)
+    assert metrics["training/v_loss"] == pytest.approx((1 + 4 + 12 + 4e30) / 16)
+    assert metrics["limiters/value_error/active"] == 0.5
+    np.testing.assert_allclose(slopes["value"], [[-0.125, -0.25, 0.25, -0.25]], rtol=1e-6)
+
+
+def test_log_ratio():
+    """The ratio ends at the exponential of the limit; beyond it a sample has no gradient, within it it has its own."""
+    now = -0.5 * 0.25 - 0.9189385332046727
+    data = samples(
+        log_prob=now - jnp.array([[1.0, 2.5, 1000.0, -1000.0]]), target=jnp.zeros((1, 4)), advantage=-jnp.ones((1, 4))
+    )
+    metrics, slopes = loss(only(log_ratio=2.0), data)
+    assert metrics["training/policy_loss"] == pytest.approx((np.e + 2 * np.exp(2) + 0.7) / 4, rel=1e-5)
+    assert metrics["limiters/log_ratio/active"] == 0.75
+    policy = slopes["loc"][0, :, 0]
+    assert policy[0] == pytest.approx(0.5 * np.e / 4 - 0.0, rel=1e-4) and (np.abs(policy[1:]) < 1e-3).all()
+    assert not finite(loss(only(), data)[1])
+
+
+@pytest.mark.parametrize(
+    ("limits", "std", "expected", "active"),
+    [
+        (only(policy_std_min=0.1), 0.01, 0.1, 1.0), (only(policy_std_min=0.1), 0.1, 0.1, 0.0),
+        (only(policy_std_max=2.0), 5.0, 2.0, 1.0), (only(policy_std_max=2.0), 2.0, 2.0, 0.0),
+        (only(policy_std_min=0.1, policy_std_max=2.0), 1.0, 1.0, 0.0),
+    ],
+)  # fmt: skip
+def test_policy_std(limits, std, expected, active):
+    """The network's own standard deviation within its bounds, whose gradient finds the way back."""
+    networks, params = linear(limits, std)
+    observation = jnp.zeros((3, 2))
+    distribution, activity = networks.distribution(params, STATISTICS, observation)
+    np.testing.assert_array_equal(distribution.scale, np.full((3, 2), expected, np.float32))
+    assert activity.keys() == {"policy_std"} and activity["policy_std"].tolist() == [active] * 3
+
+    def missed(params: Any) -> jax.Array:
+        scale = networks.distribution(params, STATISTICS, observation)[0].scale
+        return jnp.sum(jnp.square(jnp.log(scale) - jnp.log(1.1)))
+
+    slope = jax.grad(missed)(params)["policy"]["params"]["std_param"]["value"]
+    assert finite(slope) and (np.sign(slope) == np.sign(std - 1.1)).all()
+
+
+# --- the KL
+
+
+TUNING = Tuning(*(jnp.float32(1) for _ in range(4)), good_steps=jnp.int32(0), epochs=jnp.int32(1))
+
+
+def watched(*kls: float, start: float = 0.0, scale: float = 1.0) -> tuple[list[bool], list[float], int, Any]:
+    """Minibatches with these KLs, each of whose updates adds one: who goes on, from where, passed over, tuning."""
+    limit = only(kl=0.5).kl
+    tuning = dataclasses.replace(TUNING, step_scale=jnp.float32(scale))
+    current, passed_over = jnp.float32(start), jnp.int32(0)
+    going, bases = [], []
+    for kl in kls:
+        metrics = {"training/kl_mean": jnp.float32(kl)}
+        goes_on, base, passed_over, tuning = overshoot.judge(
+            passed_over, jnp.float32(start), current, metrics, tuning, limit
+        )
+        going.append(bool(goes_on))
+        bases.append(float(base))
+        current = base + 1 if goes_on else base
+    return going, bases, int(passed_over), overshoot.recover(passed_over, tuning)
+
+
+@pytest.mark.parametrize("bad", [0.50001, 1e6, INF, NAN])
+def test_kl_takes_an_epoch_back_and_is_its_last(bad):
+    """From where the epoch began; the rest of the iteration is passed over, be its KL small again."""
+    going, bases, passed_over, tuning = watched(0.0, 0.5, bad, 0.0, bad, start=7.0)
+    assert going == [True, True, False, False, False]
+    assert bases == [7.0, 8.0, 7.0, 7.0, 7.0] and passed_over == 3
+    assert tuning.step_scale == (0.25 if np.isfinite(bad) else 1.0)
+
+
+def test_kl_at_its_limit_changes_nothing():
+    going, bases, passed_over, tuning = watched(0.0, 0.5, 0.5, -1e-9)
+    assert going == [True] * 4 and bases == [0.0, 1.0, 2.0, 3.0] and passed_over == 0
+    assert tuning.step_scale == 1.0
+
+
+def test_kl_shortens_steps_and_lets_them_grow_back():
+    """Down to a millionth, and up by a twentieth in every iteration that did not overshoot, never beyond 1."""
+    assert watched(1.0, scale=2e-6)[-1].step_scale == np.float32(1e-6)
+    assert watched(0.0, scale=0.25)[-1].step_scale == pytest.approx(0.2625)
+    scale, iterations = 0.25, 0
+    while scale < 1.0:
+        scale, iterations = float(watched(0.0, scale=scale)[-1].step_scale), iterations + 1
+    assert (scale, iterations) == (1.0, 29)
+
+
+def test_kl_prefers_that_of_the_updates_alone():
+    """Where the normaliser has moved, the KL from the collecting policy is not the updates' doing."""
+    told = {"training/kl_mean": jnp.float32(9.0), "training/kl_update": jnp.float32(0.1)}
+    assert overshoot.judge(jnp.int32(0), 0.0, 0.0, told, TUNING, 0.5)[0]
+    told["training/kl_update"] = jnp.float32(9.0)
+    assert not overshoot.judge(jnp.int32(0), 0.0, 0.0, told, TUNING, 0.5)[0]
+
+
+def test_kl_off_is_not_there():
+    assert overshoot.judge(None, 2, 3, {}, TUNING, None) == (True, 3, None, TUNING)
+    assert overshoot.recover(None, TUNING) is TUNING
+    off = Optimizer(PPOConfig(), only())
+    halved = dataclasses.replace(TUNING, step_scale=jnp.float32(0.5))
+    assert off.rate(halved, jnp.float32(0)) == 1.0
+    assert Optimizer(PPOConfig(), only(kl=0.5)).rate(halved, jnp.float32(0)) == 0.5
+
+
+# --- gradients and updates
+
+PARAMS = {"w": jnp.array([[3.0, 0.0], [0.0, 0.3], [4.0, 0.4]]), "b": jnp.array([0.0, 0.0])}
+# Norms of the columns of w: 0.05 and 0.04; of b: 0.00005.
+SMALL = {"w": jnp.array([[0.03, 0.0], [0.04, 0.0], [0.0, 0.04]]), "b": jnp.array([5e-5, 0.0])}
+
+
+def candidate(limits: LimiterConfig, gradients: Any, rate: float = 1e-3, params: Any = PARAMS, **ppo: Any) -> Candidate:
+    optimizer = Optimizer(PPOConfig(**ppo), limits)
+
+    def step(gradients: Any, params: Any) -> Candidate:
+        norm = optax.global_norm(gradients)
+        return optimizer.candidate(gradients, norm, optimizer.init(params), params, jnp.float32(rate))
+
+    return jax.jit(step)(gradients, params)
+
+
+def given_to_adam(candidate: Candidate) -> Any:
+    """After one step its first moment is a tenth of the gradient."""
+    adam = next(state for state in candidate.opt_state if isinstance(state, optax.ScaleByAdamState))
+    return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), adam.mu)
+
+
+def step_of(candidate: Candidate, params: Any = PARAMS) -> float:
+    return float(optax.global_norm(jax.tree.map(jnp.subtract, candidate.params, params)))
+
+
+def scaled(tree: Any, factor: float) -> Any:
+    return jax.tree.map(lambda x: factor * x, tree)
+
+
+@pytest.mark.parametrize(
+    "limits", [only(gradient_norm=1.0), only(gradient_block=0.1), only(update_norm=0.1), LimiterConfig()]
+)
+def test_a_healthy_update_is_the_same_to_the_bit(limits):
+    """As if there were no limiter at all."""
+    first, second = candidate(limits, SMALL), candidate(only(), SMALL)
+    for a, b in zip(jax.tree.leaves(first[:3]), jax.tree.leaves(second[:3]), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert set(map(float, first.activity.values())) == {0.0} and second.activity == {}
+
+
+@pytest.mark.parametrize("factor", [2.0, 1e10])
+def test_gradient_norm(factor):
+    """What Adam is given has exactly the norm that is allowed, in the direction that it had."""
+    norm = float(optax.global_norm(SMALL))
+    limits = only(gradient_norm=norm * 1.5)
+    large = candidate(limits, scaled(SMALL, factor))
+    given = given_to_adam(large)
+    assert optax.global_norm(given) == pytest.approx(1.5 * norm, rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1.5 * b, rtol=1e-5), given, SMALL)
+    assert large.activity == {"gradient_norm": 1.0} and finite(large.params)
+    assert candidate(limits, SMALL).activity == {"gradient_norm": 0.0}
+
+
+def test_gradient_block():
+    """Every unit for itself: a column of a kernel as a share of that column's norm, a bias that is zero of 0.001."""
+    limits = only(gradient_block=0.1)
+    kept = candidate(limits, SMALL)
+    assert kept.activity == {"gradient_block": 0.0}
+    one = candidate(limits, SMALL | {"b": jnp.array([0.3, 0.4])})
+    assert one.activity == {"gradient_block": 0.5}
+    np.testing.assert_allclose(given_to_adam(one)["b"], [6e-5, 8e-5], rtol=1e-5)
+    np.testing.assert_allclose(given_to_adam(one)["w"], SMALL["w"], rtol=1e-6)
+    both = candidate(limits, scaled(SMALL, 1e6))
+    assert both.activity == {"gradient_block": 1.0} and finite(both.params)
+    np.testing.assert_allclose(np.linalg.norm(given_to_adam(both)["w"], axis=0), [0.5, 0.05], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("limits", [only(gradient_norm=1.0), only(gradient_block=0.1), only(update_norm=0.1)])
+def test_a_bad_gradient_is_left_to_the_guard(limits, bad):
+    """None makes a number of it that could be mistaken for a good one."""
+    spoiled = candidate(limits, SMALL | {"w": SMALL["w"].at[0, 0].set(bad)})
+    assert not finite(spoiled.params)
+
+
+@pytest.mark.parametrize("params", [PARAMS, scaled(PARAMS, 1e-3), scaled(PARAMS, 1e3)], ids=["one", "small", "large"])
+@pytest.mark.parametrize("rate", [1.0, 1e6])
+def test_update_norm(params, rate):
+    """A share of the parameters' norm, which is taken for 1 where it is less."""
+    share = 1e-4
+    bound = share * max(float(optax.global_norm(params)), 1.0)
+    unlimited, limited = (candidate(limits, SMALL, rate, params) for limits in (only(), only(update_norm=share)))
+    assert limited.update_norm == pytest.approx(bound, rel=1e-5)
+    assert limited.activity == {"update_norm": 1.0}
+    assert step_of(limited, params) == pytest.approx(bound, rel=2e-3)  # in the last bits of large parameters
+    assert unlimited.update_norm == pytest.approx(rate * 2, rel=0.02)  # Adam's first step is one of all signs
+    for a, b in zip(jax.tree.leaves(limited.opt_state), jax.tree.leaves(unlimited.opt_state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_update_norm_where_nothing_moves():
+    """No step is divided by its norm of zero."""
+    still = candidate(only(update_norm=0.1), scaled(SMALL, 0.0))
+    assert still.update_norm == 0 and still.activity == {"update_norm": 0.0}
+    np.testing.assert_array_equal(still.params["w"], PARAMS["w"])

@@ -11,7 +11,7 @@ from brax.training.acme import running_statistics
 from brax.training.agents.ppo import losses as brax_losses
 from brax.training.agents.ppo import networks as brax_networks
 from brax.training.types import Transition as BraxTransition
-from toys import PointMass, experience, mesh, tiny_config
+from toys import LIMITERS_OFF, PointMass, experience, mesh, tiny_config
 
 from rlstable import sharding
 from rlstable.envs.wrappers import VectorEnv
@@ -233,7 +233,8 @@ def test_the_masked_loss_is_the_loss_on_the_subset(loss, sample):
         data = data._replace(target=target, advantage=advantage, bootstrap_observation=None, valid=None)
         rows = np.nonzero(valid)
         data = jax.tree.map(lambda x: x[rows][None], data)
-        data = data._replace(advantage=standardize(data.advantage, None, None))
+        advantage, std = standardize(data.advantage, None, None, None)
+        data = data._replace(advantage=advantage, advantage_std=std)
         return jax.value_and_grad(
             functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=MASKED.guards.limiters),
             has_aux=True,
@@ -283,9 +284,8 @@ def test_a_bad_observation_that_only_the_transition_guard_saw(loss, sample):
     after = data.bootstrap_observation.at[6, 0].set(np.inf)
     bad = data._replace(observation=observation, bootstrap_observation=after)
     rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), bad._replace(bootstrap_observation=None))
-    verdict = TransitionGuard().apply(
-        BatchContext(rows._replace(bootstrap_observation=after)), TransitionGuard().init()
-    )
+    guard = TransitionGuard(max_norm=None)
+    verdict = guard.apply(BatchContext(rows._replace(bootstrap_observation=after)), guard.init())
     assert verdict.state.trips.tolist() == [1, 0, 0, 0]
     judged = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), verdict.value._replace(bootstrap_observation=None))
 
@@ -340,6 +340,115 @@ def test_a_log_ratio_of_a_thousand(sample, limit):
     assert jnp.isfinite(value) and jnp.isfinite(norm)
     before = call(params, data)[0][1]["limiters/log_ratio/active"]
     np.testing.assert_allclose(metrics["limiters/log_ratio/active"] - before, 1 / (T * B), rtol=1e-5)
+
+
+# --- the value loss by hand
+
+
+def value_loss(sample, ppo=None, valid=None, **limits):
+    """The value loss on given targets, the gradient of the last bias, activity, and NumPy's `target - value`."""
+    params, statistics, data = sample
+    settings = tiny_config(ppo={"vf_loss_coefficient": 0.7, **(ppo or {})}, guards={"limiters": LIMITERS_OFF | limits})
+    networks = make_networks(settings, A)
+    values = np.float64(networks.value(params, statistics, data.observation))
+    error = np.linspace(-3, 3, T * B).reshape(T, B)
+    data = data._replace(target=jnp.float32(values + error), advantage=jnp.zeros((T, B)), valid=valid)
+    data = data._replace(value=jnp.float32(values - np.roll(error, 7)))
+
+    @one_device
+    def call(params, data):
+        loss = functools.partial(ppo_loss, networks=networks, config=settings.ppo, limits=settings.guards.limiters)
+        return jax.grad(loss, has_aux=True)(params, statistics, data, masked.share(data.valid))
+
+    gradients, metrics = call(params, data)
+    bias = gradients["value"]["params"]["hidden_1"]["bias"]
+    active = {name: x for name, x in metrics.items() if name.startswith("limiters/")}
+    return metrics["training/v_loss"], bias, active, values, error
+
+
+def twice_huber(error, delta):
+    return np.where(np.abs(error) <= delta, error**2, 2 * delta * np.abs(error) - delta**2)
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_hubers_loss_by_hand(sample, masking):
+    """Quadratic as ever up to delta, linear from there: the gradient is bounded there and the same elsewhere."""
+    valid = mask() if masking else np.ones((T, B), bool)
+    loss, bias, active, _, error = value_loss(sample, None, jnp.array(valid) if masking else None, value_error=1.0)
+    np.testing.assert_allclose(loss, 0.35 * twice_huber(error, 1.0)[valid].mean(), rtol=1e-5)
+    np.testing.assert_allclose(bias, -0.7 * np.clip(error, -1, 1)[valid].mean(), rtol=1e-4, atol=1e-6)
+    assert set(active) == {"limiters/value_error/active"}
+    np.testing.assert_allclose(active["limiters/value_error/active"], (np.abs(error) > 1)[valid].mean(), rtol=1e-5)
+
+
+def test_bounded_targets_by_hand(sample):
+    """Only the targets are bounded, not the values: one beyond the bound is drawn back."""
+    loss, bias, active, values, error = value_loss(sample, value_target=1.5)
+    target = values + error
+    bounded = np.clip(target, -1.5, 1.5) - values
+    np.testing.assert_allclose(loss, 0.35 * np.square(bounded).mean(), rtol=1e-5)
+    np.testing.assert_allclose(bias, -0.7 * bounded.mean(), rtol=1e-4, atol=1e-6)
+    share = (np.abs(target) > 1.5).mean()
+    assert 0 < share < 1
+    np.testing.assert_allclose(active["limiters/value_target/active"], share, rtol=1e-5)
+
+
+@pytest.mark.parametrize("delta", [None, 1.0])
+def test_clipped_values_take_the_larger_loss_by_hand(sample, delta):
+    """Huber's as well as the square. What is further off than its clipped twin learns; the twin has no gradient."""
+    loss, bias, active, _, error = value_loss(sample, {"clipping_epsilon_value": 0.8}, value_error=delta)
+    moved = np.roll(error, 7)
+    clipped = error + moved - np.clip(moved, -0.8, 0.8)  # the target less the old value, less what is let through
+    squared = np.square if delta is None else functools.partial(twice_huber, delta=delta)
+    np.testing.assert_allclose(loss, 0.35 * np.maximum(squared(error), squared(clipped)).mean(), rtol=1e-5)
+    slope = error if delta is None else np.clip(error, -delta, delta)
+    learns = (squared(error) >= squared(clipped)) | (np.abs(moved) <= 0.8)
+    np.testing.assert_allclose(bias, -0.7 * np.where(learns, slope, 0.0).mean(), rtol=1e-4, atol=1e-6)
+    assert 0.2 < learns.mean() < 0.9
+    np.testing.assert_allclose(active["limiters/value/active"], (np.abs(moved) > 0.8).mean(), rtol=1e-5)
+
+
+# --- the floor under the standard deviation of advantages
+
+
+def standardized(advantages, least, valid=None):
+    """On one device; the deviation that is told is that of the valid ones, whatever its floor."""
+    program = one_device(lambda x, valid: standardize(x, valid, masked.share(valid), least))
+    found, std = program(jnp.float32(advantages), valid)
+    told = advantages if valid is None else np.float32(advantages)[np.asarray(valid)]
+    np.testing.assert_allclose(std, np.std(told) if np.size(told) else 0.0, rtol=1e-3, atol=1e-6)
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5])
+def test_equal_advantages_are_none(value):
+    np.testing.assert_array_equal(standardized(np.full((T, B), value), 1e-5), 0.0)
+
+
+def test_rounding_errors_are_no_advantages():
+    """Of advantages that are all equal but for float32's last digit the floor makes nothing."""
+    advantages = np.full((T, B), np.float32(0.3))
+    advantages[::2] = np.nextafter(np.float32(0.3), np.float32(1))
+    assert np.max(np.abs(standardized(advantages, None))) > 0.5
+    assert np.max(np.abs(standardized(advantages, 1e-5))) < 0.02
+
+
+def test_advantages_above_the_floor_do_not_feel_it():
+    advantages = np.random.default_rng(0).normal(size=(T, B))
+    np.testing.assert_array_equal(standardized(advantages, 1e-5), standardized(advantages, None))
+    assert np.std(standardized(advantages, 1e-5)) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_sample_or_none_is_safe(count):
+    """A single sample is its own mean: it has no advantage, and nothing is divided by zero."""
+    valid = np.zeros((T, B), bool)
+    valid.flat[:count] = True
+    advantages = np.random.default_rng(0).normal(size=(T, B)) * 1e3
+    found = standardized(advantages, 1e-5, jnp.array(valid))
+    np.testing.assert_array_equal(found[valid], 0.0)
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(standardized(advantages[:1, :1], 1e-5), 0.0)
 
 
 # --- gradient accumulation

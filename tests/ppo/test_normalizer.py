@@ -24,10 +24,10 @@ R = sharding.REPLICATED
 
 
 @functools.cache
-def updating(**ppo):
+def updating(outlier=None, **ppo):
     """The update under these settings, compiled once per kind of mask."""
     config = tiny_config(ppo=ppo).ppo
-    return sharding.over_devices(lambda s, x, valid: normalizer.update(s, x, valid, config), mesh(), R, R)
+    return sharding.over_devices(lambda s, x, valid: normalizer.update(s, x, valid, config, outlier), mesh(), R, R)
 
 
 def fresh(observation):
@@ -137,6 +137,92 @@ def test_a_batch_without_a_valid_sample_changes_nothing():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), after, before)
 
 
+# --- outliers
+
+OUTLIER = 100.0
+
+
+def unit(count, seed=0):
+    """Batches of 8,192 unit normals per element."""
+    return batches_of(count, seed, (64, 128, SIZE))
+
+
+def batches_of(count, seed, shape):
+    rng = np.random.default_rng(seed)
+    return [np.float32(rng.normal(size=shape)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("mode", ["welford", "ema"])
+def test_one_enormous_observation_does_not_widen_the_world(mode, masking):
+    """1e6 among unit ones: drawn in to 100 deviations it moves theirs by less than a factor of 2, else by 7,000."""
+    first, second = unit(2)
+    valid = np.random.default_rng(1).random(first.shape[:2]) > 0.2 if masking else None
+    if masking:
+        valid[3, 4] = True
+    bad = second.copy()
+    bad[3, 4, 0] = 1e6
+    found = {}
+    for outlier in (OUTLIER, None):
+        update = updating(outlier, **MODES[mode])
+        before = update(fresh(first), first, valid)
+        found[outlier] = update(before, bad, valid)
+        # The other element, and everything else, is as if nothing had happened.
+        np.testing.assert_array_equal(found[outlier].std[1], update(before, second, valid).std[1])
+    assert 1.0 < found[OUTLIER].std[0] / before.std[0] < 2.0
+    assert abs(found[OUTLIER].mean[0]) < 0.1
+    assert found[None].std[0] > 7000
+    seen = np.float64(np.concatenate([np.ravel(x[valid] if masking else x) for x in (first[..., 0:1], bad[..., 0:1])]))
+    drawn_in = np.where(seen > 1e5, np.float64(before.mean[0]) + OUTLIER * np.float64(before.std[0]), seen)
+    np.testing.assert_allclose(found[OUTLIER].std[0], drawn_in.std(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["welford", "ema"])
+def test_healthy_observations_are_not_touched_by_it(mode):
+    """Bit for bit, over several batches."""
+    with_it = without = fresh(batches(1)[0])
+    for batch in batches(6):
+        with_it, without = (
+            updating(OUTLIER, **MODES[mode])(with_it, batch, None),
+            updating(**MODES[mode])(without, batch, None),
+        )
+        jax.tree.map(np.testing.assert_array_equal, with_it, without)
+
+
+def test_the_first_batch_is_taken_as_it_is():
+    """Nothing is known yet of what is usual."""
+    batch = batches(1)[0]
+    batch[0, 0, 0] = 1e6
+    with_it, without = (updating(outlier)(fresh(batch), batch, None) for outlier in (OUTLIER, None))
+    jax.tree.map(np.testing.assert_array_equal, with_it, without)
+    assert with_it.std[0] > 1e5
+
+
+def test_a_world_that_moved_is_followed_all_the_same():
+    """An element beyond the bound enters at the bound, which moves with it: a few batches, and it is the usual."""
+    near, far = unit(2)
+    statistics = updating(OUTLIER)(fresh(near), near, None)
+    for _ in range(20):
+        statistics = updating(OUTLIER)(statistics, far + 5000.0, None)
+    np.testing.assert_allclose(statistics.mean, 5000.0, rtol=0.3)
+
+
+def test_what_share_of_the_elements_was_drawn_in():
+    """Per observation, over all of its parts; NaN counts, and before the first batch nothing does."""
+    x = np.zeros((1, 4, 2), np.float32)
+    x[0, 1, 0] = 1e6
+    x[0, 2] = (-1e6, np.nan)
+    x[0, 3] = (100.0, -100.0)
+    statistics = Statistics(WideCounter.of(10), np.zeros(2, np.float32), np.ones(2, np.float32), np.ones(2, np.float32))
+    np.testing.assert_array_equal(normalizer.outlying(x, statistics, OUTLIER), [[0.0, 0.5, 1.0, 0.0]])
+    np.testing.assert_array_equal(normalizer.outlying(x, fresh(x), OUTLIER), 0.0)
+    named = jax.tree.map(lambda leaf: {"state": leaf, "privileged_state": leaf}, (x, x))[0]
+    both = Statistics(WideCounter.of(10), *({"state": leaf, "privileged_state": leaf} for leaf in (
+        statistics.mean, statistics.variance, statistics.std
+    )))  # fmt: skip
+    np.testing.assert_array_equal(normalizer.outlying(named, both, OUTLIER), [[0.0, 0.5, 1.0, 0.0]])
+
+
 # --- after 10^10 samples
 
 MANY = 10**10
@@ -173,3 +259,32 @@ def test_ten_thousand_million_samples_on(mode, mean, std):
     np.testing.assert_allclose(found.std, np.sqrt(expected_variance), rtol=1e-4)
     if (mean, std) != (old_mean, old_std):  # and there was something to follow
         assert abs(np.sqrt(expected_variance) / old_std - 1) > 0.3
+
+
+@pytest.mark.parametrize("mode", ["welford", "ema"])
+@pytest.mark.parametrize(("mean", "std"), [(5.0, 2.0), (5.0, 200.0), (-5000.0, 2.0)], ids=["same", "wider", "moved"])
+def test_with_the_bound_on_outliers_too(mode, mean, std):
+    """Against a loop in float64, sample by sample at the bound or not, which moves with every batch."""
+    config = tiny_config(ppo=MODES[mode]).ppo
+    sample = np.float32(np.random.default_rng(3).normal(size=(1, BATCH, 1)) * std + mean)
+
+    def run(statistics):
+        step = lambda s, _: (normalizer.update(s, sample, None, config, OUTLIER), None)  # noqa: E731
+        return jax.lax.scan(step, statistics, None, length=200)[0]
+
+    start = Statistics(WideCounter.of(MANY), jnp.float32([5.0]), jnp.float32([4.0]), jnp.float32([2.0]))
+    found = sharding.over_devices(run, mesh(), R, R)(start)
+
+    count, center, variance, exact = float(MANY), 5.0, 4.0, np.float64(sample)
+    for _ in range(200):
+        bound = OUTLIER * np.sqrt(variance)
+        x = np.clip(exact, center - bound, center + bound)
+        count += BATCH
+        share, delta = BATCH / count, x.mean() - center
+        variance += share * (x.var() + (1 - share) * delta**2 - variance)
+        center += share * delta
+    assert int(found.count) == MANY + 200 * BATCH
+    np.testing.assert_allclose(found.mean, center, rtol=1e-4)
+    np.testing.assert_allclose(found.std, np.sqrt(variance), rtol=1e-4)
+    if mean != 5.0:
+        assert abs(np.sqrt(variance) / 2 - 1) > 0.1

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toys import GUARDS_OFF, PointMass, experience, mesh, tiny_config
+from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, experience, mesh, tiny_config
 
 from rlstable import sharding
 from rlstable.config import LossScaleConfig
 from rlstable.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
+from rlstable.packed import Packed
 from rlstable.ppo.build import make_ppo
-from rlstable.ppo.iteration import Learning
+from rlstable.ppo.iteration import Learning, Progress
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.state import Counters, Tuning
 
@@ -27,6 +28,7 @@ def tuning(**fields):
     base = Tuning(
         learning_rate=jnp.float32(LR),
         learning_rate_scale=jnp.float32(1),
+        step_scale=jnp.float32(1),
         loss_scale=jnp.float32(1),
         good_steps=jnp.int32(0),
         epochs=jnp.int32(1),
@@ -34,8 +36,13 @@ def tuning(**fields):
     return dataclasses.replace(base, **fields)
 
 
-def optimizer(limit=None, **ppo):
-    return Optimizer(tiny_config(ppo={"learning_rate": LR, **ppo}).ppo, limit, total_steps=1000)
+def optimizer(limits=None, **ppo):
+    settings = tiny_config(ppo={"learning_rate": LR, **ppo}, guards={"limiters": LIMITERS_OFF | (limits or {})})
+    return Optimizer(settings.ppo, settings.guards.limiters)
+
+
+def candidate(ours, gradient, state, params, rate=LR):
+    return ours.candidate(gradient, optax.global_norm(gradient), state, params, jnp.float32(rate))
 
 
 # --- schedules
@@ -148,10 +155,13 @@ def test_equals_optax_after_three_steps(name, limit):
     params = their_params = trees(0, 1)[0]
     state, their_state = ours.init(params), theirs.init(params)
     for gradient in trees(1, 3):
-        params, state, update = ours.candidate(gradient, state, params, ours.rate(tuning(), jnp.float32(0)))
+        before, (params, state, norm, old_norm, activity) = params, candidate(ours, gradient, state, params)
+        assert activity == ({} if limit is None else {"gradient_norm": 1.0})
         their_update, their_state = theirs.update(gradient, their_state, their_params)
         their_params = optax.apply_updates(their_params, their_update)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8), update, their_update)
+        np.testing.assert_allclose(norm, optax.global_norm(their_update), rtol=1e-5)
+        np.testing.assert_allclose(old_norm, optax.global_norm(before), rtol=1e-6)
+        jax.tree.map(lambda a, b, u: np.testing.assert_allclose(a - b, u, atol=1e-5), params, before, their_update)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, their_params)
 
 
@@ -160,10 +170,10 @@ def test_equals_optax_after_three_steps(name, limit):
     [(None, None, None), (1.0, None, 1.0), (None, 2.0, 2.0), (1.0, 2.0, 1.0), (3.0, 2.0, 2.0)],
 )
 def test_the_tighter_bound_of_the_gradient_norm_holds(own, limit, expected):
-    ours = optimizer(limit, max_grad_norm=own)
+    ours = optimizer({"gradient_norm": limit}, max_grad_norm=own)
     assert ours.max_norm == expected
     (params, gradient) = trees(2, 2)
-    _, state, _ = ours.candidate(gradient, ours.init(params), params, jnp.float32(LR))
+    state = candidate(ours, gradient, ours.init(params), params).opt_state
     adam = next(s for s in state if isinstance(s, optax.ScaleByAdamState))
     seen = optax.global_norm(adam.mu) / 0.1  # after one step mu is a tenth of what Adam was given
     np.testing.assert_allclose(seen, expected or optax.global_norm(gradient), rtol=1e-5)
@@ -181,19 +191,21 @@ def stepping(request):
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
     params, statistics, data, _ = experience(ppo.networks, T, B)
     zero = WideCounter.zero()
-    counters = Counters(zero, zero, zero, zero, {})
+    counters = Counters(zero, zero, zero, zero, Packed.of({}))
     replicated = sharding.REPLICATED
 
     def step(learning, data):
-        return ppo._minibatch(learning._replace(sums={}), statistics, data, counters)
+        bare = learning._replace(progress=learning.progress._replace(sums={}))
+        return ppo._minibatch(bare, None, statistics, data, counters)
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
-    start = Learning(params, ppo.optimizer.init(params), tuning(), guard_state, jax.random.PRNGKey(0), {}, jnp.int32(0))
+    progress = Progress(params, ppo.optimizer.init(params), {}, jnp.int32(0))
+    start = Learning(progress, tuning(), guard_state, jax.random.PRNGKey(0), passed_over=None)
     return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data
 
 
 def kept(learning):
-    return learning.params, learning.opt_state
+    return learning.progress.params, learning.progress.opt_state
 
 
 def same(a, b):
@@ -214,22 +226,23 @@ def test_a_deadly_gradient(stepping, bad):
     after = step(before, poisoned)
     if guarded:
         assert same(kept(after), kept(before))
-        assert (after.accepted, after.guard_state["update"].trips.tolist()) == (1, [1, 0, 0])
+        assert (after.progress.accepted, after.guard_state["update"].trips.tolist()) == (1, [1, 0, 0])
         later = step(after, data)
         assert not any(
-            np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (later.params, after.params)), strict=True)
+            np.array_equal(a, b)
+            for a, b in zip(*map(jax.tree.leaves, (later.progress.params, after.progress.params)), strict=True)
         )
-        assert later.accepted == 2
+        assert later.progress.accepted == 2
         return
-    assert after.accepted == 2
+    assert after.progress.accepted == 2
     if not np.isfinite(bad):
-        assert not np.isfinite(jax.tree.leaves(after.params["value"])[0]).any()
+        assert not np.isfinite(jax.tree.leaves(after.progress.params["value"])[0]).any()
         return
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.params))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.progress.params))
     later = after
     for _ in range(50):
         later = step(later, data)
-    pairs = zip(*(jax.tree.leaves(x.params["value"]) for x in (later, after)), strict=True)
+    pairs = zip(*(jax.tree.leaves(x.progress.params["value"]) for x in (later, after)), strict=True)
     still = np.concatenate([np.ravel(a == b) for a, b in pairs])
     assert still.mean() > 0.9  # 50 good steps, and not a bit has moved
-    assert not same(later.params["policy"], after.params["policy"])
+    assert not same(later.progress.params["policy"], after.progress.params["policy"])

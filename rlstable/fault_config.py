@@ -1,0 +1,72 @@
+"""The configuration of a fault on purpose; `rlstable.faults` injects it."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, model_validator
+
+from rlstable.schema import Count, CountOrZero, Finite, Flag, KeyedError, Section, Share
+
+_ENV_SITES = ("physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action")
+_FAULT_VALUES: dict[str, float | str] = {
+    "log_ratio": -200.0,
+    "value_loss": 1e10,
+    "loss": "inf",
+    "learning_rate": 1000.0,
+    "counters": 2.0**31,
+}
+_FAULT_CHANCES = {
+    **dict.fromkeys(("gradient", "loss", "value_loss", "kl", "adam", "reset"), 0.05),
+    **dict.fromkeys(("learning_rate", "counters", "disk", "sinks"), 1.0),
+}
+
+
+def _spelt(value: Any) -> Any:
+    """YAML has its own spelling of what is no number: .nan, .inf, -.inf."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class FaultConfig(Section):
+    """A fault on purpose, to see what a run does of it (`rlstable.faults`)."""
+
+    site: Literal[
+        "physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action",
+        "policy_std", "log_ratio", "gradient", "loss", "value_loss", "kl", "adam", "learning_rate",
+        "counters", "disk", "sinks",
+    ] | None = None  # fmt: skip
+    value: Annotated[Literal["nan", "inf", "-inf"] | Finite, BeforeValidator(_spelt)] | None = None
+    probability: Share | None = None
+    start: CountOrZero = 0
+    iterations: Count | None = None
+    eval: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> FaultConfig:
+        if self.site is None:
+            for key in ("value", "probability", "start", "iterations"):
+                if getattr(self, key):
+                    raise KeyedError(key, f"needs fault.site, one of {', '.join(self.sites())}")
+        if self.eval and self.site not in _ENV_SITES:
+            raise KeyedError("eval", f"needs a fault.site of the environment: {', '.join(_ENV_SITES)}")
+        if self.site in ("learning_rate", "counters") and not (math.isfinite(self.number) and self.number > 0):
+            raise KeyedError("value", f"{self.value!r} must be a positive number with fault.site={self.site}")
+        return self
+
+    @classmethod
+    def sites(cls) -> tuple[str, ...]:
+        """Every place where a fault can be put."""
+        return get_args(get_args(cls.model_fields["site"].annotation)[0])
+
+    @property
+    def number(self) -> float:
+        """The bad number; each site has one that is known from real runs."""
+        return float(_FAULT_VALUES.get(str(self.site), "nan") if self.value is None else self.value)
+
+    @property
+    def chance(self) -> float:
+        """Per environment step or sample one in a thousand, per minibatch one in twenty, else always."""
+        if self.probability is not None:
+            return self.probability
+        return _FAULT_CHANCES.get(str(self.site), 1e-3)

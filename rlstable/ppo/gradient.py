@@ -1,0 +1,150 @@
+"""The gradient of the loss on a minibatch, whole or in parts, and the estimates that it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlstable import sharding
+from rlstable.config import PPOConfig
+from rlstable.guard_config import LimiterConfig
+from rlstable.guards import limiters
+from rlstable.ppo import normalizer
+from rlstable.ppo.loss import estimate, ppo_loss, standardize
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.state import Transition
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What is minimised.
+
+    Attributes:
+        networks: Policy and value networks.
+        config: Hyperparameters.
+        limits: Bounds.
+        scaled: Whether the loss is multiplied while it is differentiated, as float16 networks need.
+    """
+
+    networks: Networks
+    config: PPOConfig
+    limits: LimiterConfig
+    scaled: bool
+
+    def gradient(
+        self,
+        params: Any,
+        statistics: Statistics,
+        data: Transition,
+        valid_share: jax.Array | None,
+        loss_scale: jax.Array,
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """The gradient of the loss on a minibatch over all devices, and its metrics.
+
+        With `ppo.gradient_accumulation` the minibatch is taken in parts; targets, normalisation, mask and noise span
+        the whole of it, so that the mathematics is the same.
+
+        Args:
+            params: Network parameters.
+            statistics: Observation statistics.
+            data: `[T, B]`.
+            valid_share: `masked.share(data.valid)`.
+            loss_scale: Factor on the loss while it is differentiated; the gradient is divided by it.
+        """
+
+        def objective(params: Any, data: Transition) -> tuple[jax.Array, dict[str, jax.Array]]:
+            loss, metrics = ppo_loss(
+                params, statistics, data, valid_share, networks=self.networks, config=self.config, limits=self.limits
+            )
+            return (loss * loss_scale if self.scaled else loss), metrics
+
+        differentiate = jax.grad(objective, has_aux=True)
+        if self.config.gae == "per_iteration" and self.config.normalize_advantage:
+            data = self._standardized(data, valid_share)
+        if self.config.gradient_accumulation == 1:
+            gradients, metrics = differentiate(params, data)
+        else:
+            gradients, metrics = self._accumulate(differentiate, params, statistics, data, valid_share)
+        gradients, metrics = sharding.mean((gradients, metrics))
+        if self.scaled:
+            gradients = jax.tree.map(lambda g: g / loss_scale, gradients)
+        return gradients, metrics
+
+    def with_estimates(self, params: Any, statistics: Statistics, data: Transition) -> Transition:
+        """Targets and advantages for the whole batch `[rows, T]`, from one value function."""
+        unrolls = self._estimated(params, statistics, _time_first(data))
+        return data._replace(target=jnp.swapaxes(unrolls.target, 0, 1), advantage=jnp.swapaxes(unrolls.advantage, 0, 1))
+
+    def follow_targets(self, params: Any, statistics: Statistics, data: Transition) -> tuple[Statistics, Any]:
+        """Takes the batch's value targets into their statistics; value estimates stay what they were.
+
+        Args:
+            params: Network parameters at the end of the iteration.
+            statistics: Observation statistics, with those of value targets.
+            data: `[rows, T]`.
+
+        Returns:
+            New statistics, and the parameters that give the same values under them.
+        """
+        targets = self.with_estimates(params, statistics, data).target
+        old: Any = statistics.value
+        new = normalizer.update(old, limiters.clip(targets, self.limits.value_target), data.valid, self.config)
+        return dataclasses.replace(statistics, value=new), self.networks.rescale_value(params, old, new)
+
+    def _accumulate(
+        self,
+        differentiate: Any,
+        params: Any,
+        statistics: Statistics,
+        data: Transition,
+        valid_share: jax.Array | None,
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """The mean of the gradients of equal parts of a minibatch, one part in memory at a time."""
+        parts = self.config.gradient_accumulation
+        if data.target is None:
+            data = self._estimated(params, statistics, data)
+            if self.config.normalize_advantage:
+                data = self._standardized(data, valid_share)
+        split = jax.tree.map(lambda x: _split(x, parts, axis=1), data._replace(bootstrap_observation=None))
+        split = split._replace(
+            bootstrap_observation=jax.tree.map(lambda x: _split(x, parts, axis=0), data.bootstrap_observation)
+        )
+
+        def add(total: Any, part: Transition) -> tuple[Any, None]:
+            return jax.tree.map(lambda a, b: a + b / parts, total, differentiate(params, part)), None
+
+        first = jax.tree.map(lambda x: x[0], split)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate, params, first))
+        return jax.lax.scan(add, zeros, split)[0]
+
+    def _estimated(self, params: Any, statistics: Statistics, data: Transition) -> Transition:
+        values = self.networks.value(params, statistics, data.observation)
+        target, advantage = estimate(self.networks, params, statistics, data, values, self.config)
+        return data._replace(target=target, advantage=advantage)
+
+    def _standardized(self, data: Transition, valid_share: jax.Array | None) -> Transition:
+        least = self.limits.advantage_std_min
+        advantage, std = standardize(data.advantage, data.valid, valid_share, least)
+        # One number for the whole minibatch, shaped as its samples so that it can be split with them.
+        return data._replace(advantage=advantage, advantage_std=jnp.broadcast_to(std, advantage.shape))
+
+
+def as_minibatch(data: Transition, key: jax.Array) -> Transition:
+    """Rows as the loss takes them, `[T, B]`, with the entropy estimate's noise."""
+    data = _time_first(data)
+    return data._replace(noise=jax.random.normal(key, data.raw_action.shape))
+
+
+def _time_first(data: Transition) -> Transition:
+    """`[rows, T, ...]` to `[T, rows, ...]`, the bootstrap observation as it is."""
+    swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), data._replace(bootstrap_observation=None))
+    return swapped._replace(bootstrap_observation=data.bootstrap_observation)
+
+
+def _split(x: jax.Array, parts: int, axis: int) -> jax.Array:
+    shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
+    return jnp.moveaxis(jnp.reshape(x, shape), axis, 0)

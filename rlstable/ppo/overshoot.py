@@ -1,0 +1,71 @@
+"""The KL limiter: SGD that moves the policy too far is taken back and over, and later steps are shorter.
+
+The KL is measured where it costs nothing, in the loss of the next minibatch, against the policy at the start of SGD
+under the same observation statistics. What an epoch began with is proven once the whole epoch was within the bound, so
+going back costs an epoch or two, and carries nothing from minibatch to minibatch. The very last update is not measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlstable.guards.base import select
+from rlstable.ppo.state import Tuning
+
+# A rate 1,000 times too high is found out in 5 iterations, and a step that was long by chance is long again in 28.
+_SHORTER, _LONGER, _LEAST = 0.25, 1.05, 1e-6
+
+
+def under_way(passed_over: jax.Array | None) -> jax.Array | bool:
+    """Whether nothing has been passed over yet; `passed_over` is None where the limiter is off."""
+    return True if passed_over is None else passed_over == 0
+
+
+def judge(
+    passed_over: jax.Array | None,
+    proven: Any,
+    current: Any,
+    metrics: dict[str, jax.Array],
+    tuning: Tuning,
+    limit: float | None,
+) -> tuple[jax.Array | bool, Any, jax.Array | None, Tuning]:
+    """Whether SGD goes on, and from where.
+
+    Args:
+        passed_over: int32, minibatches since the policy moved too far; None where the limiter is off.
+        proven: What to go back to.
+        current: What the metrics are of.
+        metrics: Of the loss.
+        tuning: Before.
+        limit: Largest mean KL, None for any.
+
+    Returns:
+        Whether it goes on; what to go on from, or to stay with; the count and the tuning after. Steps are shortened
+        where one was too long; a KL that is NaN says nothing of that.
+    """
+    if passed_over is None or limit is None:
+        return True, current, passed_over, tuning
+    kl = metrics.get("training/kl_update", metrics["training/kl_mean"])
+    overshot = (passed_over == 0) & ~(kl <= limit)
+    going = ~overshot & (passed_over == 0)
+    shorter = jnp.maximum(tuning.step_scale * _SHORTER, _LEAST)
+    scale = jnp.where(overshot & jnp.isfinite(kl), shorter, tuning.step_scale)
+    tuning = dataclasses.replace(tuning, step_scale=scale)
+    return going, select(overshot, proven, current), jnp.where(going, 0, passed_over + 1), tuning
+
+
+def prove(passed_over: jax.Array | None, start: Any, proven: Any) -> Any:
+    """What to go back to after an epoch that began with `start`."""
+    return None if passed_over is None else select(passed_over == 0, start, proven)
+
+
+def recover(passed_over: jax.Array | None, tuning: Tuning) -> Tuning:
+    """Steps that grow back to their full length over iterations in which the policy did not overshoot."""
+    if passed_over is None:
+        return tuning
+    longer = jnp.minimum(tuning.step_scale * _LONGER, 1.0)
+    return dataclasses.replace(tuning, step_scale=jnp.where(passed_over == 0, longer, tuning.step_scale))

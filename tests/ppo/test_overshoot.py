@@ -1,0 +1,283 @@
+"""The KL limiter: what overshot is taken back and ends the epochs, steps shrink and recover, health is not touched."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
+
+from rlstable import sharding
+from rlstable.counter import WideCounter
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.packed import Packed
+from rlstable.ppo import overshoot
+from rlstable.ppo.build import make_ppo
+from rlstable.ppo.iteration import PPO, Learning, Progress
+from rlstable.ppo.state import Counters, Tuning
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+MINIBATCHES = 4  # two in each of two epochs
+T, B = 4, 8
+R = sharding.REPLICATED
+
+
+def limited(kl=1.0):
+    return GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": kl}}
+
+
+@functools.cache
+def training(kl, kind=PPO, **ppo):
+    """PPO with that limit and nothing else, its iteration, and a first state."""
+    own, state = assemble(tiny_config(guards=limited(kl), ppo=ppo))
+    own = kind(**{field.name: getattr(own, field.name) for field in dataclasses.fields(PPO)})
+    return own, compiled(own), placed(state)
+
+
+def tuned(state, **tuning):
+    """The state with other numbers in its tuning, for which nothing compiles anew."""
+    changes = {name: jnp.full_like(getattr(state.tuning, name), value) for name, value in tuning.items()}
+    return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **changes))
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def learnt(state):
+    """Of a training state, or of progress."""
+    return state.params, state.opt_state
+
+
+# --- a learning rate that is far too high
+
+
+def test_an_update_that_overshot_is_taken_back():
+    """A thousand times the rate: the first step is too long, so that the iteration leaves what it found."""
+    _, iteration, state = training(1.0)
+    start = tuned(state, learning_rate=3.0)
+    after, metrics = iteration(start)
+    same(learnt(after), learnt(start))
+    assert metrics.values["limiters/kl/active"] == (MINIBATCHES - 1) / MINIBATCHES
+    assert after.tuning.step_scale == 0.25
+    assert int(after.counters.env_steps) == int(start.counters.env_steps) + 64  # it is not stuck: it collected
+
+
+def test_steps_shrink_until_they_fit_and_grow_back():
+    """By a factor of 4 in each iteration that overshot, and by 1.05 in each that did not."""
+    _, iteration, now = training(1.0)
+    now = tuned(now, learning_rate=3.0)
+    found, moved = [], False
+    for _ in range(12):
+        before = now
+        now, metrics = iteration(now)
+        overshot = metrics.values["limiters/kl/active"] > 0
+        factor = 0.25 if overshot else 1.05
+        np.testing.assert_allclose(now.tuning.step_scale, min(before.tuning.step_scale * factor, 1.0), rtol=1e-6)
+        # A mean over accepted updates: of two epochs, neither is proven where one overshot.
+        rate = np.nan if overshot else 3.0 * before.tuning.step_scale
+        np.testing.assert_allclose(metrics.values["training/learning_rate"], rate, rtol=1e-6)
+        assert now.tuning.learning_rate == 3.0  # the rate itself is the user's or the schedule's
+        found.append(bool(overshot))
+        moved |= not overshot
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(now.params))
+    assert found[0] and moved and not found[-1]
+    for _ in range(3):
+        now, _ = iteration(tuned(now, learning_rate=3e-3, step_scale=0.99))
+        assert now.tuning.step_scale == 1.0  # and no further
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Minibatch after minibatch of one batch, under a limit that five updates exceed; an epoch has two."""
+    ppo = make_ppo(tiny_config(guards=limited(LIMIT)), VectorEnv(PointMass(), 12, 1, {}), 2)
+    params, statistics, data, _ = experience(ppo.networks, T, B)
+    policy, _ = ppo.networks.distribution(params, statistics, data.observation)
+    data = data._replace(distribution=policy)
+    zero = WideCounter.zero()
+    counters = Counters(zero, zero, zero, zero, Packed.of({}))
+    tuning = Tuning(*(jnp.float32(x) for x in (RATE, 1.0, 1.0, 1.0)), jnp.int32(0), jnp.int32(1))
+
+    def bare(progress):
+        return progress._replace(sums={})
+
+    def step(learning, proven):
+        return ppo._minibatch(learning._replace(progress=bare(learning.progress)), proven, statistics, data, counters)
+
+    program = sharding.over_devices(step, mesh(), R, R)
+    none = jnp.int32(0)
+    start = proven = Progress(params, ppo.optimizer.init(params), {}, none)
+    history = [Learning(start, tuning, {}, jax.random.PRNGKey(0), none)]
+    for n in range(12):
+        if n and n % EPOCH == 0:
+            proven, start = overshoot.prove(history[-1].passed_over, start, proven), bare(history[-1].progress)
+        history.append(program(history[-1], proven))
+    return history
+
+
+RATE, LIMIT, EPOCH = 1e-4, 0.04, 2
+
+
+def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
+    """Parameters and moments are those that a whole epoch within the limit began with, bit for bit, and stay so.
+
+    What was accepted since is so no longer, and the step is shortened once.
+    """
+    kls = [float(x.progress.sums["training/kl_mean"]) for x in steps[1:]]
+    passed = [int(x.passed_over) for x in steps]
+    first = passed.index(1)  # here the KL of the parameters before was seen to be beyond the limit
+    epoch, within = divmod(first - 1, EPOCH)
+    assert epoch > 1 and within != 0
+    assert kls[first - 1] > LIMIT >= max(kls[: first - 1])
+    assert passed == [max(0, n - first + 1) for n in range(len(steps))]
+    kept = steps[(epoch - 1) * EPOCH]
+    kernels = (x.progress.params["policy"]["params"]["mlp"]["hidden_0"]["kernel"] for x in (kept, steps[0]))
+    assert not np.array_equal(*kernels)
+    assert [int(x.progress.accepted) for x in steps[:first]] == list(range(first))
+    for later in steps[first:]:
+        same(learnt(later.progress), learnt(kept.progress))
+        assert int(later.progress.accepted) == (epoch - 1) * EPOCH
+        assert later.tuning.step_scale == 0.25
+
+
+@pytest.mark.parametrize(
+    ("kl", "going", "scale"),
+    [(0.0, True, 1.0), (1.0, True, 1.0), (1.01, False, 0.25), (1e6, False, 0.25), (np.nan, False, 1.0)],
+)
+def test_one_verdict(kl, going, scale):
+    """At the limit it goes on. A KL that is NaN stops it, but says nothing of the length of steps."""
+    tuning = training(1.0)[2].tuning
+    start, current = jnp.float32(1), jnp.float32(2)
+    metrics = {"training/kl_mean": jnp.float32(99.0), "training/kl_update": jnp.float32(kl)}
+    found, base, passed_over, tuning = overshoot.judge(jnp.int32(0), start, current, metrics, tuning, 1.0)
+    assert (bool(found), float(base), float(tuning.step_scale)) == (going, 2.0 if going else 1.0, scale)
+    assert int(passed_over) == (0 if going else 1)
+    assert (overshoot.recover(passed_over, scaled(tuning, 0.5)).step_scale > 0.5) == going
+    # The minibatches that follow are passed over, whatever their KL, and shorten nothing more.
+    again, base, then, after = overshoot.judge(passed_over, start, base, metrics, tuning, 1.0)
+    if not going:
+        assert (bool(again), int(then), float(base)) == (False, 2, 1.0)
+        assert after.step_scale == tuning.step_scale
+
+
+def scaled(tuning, scale):
+    return dataclasses.replace(tuning, step_scale=jnp.float32(scale))
+
+
+def test_steps_do_not_shrink_for_ever():
+    """There is a least one, from which they come back."""
+    tuning, metrics, zero = training(1.0)[2].tuning, {"training/kl_mean": jnp.float32(2)}, jnp.float32(0)
+    for _ in range(100):
+        _, _, _, tuning = overshoot.judge(jnp.int32(0), zero, zero, metrics, tuning, 1.0)
+    np.testing.assert_allclose(tuning.step_scale, 1e-6, rtol=1e-5)
+    assert overshoot.recover(jnp.int32(0), tuning).step_scale > tuning.step_scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Blind(PPO):
+    """PPO whose KL is never a number."""
+
+    def gradient(self, *args):
+        gradients, metrics = super().gradient(*args)
+        nan = jnp.float32(jnp.nan)
+        return gradients, metrics | {"training/kl_update": nan, "training/kl_mean": nan}
+
+
+def test_a_kl_that_is_nan_ends_the_epochs_without_shortening_steps():
+    _, iteration, state = training(1.0, Blind)
+    start = tuned(state, step_scale=0.5)
+    after, metrics = iteration(start)
+    same(learnt(after), learnt(start))
+    assert metrics.values["limiters/kl/active"] == 1.0
+    assert metrics.values["training/accepted_share"] == 0.0
+    assert after.tuning.step_scale == 0.5
+
+
+def test_the_last_update_of_an_epoch_is_taken_back_too():
+    """One minibatch in each epoch: what the first one did is seen in the second."""
+    _, iteration, state = training(1.0, batch_size=16, num_minibatches=1, num_updates_per_batch=2)
+    start = tuned(state, learning_rate=3.0)
+    after, metrics = iteration(start)
+    assert metrics.values["limiters/kl/active"] == 0.5
+    assert after.tuning.step_scale == 0.25
+    same(learnt(after), learnt(start))
+
+
+def test_what_was_taken_back_is_no_progress():
+    """Else a run that takes back everything, for ever, never ends as one that learns nothing."""
+    _, iteration, state = training(1.0)
+    after, metrics = iteration(tuned(state, learning_rate=3.0))
+    assert (int(after.counters.updates), float(metrics.values["training/accepted_share"])) == (0, 0.0)
+
+
+# --- what it does not do
+
+
+def test_a_healthy_iteration_is_the_same_with_it_and_without():
+    """Bit for bit, over several iterations."""
+    (_, with_it, state), (_, without, other) = training(1.0), training(None)
+    same(state, other)
+    for _ in range(3):
+        (state, metrics), (other, plain) = with_it(state), without(other)
+        same(state, other)
+        same({name: metrics.values[name] for name in plain.values}, dict(plain.values))
+        assert metrics.values["limiters/kl/active"] == 0.0
+    assert set(metrics.values) - set(plain.values) == {"limiters/kl/active", "training/kl_update"}
+
+
+def test_off_it_leaves_no_trace():
+    """No number of it, no memory, and steps of a length that nobody shortened."""
+    _, iteration, state = training(None)
+    going, current, passed_over, tuning = overshoot.judge(None, None, state.params, {}, state.tuning, None)
+    assert going is True and current is state.params and passed_over is None and tuning is state.tuning
+    assert overshoot.recover(None, tuning) is tuning
+    start = tuned(state, learning_rate=3.0, step_scale=0.5)
+    after, metrics = iteration(start)
+    assert after.tuning.step_scale == 0.5
+    np.testing.assert_allclose(metrics.values["training/learning_rate"], 3.0)
+    assert metrics.values["training/accepted_share"] == 1.0
+
+
+# --- what the KL is measured from
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_kl_is_that_of_the_updates_alone(order):
+    """The normaliser moves a lot; before the first update the policy is, under the new one, where it was."""
+    _, iteration, state = training(
+        1.0, batch_size=16, num_minibatches=1, num_updates_per_batch=1, normalizer_update=order
+    )
+    state = iteration(state)[0]
+    normalizer = dataclasses.replace(
+        state.normalizer, mean=state.normalizer.mean + 10.0, count=placed_count(state.normalizer.count, 1)
+    )
+    _, metrics = iteration(dataclasses.replace(state, normalizer=normalizer))
+    values = metrics.values
+    zero = 2 * np.log(1 + 1e-5)  # of two action elements: Brax has 1e-5 inside its logarithm
+    if order == "before":
+        np.testing.assert_allclose(values["training/kl_update"], zero, rtol=0.05)
+        assert values["training/kl_mean"] > 0.1
+    else:  # the collecting policy is the reference, and that is why Brax's order is this one
+        assert "training/kl_update" not in values
+        np.testing.assert_allclose(values["training/kl_mean"], zero, rtol=0.05)
+    assert values["limiters/kl/active"] == 0.0
+
+
+def placed_count(count, value):
+    return jax.tree.map(lambda old, new: jnp.full_like(old, new), count, WideCounter.of(value))
+
+
+# --- together with the rate that follows the KL
+
+
+def test_the_adaptive_rate_does_not_rise_while_nothing_is_learnt():
+    """The KL of a policy that was put back is small, which says nothing of the rate that threw it away."""
+    adaptive = {"learning_rate_schedule": "adaptive_kl", "desired_kl": 0.01, "learning_rate_schedule_max_lr": 3.0}
+    _, iteration, state = training(1.0, num_updates_per_batch=4, **adaptive)
+    start = tuned(state, learning_rate=2.0)
+    after, metrics = iteration(start)
+    assert metrics.values["limiters/kl/active"] > 0.5
+    assert after.tuning.learning_rate <= start.tuning.learning_rate

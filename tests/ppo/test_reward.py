@@ -1,0 +1,199 @@
+"""Rewards as they are learnt from: Gymnasium's running normalisation in NumPy, the bound, the time-out's credit."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from toys import mesh, tiny_config
+
+from rlstable import sharding
+from rlstable.ppo import reward
+from rlstable.ppo.reward import Returns
+from rlstable.ppo.state import Transition
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+ENVS, T, DISCOUNT = 4, 5, 0.9
+R, SPLIT = sharding.REPLICATED, sharding.SPLIT
+SPLITS = (Returns(R, SPLIT), SPLIT)
+
+
+def config(**ppo):
+    sizes = {"num_envs": ENVS, "batch_size": ENVS, "num_minibatches": 1, "discounting": DISCOUNT}
+    return tiny_config(ppo=sizes | ppo).ppo
+
+
+NORMALIZED = config(normalize_rewards=True)
+
+
+def transition(rewards, end=None, valid=None, value=None, time_out=None):
+    """`[rows, T]`; an end is 0 for none, 1 for a truncation, 2 for a termination."""
+    end = np.zeros(rewards.shape, int) if end is None else end
+    observation = action = log_prob = policy = None
+    return Transition(
+        observation, action, log_prob, policy, value, np.float32(rewards), np.float32(end == 1), np.float32(end == 2),
+        valid, None, time_out=time_out,
+    )  # fmt: skip
+
+
+@functools.cache
+def shaping(devices=1, limit=None, settings=NORMALIZED):
+    def shape(returns, data):
+        data, returns, metrics = reward.shape(data, returns, settings, limit)
+        return returns, data, metrics
+
+    return sharding.over_devices(shape, mesh(devices), SPLITS, (*SPLITS, R))
+
+
+def batch(unrolls, seed, masking):
+    """Rewards, ends and mask `[unrolls, ENVS, T]`: some samples left out, worth nothing and cut, as a guard does."""
+    rng = np.random.default_rng(seed)
+    shape = (unrolls, ENVS, T)
+    rewards = rng.normal(size=shape) * 3 + 1
+    end = rng.choice(3, shape, p=(0.8, 0.1, 0.1))
+    valid = rng.random(shape) > (0.2 if masking else -1)
+    return np.where(valid, rewards, 0.0), np.where(valid, end, 1), valid
+
+
+class NormalizeReward:
+    """Gymnasium's wrapper on all environments, one batch at a time."""
+
+    def __init__(self):
+        self.running, self.seen = np.zeros(ENVS), []
+
+    def __call__(self, rewards, end, valid):
+        for unroll in range(len(rewards)):
+            for t in range(T):
+                self.running = DISCOUNT * self.running + rewards[unroll, :, t]
+                self.seen += list(self.running[valid[unroll, :, t]])
+                self.running = np.where(end[unroll, :, t] > 0, 0.0, self.running)
+        return rewards / np.std(self.seen)
+
+
+def by_device(x, devices):
+    """`[unrolls, ENVS, T]` to rows: each device has all unrolls of its own environments."""
+    parts = np.split(x, devices, axis=1)
+    return np.concatenate([part.reshape(-1, T) for part in parts])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("unrolls", [1, 3])
+def test_equals_gymnasium_over_two_iterations(unrolls, masking, devices):
+    """Episodes end within and between unrolls and go on over them; statistics are those of all devices together."""
+    reference, returns = NormalizeReward(), reward.nothing_yet(ENVS, NORMALIZED)
+    for seed in range(2):
+        rewards, end, valid = batch(unrolls, seed, masking)
+        data = transition(*(by_device(x, devices) for x in (rewards, end)), by_device(valid, devices))
+        if not masking:
+            data = data._replace(valid=None)
+        returns, shaped, metrics = shaping(devices)(returns, data)
+        expected = by_device(reference(rewards, end, valid), devices)
+        np.testing.assert_allclose(shaped.reward, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(returns.running, reference.running, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(returns.statistics.std, np.std(reference.seen), rtol=1e-5)
+        np.testing.assert_allclose(returns.statistics.mean, np.mean(reference.seen), rtol=1e-4)
+        assert int(returns.statistics.count) == len(reference.seen)
+        assert metrics.keys() == {"training/reward_greatest"}
+        greatest = np.max(np.abs(expected), where=by_device(valid, devices), initial=0.0)
+        np.testing.assert_allclose(metrics["training/reward_greatest"], greatest, rtol=1e-5)
+
+
+def test_the_scale_of_the_task_does_not_matter():
+    """Rewards ten thousand times larger are learnt from as if they were not."""
+    rewards, end, _ = batch(2, 0, False)
+    found = [
+        shaping()(reward.nothing_yet(ENVS, NORMALIZED), transition(by_device(rewards * scale, 1), by_device(end, 1)))[1]
+        for scale in (1.0, 1e4)
+    ]
+    np.testing.assert_allclose(found[1].reward, found[0].reward, rtol=1e-5, atol=1e-6)
+
+
+def test_an_invalid_sample_enters_nothing():
+    """Bit for bit, whatever its reward was before the guards set it to zero; statistics of nothing divide by 1."""
+    rewards, end, valid = (by_device(x, 1) for x in batch(1, 0, True))
+    none = np.zeros_like(valid)
+    returns, shaped, _ = shaping()(reward.nothing_yet(ENVS, NORMALIZED), transition(rewards, end, none))
+    assert (int(returns.statistics.count), float(returns.statistics.std)) == (0, 1.0)
+    np.testing.assert_array_equal(shaped.reward, np.float32(rewards))
+    assert valid.any()
+
+
+def test_rewards_that_are_zero_stay_zero():
+    """Their deviation is 0, and nothing is divided by that."""
+    returns, shaped, _ = shaping()(reward.nothing_yet(ENVS, NORMALIZED), transition(np.zeros((ENVS, T))))
+    np.testing.assert_array_equal(shaped.reward, 0.0)
+    assert returns.statistics.std > 0
+
+
+def test_then_the_bound_then_the_credit_of_a_time_out():
+    """The credit is no reward: it is neither normalised nor bounded, and has no part in the statistics."""
+    rewards, value = np.zeros((ENVS, T)), np.full((ENVS, T), 50.0, np.float32)
+    rewards[0, 0] = 8.0
+    rewards[1, 3] = -6.0
+    end, valid = np.zeros((ENVS, T), int), np.ones((ENVS, T), bool)
+    end[1, 3] = 1
+    valid[3, 4] = False
+    time_out = np.zeros((ENVS, T), np.float32)
+    time_out[1, 3] = 1.0
+    value[2, 2] = np.nan  # of a sample whose episode goes on
+    data = transition(rewards, end, valid, value, time_out)
+    settings = config(normalize_rewards=True, bootstrap_on_timeout=True)
+    returns, shaped, metrics = shaping(1, 1.5, settings)(reward.nothing_yet(ENVS, settings), data)
+    seen = [8.0 * DISCOUNT**t for t in range(T)] + [-6.0] + [0.0] * (ENVS * T - T - 2)
+    np.testing.assert_allclose(returns.statistics.std, np.std(seen), rtol=1e-6)
+    expected = np.zeros((ENVS, T))
+    expected[0, 0] = 1.5  # 8 / 2.98 is beyond
+    expected[1, 3] = -1.5 + DISCOUNT * 50.0
+    assert 6.0 / np.std(seen) > 1.5
+    np.testing.assert_allclose(shaped.reward, expected, rtol=1e-6)
+    assert shaped.time_out is None
+    np.testing.assert_allclose(metrics["limiters/reward/active"], 2 / (ENVS * T - 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_the_credit_is_in_the_units_of_values(normalized):
+    """Brax scales it with the reward; where rewards are normalised `reward_scaling` is without effect."""
+    settings = config(normalize_rewards=normalized, bootstrap_on_timeout=True, reward_scaling=0.1)
+    rewards = np.random.default_rng(0).normal(size=(ENVS, T))
+    value, time_out = np.full((ENVS, T), 50.0, np.float32), np.zeros((ENVS, T), np.float32)
+    without = transition(rewards, None, None, value, time_out)
+    time_out = time_out.copy()
+    time_out[1, 3] = 1.0
+    shape = shaping(1, None, settings)
+    plain, credited = (
+        shape(reward.nothing_yet(ENVS, settings), data)[1].reward
+        for data in (without, without._replace(time_out=time_out))
+    )
+    expected = np.zeros((ENVS, T))
+    expected[1, 3] = DISCOUNT * 50.0 * (1.0 if normalized else 0.1)
+    np.testing.assert_allclose(credited - plain, expected, atol=1e-4)
+
+
+def test_with_nothing_on_rewards_are_not_touched():
+    """Not an operation: the array that comes out is the one that went in. Only the greatest of them is told."""
+    settings = config()
+    assert reward.nothing_yet(ENVS, settings) == Returns(None, None)
+
+    def shape(data):
+        shaped, returns, metrics = reward.shape(data, Returns(None, None), settings, None)
+        assert shaped.reward is data.reward and returns == Returns(None, None)
+        return metrics
+
+    rewards = np.ones((ENVS, T))
+    rewards[2, 3] = -4.0
+    metrics = sharding.over_devices(shape, mesh(2), (SPLIT,), R)(transition(rewards))
+    assert metrics == {"training/reward_greatest": 4.0}
+
+
+def test_the_activity_is_that_of_all_devices():
+    """A share over valid samples, with a mask that is uneven over the devices."""
+    rewards, valid = np.zeros((ENVS, T)), np.ones((ENVS, T), bool)
+    rewards[0, :3] = 2.0
+    rewards[3, 0] = np.nan
+    valid[:2] = False
+    valid[0, :3] = True
+    _, _, metrics = shaping(2, 1.0, config())(Returns(None, None), transition(rewards, None, valid))
+    np.testing.assert_allclose(metrics["limiters/reward/active"], 4 / 13, rtol=1e-6)
+    assert jax.tree.leaves(metrics)[0].shape == ()

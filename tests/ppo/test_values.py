@@ -1,0 +1,166 @@
+"""Values in units of their targets: estimates that stand still, NumPy's statistics, a gradient that knows no scale."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
+
+from rlstable import sharding
+from rlstable.counter import WideCounter
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards import masked
+from rlstable.ppo.build import make_ppo
+from rlstable.ppo.normalizer import Statistics
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+T, B = 4, 8
+R = sharding.REPLICATED
+
+
+def target_statistics(mean, std, count=100):
+    scalars = jnp.float32(mean), jnp.float32(std) ** 2, jnp.float32(std)
+    return Statistics(WideCounter.of(count), *scalars)
+
+
+NOTHING = dataclasses.replace(target_statistics(0, 1, 0), variance=jnp.float32(0))
+
+
+@functools.cache
+def ppo(normalized=True, limits=(), **settings):
+    config = tiny_config(
+        ppo={"normalize_values": normalized, **settings}, guards={"limiters": LIMITERS_OFF | dict(limits)}
+    )
+    return make_ppo(config, VectorEnv(PointMass(), 12, 1, {}), 2)
+
+
+@pytest.fixture(scope="module")
+def sample():
+    """Parameters, observation statistics without those of targets, and experience `[T, B]`."""
+    return experience(ppo().networks, T, B)[:3]
+
+
+def in_rows(data):
+    """`[rows, T]`, as collected."""
+    swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), data._replace(bootstrap_observation=None))
+    return swapped._replace(bootstrap_observation=data.bootstrap_observation)
+
+
+def on_one_device(function):
+    return sharding.over_devices(function, mesh(), R, R)
+
+
+@functools.cache
+def following(*limits):
+    return on_one_device(ppo(True, limits)._objective.follow_targets)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (50.0, 30.0), (-2000.0, 1e-3), (0.5, 1e4)])
+def test_estimates_stand_still_while_the_units_move(sample, mean, std):
+    """Of every observation, and back again."""
+    params, statistics, data = sample
+    networks, old, new = ppo().networks, target_statistics(3.0, 7.0), target_statistics(mean, std)
+
+    @on_one_device
+    def values(params, value):
+        return networks.value(params, dataclasses.replace(statistics, value=value), data.observation)
+
+    rescaled = networks.rescale_value(params, old, new)
+    before, after = values(params, old), values(rescaled, new)
+    # What float32 can hold of a value beside a mean and a unit that are larger than it.
+    scale = max(float(jnp.max(jnp.abs(before))), abs(mean), std)
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6 * scale)
+    assert rescaled["policy"] is params["policy"]
+    back = networks.rescale_value(rescaled, new, old)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), back, params)
+
+
+def test_without_statistics_of_targets_a_value_is_what_the_network_says(sample):
+    params, statistics, data = sample
+    networks = ppo().networks
+    plain = networks.value(params, statistics, data.observation)
+    found = networks.value(params, dataclasses.replace(statistics, value=target_statistics(3.0, 7.0)), data.observation)
+    np.testing.assert_allclose(found, plain * 7.0 + 3.0, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [None, 1.5])
+def test_statistics_are_numpys_over_targets(sample, limit):
+    """Over the valid ones of two batches, bounded as the loss bounds them; the estimates are what they were."""
+    params, statistics, data = sample
+    networks, objective = ppo().networks, ppo()._objective
+    follow = following(*([("value_target", limit)] if limit else []))
+    statistics = dataclasses.replace(statistics, value=NOTHING)
+    estimates = on_one_device(objective.with_estimates)
+    seen = []
+    for seed in range(2):
+        valid = np.random.default_rng(seed).random((T, B)) > 0.3
+        batch = in_rows(data._replace(valid=jnp.array(valid), reward=data.reward * (1 + 5 * seed)))
+        targets = np.float64(estimates(params, statistics, batch).target)
+        targets = targets if limit is None else np.clip(targets, -limit, limit)
+        seen += list(targets[valid.T])
+        before = networks.value(params, statistics, data.observation)
+        statistics, params = follow(params, statistics, batch)
+        after = networks.value(params, statistics, data.observation)
+        np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+        found = statistics.value
+        assert int(found.count) == len(seen)
+        np.testing.assert_allclose(found.mean, np.mean(seen), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.std, np.std(seen), rtol=1e-5)
+    if limit:
+        assert np.max(np.abs(seen)) == limit
+
+
+def ignorant(params):
+    """A value function that says 0 whatever it sees, so that targets are sums of rewards alone."""
+    layers = dict(params["value"]["params"])
+    layers["hidden_1"] = jax.tree.map(jnp.zeros_like, layers["hidden_1"])
+    return {**params, "value": {"params": layers}}
+
+
+@pytest.mark.parametrize("own", [{}, {"clipping_epsilon_value": 0.2}], ids=["plain", "clipped"])
+@pytest.mark.parametrize("delta", [None, 0.5], ids=["squared", "Huber"])
+def test_a_gradient_that_knows_no_scale(sample, own, delta):
+    """Rewards a thousand times larger give the same gradient once the units have adapted, Huber's delta and all."""
+    params, statistics, data = sample
+    statistics = dataclasses.replace(statistics, value=NOTHING)
+    limits = (("value_error", delta),)
+    gradients = {}
+    for normalized in (True, False):
+        # Entropy apart: the policy's own terms are standardised, and have no scale either.
+        objective = ppo(normalized, limits if normalized else (), **(own if normalized else {}))
+        gradient = on_one_device(objective.gradient)
+        for scale in (1.0, 1000.0):
+            batch = data._replace(reward=data.reward * scale, value=data.value * scale)
+            if normalized:
+                now, adapted = following()(ignorant(params), statistics, in_rows(batch))
+            else:
+                now, adapted = dataclasses.replace(statistics, value=None), ignorant(params)
+            share = masked.share(batch.valid)
+            gradients[normalized, scale], metrics = gradient(adapted, now, batch, share, jnp.float32(1))
+            if normalized:
+                assert float(metrics["training/v_loss"]) < 2.0
+    small, large = (gradients[True, scale] for scale in (1.0, 1000.0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), large, small)
+    assert float(jnp.max(jnp.abs(small["value"]["params"]["hidden_1"]["kernel"]))) > 1e-3
+    plain, thousandfold = (gradients[False, s]["value"]["params"]["hidden_1"]["bias"] for s in (1.0, 1000.0))
+    np.testing.assert_allclose(thousandfold, plain * 1000.0, rtol=1e-4)  # without it the value loss takes over
+
+
+def test_whole_iterations_learn_values_in_units():
+    """The statistics take in every sample of every iteration; what the collector estimated is kept across it."""
+    config = tiny_config(guards={}, ppo={"normalize_values": True, "reward_scaling": 200.0})
+    own, state = assemble(config)
+    iteration, now = compiled(own), placed(state)
+    samples = config.ppo.rows * config.ppo.unroll_length
+    for done in range(1, 4):
+        now, metrics = iteration(now)
+        assert int(now.normalizer.value.count) == done * samples
+        assert bool(metrics.healthy)
+    value = now.normalizer.value
+    assert float(value.std) > 20.0  # rewards are some 200
+    np.testing.assert_allclose(value.std, np.sqrt(value.variance), rtol=1e-6)
+    assert metrics.values["training/v_loss"] < 20.0  # in their units, where it would be thousands

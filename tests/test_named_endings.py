@@ -1,0 +1,155 @@
+"""Runs that go wrong after a good start end by name; what was good is kept, what was bad is not saved."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import GUARDS_OFF, tiny_config
+
+from rlstable import load_policy
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ITERATION = 64
+GOOD, PATIENCE = 2, 3
+
+
+def short(**sections: Any) -> Config:
+    """Up to 40 iterations, each of them saved."""
+    defaults: dict[str, Any] = {
+        "guards": {}, "devices": 1, "total_steps": 40 * ITERATION, "eval": {"num_evals": 0},
+        "sinks": {"console": "off"},
+        "checkpoint": {"every": 1, "keep": 100, "asynchronous": False},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def saved(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def fault(site: str, **fields: Any) -> dict[str, Any]:
+    return {"site": site, "probability": 1.0, "start": GOOD, **fields}
+
+
+# By the guard whose patience ends: the ending, its exit code, and what goes wrong under which guards.
+ENDINGS: dict[str, tuple[Ending, int, dict[str, Any]]] = {
+    "storm": (Ending.environment_storm, 5, {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward")}),
+    "value_loss": (
+        Ending.value_loss_exploded, 6,
+        {
+            "guards": GUARDS_OFF | {"value_loss": {"enabled": True, "patience": PATIENCE}},
+            "ppo": {"learning_rate": 3e-4},
+            "fault": fault("learning_rate", value=1e5),
+        },
+    ),
+    "policy": (
+        Ending.policy_diverged, 7,
+        {
+            "guards": GUARDS_OFF | {"policy": {"enabled": True, "patience": PATIENCE}},
+            "ppo": {"learning_rate": 3e-4},
+            "fault": fault("learning_rate", value=1e4),
+        },
+    ),
+    "state": (
+        Ending.state_not_finite, 3,
+        {"guards": GUARDS_OFF | {"state": {"enabled": True, "patience": PATIENCE}}, "fault": fault("gradient")},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("guard", ENDINGS)
+def test_a_guard_whose_patience_ends_names_the_ending(tmp_path: Path, guard: str) -> None:
+    """After as many iterations as it has patience for; the last good checkpoint is the latest, and can be used."""
+    ending, code, sections = ENDINGS[guard]
+    result = Runner(short(**sections), tmp_path).run()
+    assert (result.ending, result.ending.exit_code) == (ending, code)
+    assert result.step == (GOOD + PATIENCE) * ITERATION
+    assert result.history[-1][f"guards/{guard}/trips"] == PATIENCE
+    left = read_result(tmp_path)
+    assert left is not None
+    assert (left["stop_reason"], left["exit_code"]) == (ending.name, code)
+    assert saved(tmp_path) == [*range(1, GOOD + 1)]
+    action = load_policy(tmp_path).act(np.zeros(4, np.float32))
+    assert np.isfinite(action).all()
+    again = Runner(short(**sections, resume="auto"), tmp_path)
+    assert again.step == GOOD * ITERATION
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.state.params))
+
+
+def test_a_storm_that_passes_ends_nothing(tmp_path: Path) -> None:
+    """Patience is for trips in a row: two storms of two iterations are no storm of three."""
+    sections = {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward", iterations=PATIENCE - 1)}
+    result = Runner(short(**sections, total_steps=8 * ITERATION), tmp_path).run()
+    assert result.ending is Ending.completed
+    assert result.history[-1]["guards/storm/trips"] == PATIENCE - 1
+    assert saved(tmp_path) == [1, 2, 5, 6, 7, 8]  # not those of the storm
+
+
+def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
+    """Every gradient is NaN: nothing is ruined, and nothing is learnt. What is saved is the state that was good."""
+    sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
+    result = Runner(short(**sections), tmp_path).run()
+    assert (result.ending, result.ending.exit_code) == (Ending.no_update_accepted, 4)
+    assert result.step == (GOOD + PATIENCE) * ITERATION
+    assert result.history[-1]["guards/update/trips"] == PATIENCE * 4
+    assert result.history[-1]["training/updates"] == GOOD * 4
+    assert saved(tmp_path)[: GOOD + 1] == [1, 2, 3]
+    assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
+
+
+def test_patience_counts_iterations_in_a_row_over_a_resume(tmp_path: Path) -> None:
+    """What was idle before it counts."""
+    sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
+    Runner(short(**sections), tmp_path, lambda step, _: step == (GOOD + 1) * ITERATION).run()
+    result = Runner(short(**sections, resume="auto"), tmp_path).run()
+    assert (result.ending, result.step) == (Ending.no_update_accepted, (GOOD + PATIENCE) * ITERATION)
+
+
+def test_the_reset_pool_is_refilled_only_if_something_was_drawn(tmp_path: Path) -> None:
+    """A healthy run never draws, so its pool stays; the iteration of the first fault makes the next refill due."""
+    env = {"name": "toys:PointMass", "reset_pool_refresh": 2, "reset_pool_size": 8}
+    sections = {"env": env, "fault": fault("reward", probability=0.05, iterations=1)}
+    pools: list[np.ndarray] = []
+
+    def look(*_: Any) -> None:  # called before the refill of the same iteration
+        pools.append(np.asarray(runner.state.reset_pool.matrices["float32"]))
+
+    runner = Runner(short(**sections, total_steps=8 * ITERATION), tmp_path, look)
+    result = runner.run()
+    assert result.history[-1]["guards/quarantine/trips"] > 0
+    same = [bool(np.array_equal(a, b)) for a, b in itertools.pairwise(pools)]
+    # The fault strikes in the third iteration and the refill follows the fourth: seen in the fifth, and never again.
+    assert same == [True, True, True, False, True, True, True]
+    assert runner.host.drawn is False
+
+
+def test_a_resume_is_exact_between_a_draw_and_the_refill_it_asks_for(tmp_path: Path) -> None:
+    env = {"name": "toys:PointMass", "reset_pool_refresh": 2, "reset_pool_size": 8}
+    sections = {"env": env, "fault": fault("reward", probability=0.05), "total_steps": 6 * ITERATION}
+    whole = Runner(short(**sections), tmp_path / "whole")
+    whole.run()
+    parts = Runner(short(**sections), tmp_path / "parts", lambda step, _: step == 3 * ITERATION)
+    parts.run()
+    assert parts.host.drawn is True
+    resumed = Runner(short(**sections, resume="auto"), tmp_path / "parts")
+    assert resumed.host.drawn is True and resumed.step == 3 * ITERATION
+    resumed.run()
+    for ours, theirs in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def test_without_guards_nothing_is_drawn_and_nothing_refilled(tmp_path: Path) -> None:
+    env = {"name": "toys:PointMass", "reset_pool_refresh": 1}
+    runner = Runner(short(guards=GUARDS_OFF, env=env, total_steps=2 * ITERATION), tmp_path)
+    runner.run()
+    assert runner.state.reset_pool is None
+    assert runner.host.drawn is False
