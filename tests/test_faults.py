@@ -1,0 +1,449 @@
+"""Faults on purpose: one program runs them all, each trips what it should and no more, and without guards it kills."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from toys import GUARDS_OFF, Physics, PointMass, State, assemble, compiled, placed, tiny_config
+
+from rlstable import faults
+from rlstable.config import Config, ConfigError
+from rlstable.counter import WideCounter
+from rlstable.endings import Ending
+from rlstable.envs.resets import make_resets
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.fault_config import FaultConfig
+from rlstable.faults import SITES
+from rlstable.guards.env import env_guards
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.policy import load_policy
+from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import Metrics, TrainState
+from rlstable.runner import Result, Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+NEVER = 1_000  # an iteration that no test comes to
+STEPS, MINIBATCHES = 64, 4  # environment steps and updates of an iteration of the miniature
+START, LENGTH, TOTAL = 1, 2, 5
+ON_HOST = ("disk", "sinks")
+
+
+@struct.dataclass
+class Solved(Physics):
+    """Physics whose solver starts from MuJoCo's warm start."""
+
+    qacc_warmstart: jax.Array
+
+
+class Solver(PointMass):
+    """A point that a solver moves: a warm start of NaN makes its next step one."""
+
+    def reset(self, rng: jax.Array) -> State:
+        return self._solved(super().reset(rng), jnp.zeros(2))
+
+    def step(self, state: State, action: jax.Array) -> State:
+        return self._solved(super().step(state, action + 0.0 * state.pipeline_state.qacc_warmstart), action)
+
+    @staticmethod
+    def _solved(state: State, warm_start: jax.Array) -> State:
+        return state.replace(pipeline_state=Solved(**vars(state.pipeline_state) | {"qacc_warmstart": warm_start}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One compiled program and its first state; a call of it with anything else of that shape compiles nothing."""
+
+    ppo: PPO
+    state: TrainState
+    devices: int
+    call: Callable[[TrainState], tuple[TrainState, Metrics]]
+
+    def run(self, fault: FaultConfig, iterations: int = TOTAL) -> list[tuple[TrainState, Metrics]]:
+        """Every iteration of a training with a fault."""
+        state = placed(dataclasses.replace(self.state, fault=faults.as_data(fault)), self.devices)
+        return self.go_on(state, iterations)
+
+    def go_on(self, state: TrainState, iterations: int) -> list[tuple[TrainState, Metrics]]:
+        history = []
+        for _ in range(iterations):
+            state, metrics = self.call(state)
+            history.append((state, metrics))
+        return history
+
+    def trips(self, metrics: Metrics) -> dict[str, int]:
+        guards = {**self.ppo.env.guards, **self.ppo._judges}
+        return {
+            f"{name}.{cause}": int(count)
+            for name, guard in guards.items()
+            for cause, count in zip(guard.causes, metrics.trips[name], strict=True)
+            if count
+        }
+
+
+def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
+    """What `Runner` assembles where the configuration has a fault."""
+    vector = VectorEnv(env, config.env.episode_length, config.env.action_repeat, env_guards(config.guards))
+    vector = faults.faulty_env(vector, config.fault)
+    resets, count = make_resets(vector, config.ppo.num_envs), config.ppo.num_envs
+    env_state = resets.draw(jax.random.PRNGKey(config.seed), count)
+    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.draws else None
+    ppo = faults.arm(make_ppo(config, vector, env.action_size))
+    return ppo, faults.armed_state(init_state(ppo, jax.random.PRNGKey(config.seed + 2), env_state, pool), config.fault)
+
+
+def program(guards: dict[str, Any], devices: int = 1) -> Program:
+    ppo, state = armed(tiny_config(guards=guards, fault={"site": "warm_start", "start": NEVER}), Solver())
+    state = placed(state, devices)
+    return Program(ppo, state, devices, compiled(ppo, devices).lower(state).compile())
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Program:
+    return program({})
+
+
+@pytest.fixture(scope="module")
+def unguarded() -> Program:
+    return program(GUARDS_OFF)
+
+
+@pytest.fixture(scope="module")
+def clean(guarded: Program) -> list[tuple[TrainState, Metrics]]:
+    return guarded.run(FaultConfig(site="physics", start=NEVER))
+
+
+def learnt(state: TrainState) -> Any:
+    return state.params, state.opt_state, state.normalizer
+
+
+def finite(tree: Any) -> bool:
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit for bit."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
+
+
+def window(site: str, **changes: Any) -> FaultConfig:
+    chance = {} if site in ("learning_rate", "counters") else {"probability": 0.6 if site in PER_MINIBATCH else 0.2}
+    return FaultConfig(site=site, start=START, iterations=LENGTH, **chance | changes)
+
+
+def active(metrics: Metrics) -> set[str]:
+    """Limiters at work; NaN says that no update was accepted."""
+    return {name.split("/")[1] for name in metrics.values if name.startswith("limiters/") and metrics.values[name] > 0}
+
+
+PER_MINIBATCH = ("gradient", "loss", "value_loss", "kl", "adam")
+# What a fault trips while it lasts, guards as `guard.cause`, and the limiters that it sets to work.
+EXPECTED: dict[str, tuple[set[str], set[str]]] = {
+    "physics": ({"quarantine.physics"}, set()),
+    "warm_start": ({"quarantine.physics"}, set()),
+    "observation": ({"quarantine.observation"}, set()),
+    "reward": ({"quarantine.reward"}, set()),
+    "done": ({"quarantine.done"}, set()),
+    "metrics": ({"quarantine.metrics"}, set()),
+    "info": ({"quarantine.info"}, set()),
+    "reset": (set(), set()),  # only what draws first states sees it
+    "action": ({"quarantine.physics"}, set()),  # the policy's own was fine; what the simulation made of it is not
+    "policy_std": ({"transition.policy"}, set()),
+    "log_ratio": (set(), {"log_ratio"}),
+    "gradient": ({"update.gradient"}, set()),
+    "loss": ({"update.gradient"}, set()),
+    "value_loss": ({"spike.spike"}, set()),
+    "kl": (set(), {"kl"}),
+    "adam": ({"update.parameters"}, set()),
+    "learning_rate": (set(), {"kl", "update_norm"}),
+    "counters": (set(), set()),  # an ordinary iteration: what counts is set before the first one
+}
+
+
+def test_every_site_of_a_program_is_expected() -> None:
+    assert set(EXPECTED) == set(SITES) - set(ON_HOST)
+
+
+@pytest.mark.parametrize("site", EXPECTED)
+def test_a_fault_trips_its_guard_in_its_window_and_nothing_else(
+    site: str, guarded: Program, clean: list[tuple[TrainState, Metrics]]
+) -> None:
+    """One program for all of them: it was compiled ahead, and calling it could not compile another."""
+    history = guarded.run(window(site))
+    trips = [guarded.trips(metrics) for _, metrics in history]
+    at_work = [active(metrics) for _, metrics in history]
+    guards, limiters = EXPECTED[site]
+    assert {name for counts in trips[START : START + LENGTH] for name in counts} == guards
+    assert set().union(*at_work[START : START + LENGTH]) == limiters
+    assert all(trips[START : START + LENGTH]) == bool(guards)
+    assert not any(trips[:START] + trips[START + LENGTH :] + at_work[:START] + at_work[START + LENGTH :])
+    for state, _ in history:
+        assert finite(learnt(state))
+    assert all(bool(metrics.healthy) for _, metrics in history)
+    assert [float(metrics.values["training/accepted_share"]) for _, metrics in history[START + LENGTH :]] == [1.0] * 2
+    before, after = clean[START - 1][0], clean[START][0]
+    assert same(learnt(before), learnt(history[START - 1][0]))
+    assert same(learnt(after), learnt(history[START][0])) == (not guards | limiters)
+
+
+@pytest.mark.parametrize("site", ["physics", "policy_std", "gradient", "learning_rate"])
+def test_a_window_that_is_over_has_left_nothing_behind(site: str, guarded: Program) -> None:
+    """What follows is what the same state without a fault would do, bit for bit."""
+    state = guarded.run(window(site), START + LENGTH)[-1][0]
+    healthy = placed(dataclasses.replace(state, fault=faults.as_data(FaultConfig(site="physics", start=NEVER))))
+    faulty, free = guarded.go_on(state, 2)[-1][0], guarded.go_on(healthy, 2)[-1][0]
+    assert same(dataclasses.replace(faulty, fault=None), dataclasses.replace(free, fault=None))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1000.0,
+        41.0,
+    ],
+)
+def test_the_learning_rate_is_what_it_was(value: float, guarded: Program) -> None:
+    history = guarded.run(FaultConfig(site="learning_rate", value=value, start=START, iterations=LENGTH))
+    assert [float(state.tuning.learning_rate_scale) for state, _ in history] == [1.0] * TOTAL
+
+
+KILLED = (
+    "physics", "warm_start", "observation", "reward", "done", "action", "policy_std", "log_ratio", "gradient", "loss",
+    "adam",
+)  # fmt: skip
+SURVIVED = ("metrics", "info", "reset", "kl", "counters", "learning_rate", "value_loss")
+
+
+@pytest.mark.parametrize("site", KILLED)
+def test_without_guards_a_fault_kills(site: str, unguarded: Program) -> None:
+    """Not at once: NaN in a warm start is one in the observation a step later."""
+    history = unguarded.run(window(site))
+    assert finite(learnt(history[START - 1][0]))
+    assert not finite(history[-1][0].params)
+    assert not finite(history[-1][0].opt_state)
+
+
+def test_without_guards_the_others_do_not_kill(unguarded: Program) -> None:
+    assert set(KILLED) | set(SURVIVED) == set(EXPECTED)
+    for site in SURVIVED:
+        assert finite(learnt(unguarded.run(window(site))[-1][0])), site
+
+
+def test_an_exploded_value_loss_freezes_the_value_network(guarded: Program, unguarded: Program) -> None:
+    """Finite and deadly: Adam's second moment remembers it for thousands of updates."""
+    moved = {}
+    for name, own in (("off", unguarded), ("on", guarded)):
+        for start in (START, NEVER):
+            history = own.run(FaultConfig(site="value_loss", probability=1.0, start=start, iterations=1), 40)
+            pair = [jax.device_get(state.params["value"]) for state, _ in (history[-2], history[-1])]
+            step = jax.tree.leaves(jax.tree.map(np.subtract, *pair))
+            moved[name, start] = np.sqrt(sum(np.sum(np.square(x)) for x in step))
+    assert moved["off", START] < 1e-3 * moved["off", NEVER]
+    assert moved["on", START] > 0.2 * moved["on", NEVER]
+
+
+def test_a_strong_learning_rate_destroys_what_no_bound_holds(guarded: Program, unguarded: Program) -> None:
+    def norm(own: Program, start: int) -> float:
+        state = own.run(FaultConfig(site="learning_rate", start=start, iterations=LENGTH))[-1][0]
+        return float(np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(jax.device_get(state.params)))))
+
+    assert norm(unguarded, START) > 5.0 * norm(unguarded, NEVER)
+    assert norm(guarded, START) < 1.5 * norm(guarded, NEVER)
+
+
+def test_the_same_seed_gives_the_same_bits(guarded: Program) -> None:
+    _, again = armed(tiny_config(guards={}, fault={"site": "warm_start", "start": NEVER}), Solver())
+    _, other = armed(tiny_config(guards={}, seed=1, fault={"site": "warm_start", "start": NEVER}), Solver())
+    fault = FaultConfig(site="observation", probability=0.1)
+    first, second, third = (
+        dataclasses.replace(guarded, state=state).run(fault) for state in (guarded.state, again, other)
+    )
+    assert same(first, second)
+    assert [guarded.trips(m) for _, m in first] != [guarded.trips(m) for _, m in third]
+
+
+def test_probability_is_a_share_of_the_steps(guarded: Program) -> None:
+    history = guarded.run(FaultConfig(site="info", probability=0.25), 50)
+    assert 0.2 < sum(guarded.trips(metrics)["quarantine.info"] for _, metrics in history) / (50 * STEPS) < 0.3
+
+
+def test_a_storm_is_survived(guarded: Program) -> None:
+    """Two iterations without one sample to learn from: nothing moves, and then it goes on."""
+    history = guarded.run(FaultConfig(site="physics", probability=1.0, start=START, iterations=LENGTH))
+    storm = slice(START, START + LENGTH)
+    accepted = [float(metrics.values["training/accepted_share"]) for _, metrics in history]
+    assert accepted == [1.0, 0.0, 0.0, 1.0, 1.0]
+    assert [bool(metrics.healthy) for _, metrics in history] == [True, False, False, True, True]
+    for state, metrics in history[storm]:
+        assert guarded.trips(metrics) == {"quarantine.physics": STEPS, "storm.environments": 1}
+        assert same(learnt(state), learnt(history[START - 1][0]))
+        assert finite(state.env_state)
+    assert finite(learnt(history[-1][0]))
+    assert not same(history[-1][0].params, history[START - 1][0].params)
+
+
+@pytest.mark.parametrize("limit", [2**31, 2**32])
+def test_counters_pass_what_32_bits_hold(limit: int, guarded: Program, clean: list[tuple[TrainState, Metrics]]) -> None:
+    """Exactly, and nothing that is learnt depends on them."""
+    near = WideCounter.of(limit - 1)
+    counters = dataclasses.replace(guarded.state.counters, env_steps=near, updates=near, episodes=near)
+    state = dataclasses.replace(guarded.state, counters=counters)
+    history = guarded.go_on(placed(state), TOTAL)
+    assert same(learnt(history[-1][0]), learnt(clean[-1][0]))
+    for (state, metrics), (_, usual) in zip(history, clean, strict=True):
+        for name in ("env_steps", "updates", "episodes"):
+            assert int(getattr(state.counters, name)) == limit - 1 + int(getattr(usual.counters, name))
+            assert int(getattr(metrics.counters, name)) == int(getattr(state.counters, name))
+    assert int(clean[-1][0].counters.episodes) > 0
+
+
+@pytest.mark.parametrize("limit", [2**31, 2**32])
+def test_the_counters_fault_starts_just_below(limit: int, guarded: Program) -> None:
+    state = faults.armed_state(guarded.state, FaultConfig(site="counters", value=float(limit)))
+    counters = (state.counters.env_steps, state.counters.updates, state.counters.episodes, state.normalizer.count)
+    assert [int(counter) for counter in counters] == [limit - 1] * 4
+    history = guarded.go_on(placed(state), TOTAL)
+    assert [int(state.normalizer.count) for state, _ in history] == [limit - 1 + STEPS * (i + 1) for i in range(TOTAL)]
+    assert [int(state.counters.env_steps) for state, _ in history] == [
+        limit - 1 + STEPS * (i + 1) for i in range(TOTAL)
+    ]
+    accepted = np.cumsum([float(metrics.values["training/accepted_share"]) * MINIBATCHES for _, metrics in history])
+    assert [int(state.counters.updates) - limit + 1 for state, _ in history] == accepted.tolist()
+    assert all(finite(learnt(state)) for state, _ in history)
+
+
+def test_training_with_the_counters_fault_goes_on(guarded: Program) -> None:
+    history = guarded.go_on(placed(faults.armed_state(guarded.state, FaultConfig(site="counters"))), TOTAL)
+    assert [float(metrics.values["training/accepted_share"]) for _, metrics in history] == [1.0] * TOTAL
+    assert not any(active(metrics) for _, metrics in history)
+
+
+def test_bad_resets_are_left_out_where_there_are_guards() -> None:
+    def draw(guards: dict[str, Any]) -> tuple[Any, np.ndarray]:
+        config = tiny_config(guards=guards, fault={"site": "reset", "probability": 0.5})
+        vector = VectorEnv(PointMass(), 12, 1, env_guards(config.guards))
+        resets = make_resets(faults.faulty_env(vector, config.fault), 16)
+        return resets.draw(jax.random.PRNGKey(0), 64), np.asarray(resets.program(jax.random.PRNGKey(0))[1])
+
+    states, good = draw({})
+    assert finite(states)
+    assert 0 < good.sum() < good.size
+    states, _ = draw(GUARDS_OFF)
+    bad = ~np.isfinite(states.obs[:, 0])
+    assert 16 < bad.sum() < 48
+    assert (np.isnan(states.pipeline_state.q[:, 0]) == bad).all()
+
+
+def test_a_fault_is_the_same_on_every_device() -> None:
+    own = program({}, devices=8)
+    for site, guard in (("physics", "quarantine.physics"), ("gradient", "update.gradient")):
+        history = own.run(window(site))
+        for index, (state, metrics) in enumerate(history):
+            for leaf in jax.tree.leaves((learnt(state), state.tuning, state.guard_memory, metrics)):
+                assert len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
+            assert set(own.trips(metrics)) == ({guard} if START <= index < START + LENGTH else set())
+        assert finite(learnt(history[-1][0]))
+
+
+# --- faults in a whole run -----------------------------------------------------------------------------------
+
+
+def quick(**sections: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "guards": {}, "devices": 1, "total_steps": 4 * STEPS, "sinks": {"console": "off"},
+        "eval": {"num_evals": 1, "num_envs": 16}, "checkpoint": {"every": 1, "keep": 4},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def finish(folder: Path, **sections: Any) -> tuple[Runner, Result, list[dict[str, Any]]]:
+    runner = Runner(quick(**sections), folder)
+    result = runner.run()
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return runner, result, events
+
+
+def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 2})
+    assert result.ending is Ending.completed
+    failed = [event for event in events if event["kind"] == "checkpoint_failed"]
+    assert [event["iteration"] for event in failed] == [3, 4]
+    assert all("No space left on device" in event["error"] for event in failed)
+    assert finite(learnt(runner.state))
+    with Checkpoints(tmp_path, runner.config.checkpoint) as checkpoints:
+        assert checkpoints.all() == [1, 2]
+        restored, host = checkpoints.restore(runner.state)
+    assert int(restored.counters.iterations) == host["host"]["iteration"] == 2
+    assert finite(learnt(restored))
+    assert finite(load_policy(tmp_path).act(np.zeros(4, np.float32)))
+
+
+def test_a_disk_with_room_again_is_written_to(tmp_path: Path) -> None:
+    runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 1, "iterations": 2})
+    assert result.ending is Ending.completed
+    assert [event["iteration"] for event in events if event["kind"] == "checkpoint_failed"] == [2, 3]
+    with Checkpoints(tmp_path, runner.config.checkpoint) as checkpoints:
+        assert checkpoints.all() == [1, 4]
+
+
+def test_a_service_that_is_down_is_told_of_and_done_without(tmp_path: Path) -> None:
+    _, result, events = finish(tmp_path, fault={"site": "sinks", "start": 1})
+    assert result.ending is Ending.completed
+    assert [event["kind"] for event in events if event["kind"].endswith("_failed")] == ["sink_failed"]
+    assert "the service does not answer" in json.dumps(events)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+    assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 4
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_evaluation_has_the_fault_where_it_is_asked_for(asked: bool, tmp_path: Path) -> None:
+    fault = {"site": "observation", "probability": 0.05, "eval": asked}
+    _, result, events = finish(tmp_path, fault=fault)
+    assert any(event["kind"] == "guard_tripped" and event["guard"] == "quarantine" for event in events)
+    share = result.metrics["eval/aborted_share"]
+    assert share is not None
+    assert (0.0 < share < 1.0) if asked else share == 0.0
+
+
+def test_a_warm_start_needs_a_solver(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape("fault.site: warm_start needs an environment of MuJoCo's")):
+        Runner(quick(fault={"site": "warm_start"}), tmp_path)
+
+
+def test_without_a_fault_nothing_is_traced(tmp_path: Path) -> None:
+    runner = Runner(quick(), tmp_path)
+    runner._checkpoints.close()
+    runner._sinks.close()
+    assert type(runner.ppo) is PPO
+    assert type(runner.ppo.env.env) is PointMass
+    assert runner.state.fault is None
+    plain, _ = assemble(quick())
+    addresses = functools.partial(re.sub, r"0x[0-9a-f]+", "")
+    text = [addresses(str(compiled(ppo).trace(runner.state).jaxpr)) for ppo in (runner.ppo, plain)]
+    assert text[0] == text[1]
+    assert "injection" not in text[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "struck"),
+    [
+        ({"site": "disk"}, [1, 2, 3, 4, 5]),
+        ({"site": "disk", "start": 2}, [3, 4, 5]),
+        ({"site": "sinks", "start": 1, "iterations": 2}, [2, 3]),
+        ({"site": "sinks", "probability": 0.0}, []),
+    ],
+)
+def test_the_window_of_a_fault_of_the_host(fault: dict[str, Any], struck: list[int]) -> None:
+    assert [i for i in range(1, 6) if faults.struck(FaultConfig(**fault), i)] == struck

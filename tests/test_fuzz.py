@@ -1,0 +1,285 @@
+"""One bad number anywhere in an iteration: whatever it is and wherever it strikes, nothing that is learnt goes bad."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from toys import PointMass, State, compiled, placed, tiny_config
+
+from rlstable.envs.resets import make_resets
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards.env import env_guards
+from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.rollout import Collected
+from rlstable.ppo.state import Metrics, TrainState
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+# The state that a step starts from, what the simulation made of it, the policy's action, all samples, the gradient.
+SITES = ("none", "before", "after", "action", "transition", "gradient")
+VALUES = (
+    float("nan"), float("inf"), -float("inf"), 1e30, -1e20, 3e38, 65504.0, -65504.0, 1e6, -1e3, 0.0, 1e-40, -1e-45,
+)  # fmt: skip
+ENVS, STEPS = 8, 8  # steps of each environment in an iteration
+
+
+class Corruption(NamedTuple):
+    """Which number becomes which, as data, scalars."""
+
+    site: Any
+    leaf: Any
+    index: Any
+    value: Any
+    step: Any
+
+    @classmethod
+    def of(cls, site: str, leaf: int = 0, index: int = 0, value: float = 0.0, step: int = 0) -> Corruption:
+        with np.errstate(over="ignore"):
+            return cls(*map(np.int32, (SITES.index(site), leaf, index)), np.float32(value), np.int32(step))
+
+    def put(self, site: str, tree: Any, hit: Any = True, index: Any = None) -> Any:
+        """One element of one float leaf of a tree, where it is this site's turn."""
+        leaves, structure = jax.tree.flatten(tree)
+        floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        chosen = self.leaf % len(floats)
+        for number, i in enumerate(floats):
+            flat = leaves[i].reshape(-1)
+            place = (self.index if index is None else index) % flat.size
+            mine = (self.site == SITES.index(site)) & (chosen == number) & hit
+            leaves[i] = (
+                flat.at[place].set(jnp.where(mine, self.value.astype(flat.dtype), flat[place])).reshape(leaves[i].shape)
+            )
+        return jax.tree.unflatten(structure, leaves)
+
+
+HEALTHY = Corruption.of("none")
+
+
+class Clocked:
+    """An environment that knows how many steps it has made, and which of many it is."""
+
+    def __init__(self, env: Any, corruption: Corruption | None = None):
+        self.env = env
+        self._corruption = corruption
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def reset(self, rng: jax.Array) -> State:
+        state = self.env.reset(rng)
+        return state.replace(info={**state.info, "clock": jnp.int32(0), "lane": jnp.int32(0)})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        info = dict(state.info)
+        state = self.env.step(state, action)
+        state = state.replace(info={**state.info, "clock": info["clock"] + 1})
+        c = self._corruption
+        hit = (info["clock"] % STEPS == c.step) & (info["lane"] == c.index % ENVS)
+        return c.put("after", state, hit, c.index // ENVS)
+
+
+@dataclasses.dataclass(frozen=True)
+class FuzzedEnvs(VectorEnv):
+    """Environments of which a number goes bad before a step, or one of the actions."""
+
+    corruption: Any = None
+
+    def _act(self, state: Any, action: jax.Array, guard_state: Any) -> Any:
+        hit = state.info["clock"][0] % STEPS == self.corruption.step
+        state = self.corruption.put("before", state, hit)
+        return super()._act(state, self.corruption.put("action", action, hit), guard_state)
+
+
+@dataclasses.dataclass(frozen=True)
+class CorruptedPPO(PPO):
+    """PPO in an iteration with a corruption."""
+
+    corruption: Corruption
+
+    def _collect(self, state: TrainState, key: jax.Array) -> Collected:
+        rollout = super()._collect(state, key)
+        return rollout._replace(data=self.corruption.put("transition", rollout.data))
+
+    def gradient(self, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """Of every minibatch, or of those that chance (the bits of the loss) chooses."""
+        gradients, metrics = super().gradient(*args)
+        bits = jax.lax.bitcast_convert_type(metrics["training/total_loss"], jnp.int32)
+        hit = (self.corruption.step >= 4) | (bits % 2 == self.corruption.step % 2)
+        return self.corruption.put("gradient", gradients, hit), metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class FuzzedPPO(PPO):
+    """PPO with the corruption of its training state."""
+
+    def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
+        fields = {field.name: getattr(self.env, field.name) for field in dataclasses.fields(VectorEnv)}
+        parts["env"] = FuzzedEnvs(**fields | {"env": Clocked(self.env.env.env, state.fault)}, corruption=state.fault)
+        return CorruptedPPO(**parts, corruption=state.fault).iteration(state)
+
+
+class Trained:
+    """The compiled iteration, and a state that has seen some: what is usual is known."""
+
+    def __init__(self, iterate: Callable[[TrainState], tuple[TrainState, Metrics]], state: TrainState, ppo: PPO):
+        self.iterate, self.state, self.ppo = iterate, state, ppo
+
+    def under(self, corruption: Corruption, state: TrainState | None = None) -> tuple[TrainState, Metrics]:
+        state = self.state if state is None else state
+        return self.iterate(dataclasses.replace(state, fault=corruption))
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    config = tiny_config(guards={})
+    vector = VectorEnv(Clocked(PointMass()), config.env.episode_length, 1, env_guards(config.guards))
+    resets = make_resets(vector, ENVS)
+    env_state = resets.draw(jax.random.PRNGKey(0), ENVS)
+    env_state = env_state.replace(info={**env_state.info, "lane": np.arange(ENVS, dtype=np.int32)})
+    ppo = make_ppo(config, vector, PointMass.action_size)
+    ppo = FuzzedPPO(**{field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)})
+    state = init_state(ppo, jax.random.PRNGKey(2), env_state, resets.pool(jax.random.PRNGKey(1), ENVS))
+    state = placed(dataclasses.replace(state, fault=HEALTHY))
+    iterate = compiled(ppo).lower(state).compile()
+    for _ in range(3):
+        state, metrics = iterate(state)
+    assert healthy(metrics)
+    return Trained(iterate, state, ppo)
+
+
+def healthy(metrics: Metrics) -> bool:
+    return bool(metrics.healthy) and float(metrics.values["training/accepted_share"]) == 1.0
+
+
+def finite(tree: Any) -> bool:
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
+
+
+def learnt(state: TrainState) -> Any:
+    return state.params, state.opt_state, state.normalizer
+
+
+def missing(metrics: Metrics, episodes: int) -> set[str]:
+    """Metrics that are not finite though their number exists.
+
+    Means over accepted updates do not exist where none was accepted, nor those over episodes where none ended; what is
+    known of the samples, and how many updates were accepted, always is.
+    """
+    values = {name: float(metrics.values[name]) for name in metrics.values}
+    always = {"training/accepted_share", "training/valid_share", "training/reward_mean", "training/reward_greatest"}
+    always |= {f"limiters/{name}/active" for name in ("kl", "reward", "observation_outlier")}
+
+    def exists(name: str) -> bool:
+        if name.startswith("episode/"):
+            return episodes > 0
+        return name in always or values["training/accepted_share"] > 0
+
+    return {name for name, value in values.items() if exists(name) and not np.isfinite(value)}
+
+
+corruptions = st.fixed_dictionaries(
+    {
+        "site": st.sampled_from(SITES[1:]),
+        "leaf": st.integers(0, 63),
+        "index": st.integers(0, 2**16),
+        "value": st.sampled_from(VALUES) | st.floats(width=32),
+        "step": st.integers(0, STEPS - 1),
+    }
+)
+
+
+def survives(trained: Trained, corruption: dict[str, Any]) -> None:
+    """The iteration with the corruption, and three without: what it left in an environment may be seen later.
+
+    Two finite numbers pass the guards of samples, and those of the state tell: a negative deviation of the collecting
+    policy, whose KL does not exist, and an end of an episode that is neither 0 nor 1. An observation within the limits
+    is no mistake, but may well make the KL limiter take an iteration back.
+    """
+    event(corruption["site"])
+    allowed = abs(corruption["value"]) <= trained.ppo.config.guards.quarantine.max_abs_observation
+    state = trained.state
+    for own in (Corruption.of(**corruption), HEALTHY, HEALTHY, HEALTHY):
+        before = int(state.counters.episodes)
+        state, metrics = trained.under(own, state)
+        assert finite(learnt(state))
+        told = {name for name in trained.ppo.state_guards if metrics.trips[name].any()}
+        assert not told or (own is not HEALTHY and corruption["site"] == "transition")
+        assert told <= {"value_loss", "policy"}
+        assert bool(metrics.healthy) == (not told)
+        gone = missing(metrics, int(state.counters.episodes) - before)
+        negative = corruption["site"] == "transition" and corruption["value"] < 0 and own is not HEALTHY
+        assert gone <= ({"training/kl_mean"} if negative else set())
+        taken_back = allowed and metrics.values["limiters/kl/active"] > 0
+        assert own is not HEALTHY or healthy(metrics) or taken_back
+
+
+@given(corruptions)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+def test_one_bad_number_harms_nothing(trained: Trained, corruption: dict[str, Any]) -> None:
+    survives(trained, corruption)
+
+
+@pytest.mark.slow
+@given(corruptions)
+@settings(max_examples=500, deadline=None, database=None)
+def test_500_bad_numbers_harm_nothing(trained: Trained, corruption: dict[str, Any]) -> None:
+    survives(trained, corruption)
+
+
+@pytest.mark.parametrize("site", SITES[1:])
+def test_every_site_is_corrupted(site: str, trained: Trained) -> None:
+    """NaN in the first leaf of each trips its guard, and later nothing: the tests above see something."""
+    state, metrics = trained.under(Corruption.of(site, value=float("nan"), step=5))
+    assert {name for name in metrics.trips if metrics.trips[name].any()} == {
+        {"transition": "transition", "gradient": "update"}.get(site, "quarantine")
+    }
+    _, metrics = trained.under(HEALTHY, state)
+    assert not any(metrics.trips[name].any() for name in metrics.trips)
+
+
+CAUSES = {"params": "parameters", "opt_state": "optimizer", "normalizer": "normalizer"}
+
+
+def with_one(trained: Trained, part: str, leaf: int, index: int, value: float) -> tuple[TrainState, str]:
+    """The state with one number of it replaced, and that number's path."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(getattr(trained.state, part))
+    leaves = [x for _, x in paths]
+    floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    chosen = floats[leaf % len(floats)]
+    spoilt = np.array(leaves[chosen])
+    spoilt.reshape(-1)[index % spoilt.size] = value
+    leaves[chosen] = spoilt
+    changed = dataclasses.replace(trained.state, **{part: jax.tree.unflatten(structure, leaves)})
+    return changed, jax.tree_util.keystr(paths[chosen][0])
+
+
+@given(
+    part=st.sampled_from(sorted(CAUSES)),
+    leaf=st.integers(0, 63),
+    index=st.integers(0, 2**16),
+    value=st.sampled_from((float("nan"), float("inf"), -float("inf"), 1e30)),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_a_bad_training_state_is_found_out_at_once(
+    trained: Trained, part: str, leaf: int, index: int, value: float
+) -> None:
+    """In the iteration in which it is there, by the state guard, and what it says is bad is what is."""
+    changed, path = with_one(trained, part, leaf, index, value)
+    after, metrics = trained.under(HEALTHY, changed)
+    causes = dict(zip(trained.ppo.state_guards["state"].causes, metrics.trips["state"], strict=True))
+    if path == ".std" and value > 0:
+        # Observations were zeros for an iteration; it is always computed anew from the variance, which is good.
+        assert finite(learnt(after))
+        assert metrics.healthy
+        return
+    assert not metrics.healthy
+    assert {cause for cause, count in causes.items() if count} == {CAUSES[part]}
