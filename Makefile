@@ -21,7 +21,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow lint format lock wheel clean check-python
+.PHONY: help train test slow survival bench lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -35,6 +35,12 @@ test: lint ## Run lint, then the tests
 
 slow: $(STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a CPU, goes on where it stopped
+	$(BIN)/python scripts/survival.py $(ARGS)
+
+bench: $(STAMP) ## Measure what the guards cost, into docs/benchmarks.md
+	$(BIN)/python scripts/bench.py guards $(ARGS)
 
 # import-linter without its cache, which does not notice a deleted module.
 lint: $(STAMP) ## Check style, format, types and the direction of imports

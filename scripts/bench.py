@@ -1,0 +1,381 @@
+"""Benchmarks, measured in pairs, and the page that shows them.
+
+python scripts/bench.py guards                             # what all default guards cost
+python scripts/bench.py guards --env humanoid --pairs 60   # one environment, more pairs
+
+prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from rlstable import __version__
+from rlstable.compose import compose
+from rlstable.config import ConfigError
+from rlstable.io.rundir import write_atomically
+
+# What is trained, by the name that --env takes. An iteration takes a second or so on two CPU cores.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "inverted_pendulum": ("env=inverted_pendulum",),
+    "humanoid": (
+        "env=humanoid", "env.backend=mjx", "ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4",
+        "ppo.num_updates_per_batch=8", "ppo.unroll_length=10",
+    ),
+}  # fmt: skip
+COMMON = ("seed=0", "devices=1")
+QUIET = ("sinks=quiet", "checkpoint=off")
+WARM_UP = 2
+RESAMPLES = 10_000
+BOOTSTRAP_SEED = 0
+
+TITLE = """# Benchmarks
+
+Written by `scripts/bench.py`, one section per benchmark and in it one part per kind of device. What stands between two
+markers is written anew; everything else stays.
+"""
+GUARDS_TEXT = """\
+Two programs of one configuration and seed, `guards=off` and `guards=default` (limiters included), are called in turn in
+one process, two calls each to warm up and then in pairs; which of the two goes first alternates from pair to pair.
+Relative speed is time(off) / time(default), one ratio per pair: a median of 0.97 means 3 % slower with guards. Its 95 %
+interval is a bootstrap over pairs. "Not credibly below 0.98": its upper end is 0.98 or more; an upper end below 0.98
+would be credible evidence that guards cost more than 2 %. Differences between processes are not in the interval."""
+BEGIN, END = "<!-- bench: {} -->", "<!-- end of bench: {} -->"
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a benchmark found.
+
+    Attributes:
+        name: The subcommand.
+        title: Heading of its section.
+        text: How it is measured and how to read it.
+        header: Of the table; a line may end in it, for narrow screens.
+        cells: The table, text by row.
+        notes: What each row was measured with: its settings in code quotes, and what there is to say of it.
+        rows: The same and more, for JSON.
+    """
+
+    name: str
+    title: str
+    text: str
+    header: tuple[str, ...]
+    cells: list[tuple[str, ...]]
+    notes: list[str]
+    rows: list[Row]
+
+
+class PageError(Exception):
+    """The page cannot be updated, in one line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"bench: {message}\n")
+
+
+class Side:
+    """One of the two programs, with the state that it carries from call to call.
+
+    Args:
+        overrides: The configuration, as typed on the command line.
+
+    Attributes:
+        steps: Environment steps of one call.
+        trips: Over all calls, by guard; those that had any.
+    """
+
+    def __init__(self, overrides: Sequence[str]):
+        from rlstable.endings import Ending
+        from rlstable.runner import Runner
+
+        with tempfile.TemporaryDirectory() as folder:
+            # A run's own program and first state, so that what is timed is what users train with.
+            runner = Runner(compose([*overrides, *QUIET]), folder)
+            try:
+                self._program = runner._compile()
+                self._state = runner.state
+            finally:
+                runner._finish(Ending.stopped)
+        self.steps = runner.config.env_steps_per_iteration
+        self.trips: Counter[str] = Counter()
+
+    def __call__(self) -> float:
+        """Seconds of one iteration, waiting for its report as a run does."""
+        import jax
+
+        started = time.perf_counter()
+        self._state, report = self._program(self._state)
+        report = jax.device_get(report)
+        seconds = time.perf_counter() - started
+        self.trips += Counter({name: int(np.sum(counts)) for name, counts in report.trips.items()})
+        return seconds
+
+
+def guards(args: argparse.Namespace, console: Console) -> Report:
+    """What all default guards cost together."""
+    rows = [guards_row(name, args.pairs, console) for name in dict.fromkeys(args.env or SETTINGS)]
+    header = ("env", "relative\nspeed", "95 % interval", "steps/s\noff", "steps/s\ndefault")
+    cells = [
+        (
+            row["env"],
+            f"{row['ratio']:.3f}",
+            f"{row['interval'][0]:.3f} – {row['interval'][1]:.3f}",
+            f"{row['sps_off']:,.0f}",
+            f"{row['sps_default']:,.0f}",
+        )
+        for row in rows
+    ]
+    notes = []
+    for row in rows:
+        trips = ", ".join(f"{guard} {count:,}" for guard, count in row["trips"].items()) or "none"
+        measured = f"{row['pairs']} pairs, {row['steps']:,} steps a call, trips: {trips}"
+        notes.append(f"`{' '.join(row['settings'])}`: {measured}")
+    return Report("guards", "Cost of the guards", GUARDS_TEXT, header, cells, notes, rows)
+
+
+def guards_row(name: str, pairs: int, console: Console) -> Row:
+    """One environment's times with guards off and with the default ones."""
+    settings = [*SETTINGS[name], *COMMON]
+    sides = {}
+    for choice in ("off", "default"):
+        with console.status(f"{name}: compiling guards={choice}"):
+            started = time.perf_counter()
+            sides[choice] = Side([*settings, f"guards={choice}"])
+        console.print(f"{name}: guards={choice} is ready after {time.perf_counter() - started:.1f} s")
+    off, default = sides["off"], sides["default"]
+    numbers = track(range(pairs), name, console=console)
+    seconds_off, seconds_default = time_in_turn(off, default, numbers)
+    ratio, low, high = median_and_interval(seconds_off / seconds_default)
+    return {
+        "env": name,
+        "settings": settings,
+        "ratio": ratio,
+        "interval": [low, high],
+        "sps_off": off.steps / float(np.median(seconds_off)),
+        "sps_default": default.steps / float(np.median(seconds_default)),
+        "pairs": pairs,
+        "steps": off.steps,
+        "trips": default.trips,
+        "seconds_off": np.round(seconds_off, 6).tolist(),
+        "seconds_default": np.round(seconds_default, 6).tolist(),
+    }
+
+
+def time_in_turn(
+    first: Callable[[], float], second: Callable[[], float], numbers: Iterable[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Calls two things in pairs, after both have warmed up; in odd pairs the second goes first.
+
+    Args:
+        first: Called for the seconds it took.
+        second: The other.
+        numbers: Of the pairs.
+
+    Returns:
+        Seconds of the first and of the second, `[pairs]`.
+    """
+    for _ in range(WARM_UP):
+        first()
+        second()
+    times = []
+    for number in numbers:
+        if number % 2:
+            late = second()
+            times.append((first(), late))
+        else:
+            times.append((first(), second()))
+    return tuple(np.array(times).T)
+
+
+def median_and_interval(values: np.ndarray) -> tuple[float, float, float]:
+    """The median, and the ends of its 95 % percentile bootstrap interval; the same every time."""
+    rng = np.random.default_rng(BOOTSTRAP_SEED)
+    medians = np.median(values[rng.integers(len(values), size=(RESAMPLES, len(values)))], axis=1)
+    low, high = np.percentile(medians, (2.5, 97.5))
+    return float(np.median(values)), float(low), float(high)
+
+
+def device() -> Row:
+    """Where it was measured, without a name of the machine."""
+    import jax
+
+    used = jax.devices()[0]
+    return {"platform": used.platform, "kind": used.device_kind, "cpus": os.cpu_count()}
+
+
+def versions() -> dict[str, str]:
+    """What it was measured with."""
+    packages = {"jax": "jax", "brax": "brax", "mujoco": "mujoco", "mjx": "mujoco-mjx"}
+    installed = {name: metadata.version(package) for name, package in packages.items()}
+    return {"python": platform.python_version(), **installed, "rlstable": __version__}
+
+
+def markdown(report: Report, where: Row, what: Mapping[str, str]) -> str:
+    """A device's part of a section."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    parts = [
+        f"### {where['kind']}\n",
+        line([name.replace("\n", " ") for name in report.header]),
+        line(["---"] + ["---:"] * (len(report.header) - 1)),
+        *map(line, report.cells),
+        "",
+        f"Device: platform {where['platform']}, kind {where['kind']}, {where['cpus']} CPUs. "
+        f"Versions: {', '.join(f'{name} {version}' for name, version in what.items())}.\n",
+        "Settings, as `python -m rlstable.train` takes them:\n",
+        *(f"- {note}" for note in report.notes),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def read_page(path: Path) -> str:
+    """The page as it is, empty where there is none yet.
+
+    Raises:
+        PageError: It cannot be read, or not be written later.
+    """
+    if not path.parent.is_dir():
+        raise PageError(f"--out: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise PageError(f"--out: cannot write to {path.parent}")
+    try:
+        return path.read_text() if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise PageError(f"--out: cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes the page, whole or not at all.
+
+    Raises:
+        PageError: It cannot be written.
+    """
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise PageError(f"--out: cannot write to {path}: {error.strerror or error}") from error
+
+
+def cut(page: str, name: str) -> tuple[str, dict[str, str], str]:
+    """What stands before a section, its parts by kind of device, and what stands after it.
+
+    Raises:
+        PageError: Its markers do not match, so that something would be lost.
+    """
+    begin, end = BEGIN.format(name), END.format(name)
+    if begin not in page and end not in page:
+        return f"{(page or TITLE).rstrip()}\n\n", {}, "\n"
+    before, _, rest = page.partition(begin)
+    inside, _, after = rest.partition(end)
+    if page.count(begin) != 1 or rest.count(end) != 1 or end in before:
+        raise PageError(f"--out: the section {name} must have one {begin} and after it one {end}")
+    first, last = (marker.format(f"{name} on ").removesuffix(" -->") for marker in (BEGIN, END))
+    found = re.findall(f"{re.escape(first)}(.+?) -->\n(.*?){re.escape(last)}\\1 -->\n", inside, re.DOTALL)
+    if not len(found) == inside.count(first) == inside.count(last):
+        raise PageError(f"--out: a part of the section {name} has lost a marker; mend it first")
+    return before, dict(found), after
+
+
+def updated(page: str, report: Report, kind: str, body: str) -> str:
+    """The page with one device's part of one section written anew, or appended.
+
+    Args:
+        page: The page as it is.
+        report: Whose section.
+        kind: Of the device.
+        body: The new part.
+
+    Raises:
+        PageError: The page's markers do not match.
+    """
+    before, parts, after = cut(page, report.name)
+    blocks = [f"## {report.title}\n\n{report.text}\n"]
+    blocks += [_marked(f"{report.name} on {key}", part) for key, part in (parts | {kind: body}).items()]
+    return before + _marked(report.name, "\n".join(blocks)).rstrip("\n") + after
+
+
+def _marked(name: str, body: str) -> str:
+    return f"{BEGIN.format(name)}\n{body}{END.format(name)}\n"
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints the table."""
+    table = Table(title=report.title)
+    for number, name in enumerate(report.header):
+        table.add_column(name, justify="right" if number else "left")
+    for cells in report.cells:
+        table.add_row(*cells)
+    console.print(table)
+    for note in report.notes:
+        console.print(note, soft_wrap=True)
+
+
+def make_parser() -> Parser:
+    """One subcommand per benchmark."""
+    parser = Parser(prog="bench", description="Measures, prints a table and writes it into the page of benchmarks.")
+    commands = parser.add_subparsers(dest="name", required=True, metavar="benchmark", parser_class=Parser)
+    shared = Parser(add_help=False)
+    shared.add_argument(
+        "--out", type=Path, default=Path("docs/benchmarks.md"), help="page whose part for this device is written anew"
+    )
+    shared.add_argument("--json", action="store_true", help="print the result as one line of JSON, the rest on stderr")
+    command = commands.add_parser("guards", parents=[shared], help="what all default guards cost")
+    command.add_argument("--env", action="append", choices=SETTINGS, help="may be repeated; all of them by default")
+    command.add_argument("--pairs", type=_pairs, default=30, help="pairs of calls, 30 by default")
+    command.set_defaults(benchmark=guards)
+    return parser
+
+
+def _pairs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 2 or more")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one benchmark; a mistake is one line and exit code 2."""
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    console = Console(stderr=args.json, highlight=False)
+    try:
+        cut(read_page(args.out), args.name)  # before measuring: a mistake there costs minutes
+        report = args.benchmark(args, console)
+        where, what = device(), versions()
+        show(report, console)
+        if args.json:
+            print(json.dumps({"benchmark": report.name, "device": where, "versions": what, "rows": report.rows}))
+        page = updated(read_page(args.out), report, where["kind"], markdown(report, where, what))
+        write_page(args.out, page)
+    except (ConfigError, PageError) as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The benchmarks: statistics, the order of calls, the page, the command line, and one run in miniature."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
+spec = importlib.util.spec_from_file_location("bench", SCRIPT)
+assert spec is not None and spec.loader is not None
+bench: Any = importlib.util.module_from_spec(spec)
+sys.modules["bench"] = bench  # where dataclasses look for their module
+spec.loader.exec_module(bench)
+
+REPORT = bench.Report("guards", "Cost of the guards", "How.", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
+MARKERS = (bench.BEGIN, bench.END)
+TOY = (
+    "env=import", "env.name=toys:PointMass", "env.episode_length=12",
+    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
+    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
+)  # fmt: skip
+
+
+def exact_interval(count: int) -> tuple[int, int]:
+    """2.5 % and 97.5 % of the bootstrap median of 1..count, count odd, from the binomial distribution.
+
+    The median of a resample is at most k where more than half of its draws are, each with probability k / count.
+    """
+
+    def at_most(k: int) -> float:
+        share, half = k / count, count // 2 + 1
+        return sum(math.comb(count, n) * share**n * (1 - share) ** (count - n) for n in range(half, count + 1))
+
+    low, high = (next(k for k in range(1, count + 1) if at_most(k) >= level) for level in (0.025, 0.975))
+    return low, high
+
+
+@pytest.mark.parametrize("count", [5, 31, 101])
+def test_the_interval_is_the_bootstrap_distribution_s(count: int) -> None:
+    values = np.random.default_rng(1).permutation(np.arange(1.0, count + 1))
+    median, low, high = bench.median_and_interval(values)
+    assert median == (count + 1) / 2
+    assert (low, high) == exact_interval(count)
+
+
+def test_the_interval_is_the_same_every_time_and_scales() -> None:
+    values = np.array([0.9, 1.1, 0.97, 1.0])
+    assert bench.median_and_interval(values) == bench.median_and_interval(values)
+    assert bench.median_and_interval(values)[0] == pytest.approx(0.985)
+    assert bench.median_and_interval(2 * values) == pytest.approx(2 * np.array(bench.median_and_interval(values)))
+    assert bench.median_and_interval(np.full(3, 0.5)) == (0.5, 0.5, 0.5)
+
+
+def test_pairs_alternate_after_the_warm_up_and_keep_their_sides() -> None:
+    calls: list[str] = []
+    clock = itertools.count()
+
+    def side(name: str) -> Any:
+        return lambda: (calls.append(name), float(next(clock)))[1]
+
+    a, b = bench.time_in_turn(side("a"), side("b"), range(3))
+    assert "".join(calls) == "abab" + "ab" + "ba" + "ab"
+    assert a.tolist() == [4.0, 7.0, 8.0]
+    assert b.tolist() == [5.0, 6.0, 9.0]
+
+
+def test_a_new_page_has_its_title_and_section_and_stays_the_same() -> None:
+    page = bench.updated("", REPORT, "cpu", "numbers\n")
+    assert page.startswith("# Benchmarks\n")
+    assert "## Cost of the guards\n\nHow.\n" in page
+    assert bench.updated(page, REPORT, "cpu", "numbers\n") == page
+
+
+def test_an_update_keeps_other_devices_other_sections_and_what_people_wrote() -> None:
+    gpu = "NVIDIA H100 80GB HBM3 (a+b)"
+    other = bench.Report("precision", "Cost of precision", "So.", (), [], [], [])
+    page = bench.updated("# Mine\n\nWritten by hand.", REPORT, "cpu", "first\n")
+    page = bench.updated(page, other, "cpu", "second\n")
+    page = bench.updated(page, REPORT, gpu, "third\n") + "\nAn afterword.\n"
+    changed = bench.updated(page, REPORT, "cpu", "FIRST \\1\n")
+    assert changed == page.replace("first\n", "FIRST \\1\n")
+    for kept in (
+        "# Mine\n\nWritten by hand.\n",
+        "## Cost of precision",
+        "second\n",
+        f"on {gpu} -->\nthird\n",
+        "\nAn aft",
+    ):
+        assert kept in changed
+    assert changed.count("## Cost of the guards") == 1
+
+
+@pytest.mark.parametrize("lost", [marker.format(name) for marker in MARKERS for name in ("guards", "guards on cpu")])
+def test_a_page_that_lost_a_marker_is_left_alone(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = bench.updated("", REPORT, "cpu", "numbers\n")
+    file = tmp_path / "page.md"
+    file.write_text(page.replace(lost, "", 1))
+    assert complaint(capsys, "guards", "--out", str(file)).startswith("bench: --out: ")
+    assert file.read_text() == page.replace(lost, "", 1)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line that a mistake prints; it exits with 2."""
+    with pytest.raises(SystemExit) as caught:
+        bench.main(args)
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+BAD_INPUT = {
+    "one pair": (["guards", "--pairs", "1"], "argument --pairs: '1' must be a whole number, 2 or more"),
+    "no number": (["guards", "--pairs", "many"], "argument --pairs: 'many' must be"),
+    "a negative number": (["guards", "--pairs=-3"], "argument --pairs: '-3' must be"),
+    "unknown environment": (["guards", "--env", "humanoyd"], "argument --env: invalid choice: 'humanoyd'"),
+    "unknown benchmark": (["gards"], "argument benchmark: invalid choice: 'gards'"),
+    "no benchmark": ([], "the following arguments are required: benchmark"),
+    "no such folder": (["guards", "--out", "nowhere/page.md"], "--out: there is no folder nowhere"),
+    "a folder for a page": (["guards", "--out", "."], "--out: cannot read ."),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_one_line_and_exit_code_2(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert complaint(capsys, *args).startswith(f"bench: {message}")
+
+
+def test_a_setting_that_cannot_work_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(bench.SETTINGS, "toy", (*TOY, "ppo.lerning_rate=1"))
+    with pytest.raises(SystemExit) as caught:
+        bench.main(["guards", "--env", "toy", "--json", "--out", str(tmp_path / "page.md")])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("bench: ppo.lerning_rate: unknown key")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_the_cost_of_the_guards_in_miniature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = []
+
+    class Side(bench.Side):
+        def __init__(self, overrides: list[str]):
+            super().__init__(overrides)
+            sides.append((overrides[-1], self))
+
+    monkeypatch.setattr(bench, "Side", Side)
+    monkeypatch.setitem(bench.SETTINGS, "toy", TOY)
+    page = tmp_path / "page.md"
+    assert bench.main(["guards", "--env", "toy", "--env", "toy", "--pairs", "3", "--json", "--out", str(page)]) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    result = json.loads(line)
+    assert result["versions"].keys() == {"python", "jax", "brax", "mujoco", "mjx", "rlstable"}
+    assert result["device"].keys() == {"platform", "kind", "cpus"}
+    (row,) = result["rows"]
+    off, default = np.array(row["seconds_off"]), np.array(row["seconds_default"])
+    assert off.shape == default.shape == (3,)
+    assert row["ratio"] == pytest.approx(np.median(off / default), rel=1e-2)  # times are printed in microseconds
+    assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
+    assert row["sps_off"] == pytest.approx(64 / np.median(off), rel=1e-2)
+    assert row["trips"] == {}
+
+    (first, plain), (second, guarded) = sides
+    assert (first, second) == ("guards=off", "guards=default")
+    for side, has_guards in ((plain, False), (guarded, True)):
+        assert bool(side._state.counters.trips) is has_guards
+        assert int(side._state.counters.iterations) == bench.WARM_UP + 3, "the state is carried from call to call"
+
+    text = page.read_text()
+    assert "### cpu" in text
+    assert f"| toy | {row['ratio']:.3f} |" in text
+    assert "| steps/s off | steps/s default |" in text
+    assert "env.name=toys:PointMass" in text
+    assert str(Path.home()) not in text
+    assert "Cost of the guards" in captured.err
+
+
+def test_the_table_keeps_its_numbers_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    header = ("env", "relative\nspeed", "95 % interval", "steps/s\noff", "steps/s\ndefault")
+    cells = [("inverted_pendulum", "0.991", "0.981 – 0.998", "1,025,384", "1,019,902")]
+    report = bench.Report("guards", "Cost", "", header, cells, [], [])
+    bench.show(report, bench.Console(width=80))
+    printed = capsys.readouterr().out
+    for cell in cells[0]:
+        assert f" {cell} " in printed
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    args = bench.make_parser().parse_args(["guards"])
+    assert (args.pairs, args.out, args.env, args.json) == (30, Path("docs/benchmarks.md"), None, False)
