@@ -1,0 +1,127 @@
+"""docs/guards.md tells of every key, has the numbers that the configuration has, and its code works."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from toys import PointMass, State
+
+import rlstable
+from rlstable.compose import compose
+from rlstable.endings import Ending
+from rlstable.guard_config import GuardsConfig
+from rlstable.guards.batch import batch_guards
+from rlstable.guards.env import env_guards
+from rlstable.guards.state import state_guards
+from rlstable.guards.update import update_guards
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "guards.md").read_text()
+ROWS = re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE)
+
+
+def flat(guards: GuardsConfig) -> dict[str, Any]:
+    sections = guards.model_dump().items()
+    return {f"{section}.{key}": value for section, keys in sections for key, value in keys.items()}
+
+
+def number(text: str) -> Any:
+    words = {"null": None, "true": True, "false": False}
+    return words[text] if text in words else float(text)
+
+
+def test_every_key_has_one_row_and_every_row_a_key() -> None:
+    assert sorted(key for key, *_ in ROWS) == sorted(flat(GuardsConfig()))
+
+
+@pytest.mark.parametrize(("column", "group"), [(1, "default"), (2, "strict")])
+def test_numbers_are_those_of_the_configuration(column: int, group: str) -> None:
+    config = flat(compose(["env=fast", f"guards={group}"]).guards)
+    told = {row[0]: number(row[column]) for row in ROWS}
+    assert told == config
+    assert {key: type(value) is bool for key, value in told.items()} == {
+        key: type(value) is bool for key, value in config.items()
+    }
+    if group == "default":
+        assert told == flat(GuardsConfig())
+
+
+def test_no_key_is_made_up() -> None:
+    sections = "|".join(GuardsConfig.model_fields)
+    named = re.findall(rf"`(?:guards\.)?((?:{sections})\.\w+)`", PAGE)
+    assert set(named) == set(flat(GuardsConfig()))
+
+
+def test_causes_and_endings_are_those_of_the_guards() -> None:
+    config = compose(["env=fast"])
+    guards = {
+        **env_guards(config.guards),
+        **batch_guards(config.guards),
+        **update_guards(config.guards),
+        **state_guards(config.guards, config.ppo),
+    }
+    told = dict(re.findall(r"`guards/(\w+)/trips`: ([^|;]+)", PAGE))
+    assert {name: tuple(re.findall(r"`(\w+)`", re.sub(r"\(.*\)", "", text))) for name, text in told.items()} == {
+        name: guard.causes for name, guard in guards.items()
+    }
+    endings = re.findall(r"^\| `(\w+)` \|[^|]+\| `(\w+)` \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert len(endings) == 1 + len(state_guards(config.guards, config.ppo))
+    for name, reason, code in endings:
+        expected = Ending.no_update_accepted if name == "update" else Ending.of_guard(name)
+        assert (reason, int(code)) == (expected.name, expected.exit_code)
+
+
+class Env(PointMass):
+    """A point with a height, 1 more than its distance: within the circle of 1.5 it may come to 2.5."""
+
+    def reset(self, rng: jax.Array) -> State:
+        return raised(super().reset(rng))
+
+    def step(self, state: State, action: jax.Array) -> State:
+        physics = state.pipeline_state
+        return raised(super().step(state.replace(pipeline_state=physics.replace(q=physics.q[:2])), action))
+
+
+def raised(state: State) -> State:
+    physics = state.pipeline_state
+    height = 1.0 + jnp.linalg.norm(physics.q)
+    return state.replace(pipeline_state=physics.replace(q=jnp.append(physics.q, height)))
+
+
+def test_the_code_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(code.splitlines()) < 40
+    module = ModuleType("my.module")
+    module.Env = Env  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my", ModuleType("my"))
+    monkeypatch.setitem(sys.modules, "my.module", module)
+    monkeypatch.chdir(tmp_path)
+    small = functools.partial(
+        rlstable.fit,
+        total_steps=640,
+        devices=1,
+        ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
+        network={"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,)},
+        eval={"num_evals": 0},
+        overrides=["env.episode_length=12", "sinks=quiet"],
+    )
+    monkeypatch.setattr(rlstable, "fit", small)
+    names: dict[str, Any] = {"__name__": "page"}
+    monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look their module up
+    exec(compile(code, "docs/guards.md", "exec"), names)
+    result, last = names["result"], names["result"].history[-1]
+    assert result.ending is Ending.completed
+    assert last["guards/height/trips"] == last["guards/height/high"] > 0
+    assert "guards/height/low" not in last
+    assert last["guards/quarantine/trips"] == 0
+    events = (tmp_path / "runs" / "height" / "events.jsonl").read_text()
+    assert re.search(r'"guard_tripped".*"height".*"high"', events)
