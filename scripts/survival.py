@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for task in asked.task or TASKS:
             for side in asked.side or survival_page.SIDES:
                 run_side(task, side, [CASES[name] for name in asked.only or CASES], range(asked.seeds), asked.out)
-    survival_page.write(survival_page.read(asked.out), [*CASES], asked.out)
+    survival_page.write(survival_page.read(asked.out), [*CASES], asked.out, possible)
 
 
 def run_side(task: str, side: str, cases: Sequence[Case], seeds: Sequence[int], out: Path) -> None:
@@ -318,14 +318,20 @@ def run_side(task: str, side: str, cases: Sequence[Case], seeds: Sequence[int], 
         sys.stdout.flush()
 
 
+def possible(task: str, side: str, case: str) -> bool:
+    """Whether a trainer and its physics can have a fault: only MuJoCo has a warm start."""
+    has_part = task == "mjx" or CASES[case].fault["site"] != "warm_start"
+    return has_part and (side != "brax" or CASES[case].rival is not None)
+
+
 def _how(
     task: str, side: str, case: Case, seeds: Sequence[int], arenas: dict[Any, Arena]
 ) -> Callable[[], list[Row]] | None:
     """How to run a case, None where a side has no such fault."""
-    if case.name.startswith("warm_start") and task != "mjx":
+    if not possible(task, side, case.name):
         return None
     if side == "brax":
-        return None if case.rival is None else functools.partial(run_rival, task, case, seeds)
+        return functools.partial(run_rival, task, case, seeds)
     overrides = (*TASKS[task], f"guards={side}", *case.overrides)
     if case.whole_run:
         return functools.partial(run_whole, overrides, case.fault, seeds)

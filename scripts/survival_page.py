@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ are judged on the environment without the fault: {episodes} episodes, the mean a
 
 A cell is the median over {seeds} seeds of the return as a share of the clean training's of the same trainer, with the
 least and greatest seed in brackets; **nan** where the parameters or statistics of any seed are not finite; "n/a" where
-that trainer or physics can have no such fault. Behind `guards=default` stand the guards that tripped, with the median
+that trainer or physics can have no such fault. Faults of the environment strike the same steps whatever their kind, and
+a sample that is left out is left out whatever was bad, so that such rows often agree to the digit: they are one
+training, and their brackets one and the same slow seed. Behind `guards=default` stand the guards that tripped, with the median
 of their trips. Survived is 0.95 or more with finite parameters.
 
 ![the matrix](survival.png)
@@ -41,15 +43,16 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def cell(rows: Sequence[Row], clean: float) -> tuple[str, float | None]:
+def cell(rows: Sequence[Row], clean: float, possible: bool = True) -> tuple[str, float | None]:
     """What a cell says, and its number: the median share of the clean return, 0 where it died, None where it has none.
 
     Args:
         rows: One per seed.
         clean: The clean return.
+        possible: Whether this trainer and physics can have such a fault.
     """
     if not rows:
-        return "n/a", None
+        return ("not run" if possible else "n/a"), None
     shares = [0.0 if row["return"] is None else row["return"] / clean for row in rows]
     text = f"{np.median(shares):.2f} [{min(shares):.2f}, {max(shares):.2f}]"
     if not all(row["finite"] for row in rows):
@@ -63,8 +66,15 @@ def trips(rows: Sequence[Row]) -> str:
     return ", ".join(f"{name} {np.median([row['trips'].get(name, 0) for row in rows]):,.0f}" for name in names)
 
 
-def write(rows: Sequence[Row], cases: Sequence[str], results: Path) -> None:
-    """Writes the page and the picture beside the results."""
+def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Callable[[str, str, str], bool]) -> None:
+    """Writes the page and the picture beside the results.
+
+    Args:
+        rows: The results.
+        cases: Names, in order.
+        results: The file they are from.
+        possible: Whether a task, a side and a case go together.
+    """
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if not tasks:
         return
@@ -72,6 +82,7 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path) -> None:
           for t in tasks for s in SIDES for c in cases}  # fmt: skip
     columns = [(task, side) for task in tasks for side in SIDES if any(by[task, side, case] for case in cases)]
     numbers = np.full((len(cases), len(columns)), np.nan)
+    words = np.full(numbers.shape, "", dtype=object)
     parts = [_INTRODUCTION.format(steps=204_800, episodes=32, seeds=max(row["seed"] for row in rows) + 1)]
     for task in tasks:
         sides = [side for own, side in columns if own == task]
@@ -82,17 +93,20 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path) -> None:
             texts = []
             for side in sides:
                 clean = [row["return"] or 0.0 for row in by[task, side, "clean"]]
-                text, number = cell(by[task, side, case], float(np.median(clean)) if clean else np.nan)
+                own, measure = by[task, side, case], float(np.median(clean)) if clean else np.nan
+                text, number = cell(own, measure, possible(task, side, case))
                 texts.append(text)
-                numbers[index, columns.index((task, side))] = np.nan if number is None else number
+                place = index, columns.index((task, side))
+                numbers[place] = np.nan if number is None else number
+                words[place] = text if number is None else f"{number:.2f}"
             parts.append(f"| {case} | " + " | ".join(texts) + f" | {trips(by[task, 'default', case])} |")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "brax", "mujoco", "mujoco-mjx"))
     parts.append(f"\nPython {platform.python_version()}, {versions}, on {jax.devices()[0].device_kind}.")
     (results.parent / "survival.md").write_text("\n".join(parts) + "\n")
-    _draw(numbers, cases, [f"{TITLES[side]}\n{task}" for task, side in columns], results.parent / "survival.png")
+    _draw(numbers, words, cases, [f"{TITLES[side]}\n{task}" for task, side in columns], results.parent / "survival.png")
 
 
-def _draw(numbers: np.ndarray, cases: Sequence[str], columns: Sequence[str], path: Path) -> None:
+def _draw(numbers: np.ndarray, words: np.ndarray, cases: Sequence[str], columns: Sequence[str], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -102,9 +116,8 @@ def _draw(numbers: np.ndarray, cases: Sequence[str], columns: Sequence[str], pat
     colours = plt.get_cmap("RdYlGn").with_extremes(bad="#eeeeee")
     axes.imshow(np.clip(numbers, 0, 1), aspect="auto", cmap=colours, vmin=0, vmax=1)
     for (row, column), number in np.ndenumerate(numbers):
-        text = "n/a" if np.isnan(number) else f"{number:.2f}"
-        weight = "bold" if number >= ENOUGH else "normal"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8, weight=weight)
+        weight, colour = "bold" if number >= ENOUGH else "normal", "white" if number < 0.2 else "black"
+        axes.text(column, row, words[row, column], ha="center", va="center", fontsize=8, weight=weight, color=colour)
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_yticks(range(len(cases)), cases, fontsize=8)
     axes.xaxis.tick_top()

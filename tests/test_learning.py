@@ -15,6 +15,11 @@ SMALL = [
 ]  # fmt: skip
 
 
+def trips(result: rlstable.Result) -> dict[str, float]:
+    """What tripped: on a healthy environment nothing."""
+    return {name: count for name, count in result.history[-1].items() if name.endswith("/trips") and count}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("env", "rise"), [("ant", 300.0), ("halfcheetah", 300.0)])
@@ -25,7 +30,7 @@ def test_returns_rise(tmp_path: Path, env: str, rise: float, seed: int) -> None:
     )
     returns = [row["eval/episode_reward"] for row in result.history if "eval/episode_reward" in row]
     assert max(returns[-2:]) >= returns[0] + rise
-    assert result.history[-1]["guards/quarantine/trips"] == 0
+    assert trips(result) == {}
 
 
 @pytest.mark.slow
@@ -37,7 +42,7 @@ def test_humanoid_on_mjx_runs_several_iterations(tmp_path: Path) -> None:
         overrides=[*SMALL, "eval.num_evals=1", "eval.num_envs=2", "env.episode_length=100"],
     )
     assert len(result.history) >= 5
-    assert result.history[-1]["guards/quarantine/trips"] == 0
+    assert trips(result) == {}
     assert result.history[-1]["training/explained_variance"] > 0.0
 
 

@@ -58,7 +58,8 @@ def test_the_guarded_training_lives_where_the_unguarded_dies() -> None:
 
 
 def test_a_cell_says_what_became_of_a_case() -> None:
-    assert survival_page.cell([], 1000.0) == ("n/a", None)
+    assert survival_page.cell([], 1000.0, possible=False) == ("n/a", None)
+    assert survival_page.cell([], 1000.0) == ("not run", None)
     lives = [row("x", "off", 900.0), row("x", "off", 1000.0), row("x", "off", 500.0)]
     assert survival_page.cell(lives, 1000.0) == ("0.90 [0.50, 1.00]", 0.9)
     assert survival_page.cell([row("x", "off", None, finite=False)], 1000.0) == ("**nan** 0.00 [0.00, 0.00]", 0.0)
@@ -76,10 +77,12 @@ def test_the_page_shows_every_case_and_side(tmp_path: Path) -> None:
     rows[-1]["trips"] = {"quarantine": 3}
     out = tmp_path / "survival.jsonl"
     out.write_text("".join(json.dumps(own) + "\n" for own in rows))
-    survival_page.write(survival_page.read(out), ["clean", "bad", "never run"], out)
+    cases = ["clean", "bad", "never run", "never possible"]
+    survival_page.write(survival_page.read(out), cases, out, lambda *asked: asked[2] != "never possible")
     page = (tmp_path / "survival.md").read_text()
     assert "| bad | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | quarantine 3 |" in page
-    assert "| never run | n/a | n/a |  |" in page
+    assert "| never run | not run | not run |  |" in page
+    assert "| never possible | n/a | n/a |  |" in page
     assert (tmp_path / "survival.png").read_bytes().startswith(b"\x89PNG")
 
 
