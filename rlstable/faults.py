@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 
 from rlstable.config import ConfigError
 from rlstable.counter import WideCounter
@@ -167,13 +166,12 @@ class FaultyOptimizer(Optimizer):
         healthy = super().candidate(gradients, gradient_norm, opt_state, params, rate)
         mean, square = (_half(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
         epsilon = _half(jnp.float32(self.config.optimizer.eps))
-        vector, unravel = ravel_pytree(params)
-        halved = _half(vector) - rate * mean / (jnp.sqrt(square) + epsilon)
+        halved = jax.tree.map(lambda p, m, v: _half(p) - rate * m / (jnp.sqrt(v) + epsilon), params, mean, square)
         hit = self.injection.hits("adam", _key_of(gradient_norm))
         state = optax.tree.set(healthy.opt_state, mu=mean, nu=square)
-        step = optax.global_norm(halved - vector)
+        step = optax.global_norm(jax.tree.map(jnp.subtract, halved, params))
         return healthy._replace(
-            params=select(~hit, healthy.params, unravel(halved)),
+            params=select(~hit, healthy.params, halved),
             opt_state=select(~hit, healthy.opt_state, state),
             update_norm=jnp.where(hit, step, healthy.update_norm),
         )

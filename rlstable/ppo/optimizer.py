@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from rlstable.config import LossScaleConfig, PPOConfig
 from rlstable.guard_config import LimiterConfig
@@ -38,8 +37,6 @@ class Candidate(NamedTuple):
 class Optimizer:
     """Turns gradients into candidate parameters.
 
-    All layers are one vector here: a small network's update costs by the array, not by the number.
-
     Attributes:
         config: Learning rate, schedule, kind of optimizer, `max_grad_norm`.
         limits: Bounds of gradients and updates.
@@ -56,7 +53,7 @@ class Optimizer:
 
     def init(self, params: Any) -> Any:
         """The state before the first update."""
-        return self._transform.init(ravel_pytree(params)[0])
+        return self._transform.init(params)
 
     def candidate(
         self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rate: jax.Array
@@ -76,17 +73,16 @@ class Optimizer:
             gradient_norm = optax.global_norm(gradients)
         if self.max_norm is not None:
             activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm)
-        vector, unravel = ravel_pytree(params)
-        direction, new_state = self._transform.update(ravel_pytree(gradients)[0], opt_state, vector)
-        update = -rate * direction
-        norm, parameter_norm = optax.global_norm(update), optax.global_norm(vector)
+        direction, new_state = self._transform.update(gradients, opt_state, params)
+        update = jax.tree.map(lambda d: -rate * d, direction)
+        norm, parameter_norm = optax.global_norm(update), optax.global_norm(params)
         if self.limits.update_norm is not None:
             bound = self.limits.update_norm * jnp.maximum(parameter_norm, 1.0)
             activity["update_norm"] = limiters.beyond(norm, bound)
             # Chosen, so that an update within its bound is not touched by a rounding error.
             shrink = jnp.where(norm <= bound, 1.0, bound / norm)
-            update, norm = update * shrink, norm * shrink
-        return Candidate(unravel(vector + update), new_state, norm, parameter_norm, activity)
+            update, norm = jax.tree.map(lambda u: u * shrink, update), norm * shrink
+        return Candidate(optax.apply_updates(params, update), new_state, norm, parameter_norm, activity)
 
     def rate(self, tuning: Tuning, progress: jax.Array) -> jax.Array:
         """The learning rate at a share of the run, float32 scalar."""
