@@ -14,6 +14,7 @@ from toys import GUARDS_OFF, tiny_config
 from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.endings import Ending
+from rlstable.guards.state import StormGuard
 from rlstable.io.rundir import read_result
 from rlstable.runner import Runner
 
@@ -153,3 +154,14 @@ def test_without_guards_nothing_is_drawn_and_nothing_refilled(tmp_path: Path) ->
     runner.run()
     assert runner.state.reset_pool is None
     assert runner.host.drawn is False
+
+
+def test_a_state_guard_of_one_s_own_ends_a_run_by_its_patience(tmp_path: Path) -> None:
+    """Under the name that stands for all of them; a state that it refuses is not saved."""
+    never = StormGuard(PATIENCE, -1.0)  # not even a batch without a bad sample is good enough
+    runner = Runner(short(), tmp_path, more_guards={"state": {"never": never}})
+    result = runner.run()
+    assert (result.ending, result.ending.exit_code) == (Ending.guard_exhausted, 8)
+    assert runner.host.iteration == PATIENCE
+    assert not (tmp_path / "checkpoints").exists()
+    assert result.history[-1]["guards/never/environments"] == PATIENCE

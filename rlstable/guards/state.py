@@ -6,6 +6,7 @@ they reach its patience the run ends by the guard's name.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any, NamedTuple, Protocol
 
@@ -74,7 +75,7 @@ class StateSiteGuard(Guard, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Patient:
+class _Patient(abc.ABC):
     """What the guards of this site share: they repair nothing, and their patience ends.
 
     Attributes:
@@ -84,8 +85,9 @@ class _Patient:
     patience: int
 
     @property
+    @abc.abstractmethod
     def causes(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """Why it can trip."""
 
     def init(self) -> GuardState:
         """No trips, none in a row."""

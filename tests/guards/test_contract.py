@@ -22,7 +22,17 @@ from rlstable import sharding
 from rlstable.config import PPOConfig
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards import masked
-from rlstable.guards.base import GuardState, Verdict, all_finite, all_within, count_first, fold, norm_within, select
+from rlstable.guards.base import (
+    GuardState,
+    Verdict,
+    all_finite,
+    all_within,
+    check_more,
+    count_first,
+    fold,
+    norm_within,
+    select,
+)
 from rlstable.guards.batch import BatchContext, batch_guards
 from rlstable.guards.env import EnvContext, env_guards
 from rlstable.guards.inference import ActionContext, InferenceGuard
@@ -31,6 +41,7 @@ from rlstable.guards.state import Report, StateContext, state_guards
 from rlstable.guards.update import UpdateContext, update_guards
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.state import Transition
+from rlstable.schema import ConfigError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -950,3 +961,18 @@ def test_counting_by_first_cause():
     assert counts.dtype == jnp.int32 and counts.sum() == bad.any(axis=0).sum()
     assert counts[0] == bad[0].sum() and counts[1] == (bad[1] & ~bad[0]).sum()
     assert count_first(jnp.array([False, True, True])).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"reward": {"mine": Doubling(1.0)}}, "there is no site 'reward'; there are env, batch, update, state"),
+        ({"env": {"storm": Doubling(1.0)}}, "'storm' is the name of another guard"),
+        ({"env": {"mine": Doubling(1.0)}, "batch": {"mine": Doubling(1.0)}}, "'mine' is the name of another guard"),
+    ],
+)
+def test_a_guard_of_one_s_own_has_a_site_and_a_name_of_its_own(more, said):
+    """What guards remember and count is kept by name, whatever their site."""
+    with pytest.raises(ConfigError, match=said):
+        check_more(more, ("storm", "state"))
+    check_more({"env": {"mine": Doubling(1.0)}, "state": {"other": Doubling(1.0)}}, ("storm", "state"))
