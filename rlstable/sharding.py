@@ -77,22 +77,27 @@ def own_key(key: jax.Array) -> jax.Array:
 
 def mean(tree: Any) -> Any:
     """The mean over devices of every leaf."""
-    return jax.lax.pmean(tree, AXIS)
+    return _across(jax.lax.pmean, tree)
 
 
 def total(tree: Any) -> Any:
     """The sum over devices of every leaf."""
-    return jax.lax.psum(tree, AXIS)
+    return _across(jax.lax.psum, tree)
 
 
 def least(tree: Any) -> Any:
     """The minimum over devices of every leaf."""
-    return jax.lax.pmin(tree, AXIS)
+    return _across(jax.lax.pmin, tree)
 
 
 def greatest(tree: Any) -> Any:
     """The maximum over devices of every leaf."""
-    return jax.lax.pmax(tree, AXIS)
+    return _across(jax.lax.pmax, tree)
+
+
+def _across(reduce: Callable[[Any, str], Any], tree: Any) -> Any:
+    """Nothing on a single device: XLA keeps a reduction over one participant, with its copies and its rendezvous."""
+    return tree if device_count() == 1 else reduce(tree, AXIS)
 
 
 def first_device(tree: Any) -> Any:
