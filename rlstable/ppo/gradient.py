@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rlstable import sharding
 from rlstable.config import PPOConfig
 from rlstable.guard_config import LimiterConfig
-from rlstable.guards import limiters
+from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
 from rlstable.ppo.networks import Networks
@@ -24,7 +24,7 @@ class Objective:
     """What is minimised.
 
     Attributes:
-        networks: Policy and value networks.
+        networks: Policy and value networks that take observations as they are (`Networks.bare`).
         config: Hyperparameters.
         limits: Bounds.
         scaled: Whether the loss is multiplied while it is differentiated, as float16 networks need.
@@ -51,7 +51,7 @@ class Objective:
         Args:
             params: Network parameters.
             statistics: Observation statistics.
-            data: `[T, B]`.
+            data: `[T, B]`, prepared.
             valid_share: `masked.share(data.valid)`.
             loss_scale: Factor on the loss while it is differentiated; the gradient is divided by it.
         """
@@ -131,6 +131,22 @@ class Objective:
         advantage, std = standardize(data.advantage, data.valid, valid_share, least)
         # One number for the whole minibatch, shaped as its samples so that it can be split with them.
         return data._replace(advantage=advantage, advantage_std=jnp.broadcast_to(std, advantage.shape))
+
+
+def prepared(networks: Networks, statistics: Statistics, data: Transition) -> Transition:
+    """Experience as `networks.bare` read it: observations normalised and bounded, once for all epochs.
+
+    The observation of an invalid sample is kept where it is finite: the value of the step before may rest on it.
+
+    Args:
+        networks: What prepares.
+        statistics: Observation statistics.
+        data: Any leading axes.
+    """
+    return data._replace(
+        observation=networks.prepare(statistics, masked.finite(data.observation, data.valid)),
+        bootstrap_observation=networks.prepare(statistics, data.bootstrap_observation),
+    )
 
 
 def as_minibatch(data: Transition, key: jax.Array) -> Transition:

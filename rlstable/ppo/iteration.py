@@ -27,7 +27,7 @@ from rlstable.guards.state import Report, StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
 from rlstable.packed import Packed
 from rlstable.ppo import normalizer, overshoot, reward
-from rlstable.ppo.gradient import Objective, as_minibatch
+from rlstable.ppo.gradient import Objective, as_minibatch, prepared
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.rollout import Collected, TrainingEnv, collect
@@ -76,7 +76,8 @@ class PPO:
             if ppo.normalize_observations and not ppo.updates_normalizer_first:
                 statistics = self._observed(statistics, data)
             if ppo.normalize_values:
-                statistics, params = self._objective.follow_targets(params, statistics, data)
+                readable = prepared(self.networks, statistics, data)
+                statistics, params = self._objective.follow_targets(params, statistics, readable)
 
             values = self._values(state, statistics, data, learned) | rollout.metrics | shaping
             kept = (params, opt_state, (statistics, returns.statistics))
@@ -101,6 +102,7 @@ class PPO:
 
     def _learn(self, state: TrainState, statistics: Any, data: Transition, states: dict, key: jax.Array) -> Learning:
         """All epochs over one batch. Their number is traced, so that 0 measures collecting without another program."""
+        data = prepared(self.networks, statistics, data)
         if self.config.ppo.gae == "per_iteration":
             data = self._objective.with_estimates(state.params, statistics, data)
         data = self._with_reference(state, statistics, data)
@@ -111,7 +113,7 @@ class PPO:
 
         def report() -> dict[str, jax.Array]:
             sample = as_minibatch(jax.tree.map(lambda x: x[:rows], data), key)
-            return self._minibatch(learning, learning.progress, statistics, sample, state.counters).progress.sums
+            return self._minibatch(learning, statistics, sample, state.counters).progress.sums
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(report))
         learning = learning._replace(progress=learning.progress._replace(sums=sums))
@@ -135,14 +137,13 @@ class PPO:
             learning, key = carry
             key, key_noise = jax.random.split(key)
             minibatch = as_minibatch(minibatch, key_noise)
-            return (self._minibatch(learning, proven, statistics, minibatch, counters), key), None
+            return (self._minibatch(learning, statistics, minibatch, counters), key), None
 
         (after, _), _ = jax.lax.scan(step, (learning, key_loss), minibatches)
-        return after._replace(key=key), overshoot.prove(after.passed_over, learning.progress, proven)
+        progress, proven = overshoot.settle(after.passed_over, learning.progress, proven, after.progress)
+        return after._replace(progress=progress, key=key), proven
 
-    def _minibatch(
-        self, learning: Learning, proven: Progress | None, statistics: Any, data: Transition, counters: Counters
-    ) -> Learning:
+    def _minibatch(self, learning: Learning, statistics: Any, data: Transition, counters: Counters) -> Learning:
         """One candidate update, and the verdict on it."""
         progress, tuning = learning.progress, learning.tuning
         params, opt_state = progress.params, progress.opt_state
@@ -151,27 +152,28 @@ class PPO:
         norm = optax.global_norm(gradients)
 
         learnable: jax.Array | bool = True if data.valid is None else masked.some(data.valid)
-        searching: jax.Array | bool = False
+        under_way = overshoot.under_way(learning.passed_over)
+        excused: jax.Array | bool = False if under_way is True else jnp.logical_not(under_way)
         if self.precision.loss_scale is not None:
             finite = jnp.isfinite(norm)
             learnable &= finite
-            searching = ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
-            tuning = adapt_loss_scale(tuning, finite, self.precision.loss_scale)
+            excused |= ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
+            tuning = select(under_way, adapt_loss_scale(tuning, finite, self.precision.loss_scale), tuning)
         if self.config.ppo.learning_rate_schedule == "adaptive_kl":
             adapted = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
-            tuning = select(overshoot.under_way(learning.passed_over), adapted, tuning)
+            tuning = select(under_way, adapted, tuning)
         # At the iteration's end: a warm-up must not spend its first iteration at a rate of zero.
         reached = counters.env_steps + self.config.env_steps_per_iteration
         rate = self.optimizer.rate(tuning, reached.progress(self.config.total_steps))
 
         candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate)
         context = UpdateContext(
-            (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm, searching
+            (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm, excused
         )
         (new_params, new_opt), ok, states = fold(self.update_guards, context, learning.guard_state)
         ok = learnable if ok is True else ok & learnable
-        going, progress, passed_over, tuning = overshoot.judge(
-            learning.passed_over, proven, progress, metrics, tuning, self.config.guards.limiters.kl
+        going, passed_over, tuning = overshoot.judge(
+            learning.passed_over, metrics, tuning, self.config.guards.limiters.kl
         )
         ok = going if ok is True else ok & going
 
@@ -183,7 +185,7 @@ class PPO:
         metrics |= {f"limiters/{name}/active": active for name, active in candidate.activity.items()}
         if self.precision.loss_scale is not None:
             metrics["training/loss_scale"] = tuning.loss_scale
-        params, opt_state = select(ok, (new_params, new_opt), (progress.params, progress.opt_state))
+        params, opt_state = select(ok, (new_params, new_opt), (params, opt_state))
         progress = Progress(
             params,
             opt_state,
@@ -200,7 +202,7 @@ class PPO:
         asked = self.config.guards.limiters.kl is not None or self.config.guards.policy.enabled
         if not asked or statistics is state.normalizer:
             return data
-        reference, _ = self.networks.distribution(state.params, statistics, data.observation)
+        reference, _ = self.networks.bare.distribution(state.params, statistics, data.observation)
         return data._replace(reference=reference)
 
     def _observed(self, statistics: Any, data: Transition) -> Any:
@@ -215,13 +217,13 @@ class PPO:
         valid_share: jax.Array | None,
         loss_scale: jax.Array,
     ) -> tuple[Any, dict[str, jax.Array]]:
-        """The gradient of the loss on a minibatch over all devices, and its metrics."""
+        """The gradient of the loss on a prepared minibatch over all devices, and its metrics."""
         return self._objective.gradient(params, statistics, data, valid_share, loss_scale)
 
     @property
     def _objective(self) -> Objective:
         scaled = self.precision.loss_scale is not None
-        return Objective(self.networks, self.config.ppo, self.config.guards.limiters, scaled)
+        return Objective(self.networks.bare, self.config.ppo, self.config.guards.limiters, scaled)
 
     def _in_minibatches(self, x: jax.Array) -> jax.Array:
         return jnp.reshape(x, (self.config.ppo.num_minibatches, -1, *x.shape[1:]))
@@ -229,6 +231,11 @@ class PPO:
     def _values(self, state: TrainState, statistics: Any, data: Transition, learned: Learning) -> dict[str, jax.Array]:
         """What the iteration reports: means over accepted minibatches, NaN where there was none."""
         limits, minibatches = self.config.guards.limiters, state.tuning.epochs * self.config.ppo.num_minibatches
+        share = masked.share(data.valid)
+
+        def mean(x: jax.Array) -> jax.Array:
+            return sharding.mean(masked.mean(x, data.valid, share))
+
         accepted = learned.progress.accepted
         values = {name: total / accepted for name, total in learned.progress.sums.items()}
         values["training/accepted_share"] = accepted / minibatches
@@ -236,8 +243,11 @@ class PPO:
             values["limiters/kl/active"] = learned.passed_over / minibatches
         if limits.observation_outlier is not None and self.config.ppo.normalize_observations:
             outlying = normalizer.outlying(data.observation, state.normalizer, limits.observation_outlier)
-            share = masked.share(data.valid)
-            values["limiters/observation_outlier/active"] = sharding.mean(masked.mean(outlying, data.valid, share))
+            values["limiters/observation_outlier/active"] = mean(outlying)
+        if limits.observation is not None:
+            values["limiters/observation/active"] = mean(
+                self.networks.beyond(statistics, data.observation, limits.observation)
+            )
         if data.valid is not None:
             values["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
         return values

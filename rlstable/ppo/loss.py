@@ -80,10 +80,8 @@ def ppo_loss(
     Returns:
         The loss, and metrics that average over minibatches and devices.
     """
-    # The observation of an invalid sample is kept where it is finite: the value of the step before may rest on it.
-    observation = masked.finite(data.observation, data.valid)
-    distribution, activity = networks.distribution(params, statistics, observation)
-    values = networks.value(params, statistics, observation)
+    distribution, activity = networks.distribution(params, statistics, data.observation)
+    values = networks.value(params, statistics, data.observation)
     std = None
     if data.target is None or data.advantage is None:
         targets, advantages = estimate(networks, params, statistics, data, values, config)

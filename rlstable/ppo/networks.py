@@ -147,14 +147,11 @@ class Networks:
 
     def distribution(self, params: Params, statistics: Statistics, observation: Any) -> tuple[Normal, Activity]:
         """The action distribution, and how much of it stood at a bound (`[...]` per limiter that is on)."""
-        inputs = self._normalized(statistics, observation, self.config.policy_obs_key)
-        limited = limiters.clip(inputs, self.limits.observation)
-        loc, raw_scale = self._policy.apply(params["policy"], limited)
+        inputs = self._prepared(statistics, observation, self.config.policy_obs_key)
+        loc, raw_scale = self._policy.apply(params["policy"], inputs)
         low, high = self.limits.policy_std_min, self.limits.policy_std_max
         scale = limiters.bounded(raw_scale, low, high)
         activity = {}
-        if self.limits.observation is not None:
-            activity["observation"] = jnp.mean(limiters.beyond(inputs, self.limits.observation), axis=-1)
         if low is not None or high is not None:
             activity["policy_std"] = jnp.mean(limiters.outside(raw_scale, low, high), axis=-1)
         kind = TanhNormal if self.config.distribution_type == "tanh_normal" else Normal
@@ -162,9 +159,8 @@ class Networks:
 
     def value(self, params: Params, statistics: Statistics, observation: Any) -> jax.Array:
         """The value estimate, `[...]`."""
-        inputs = self._normalized(statistics, observation, self.config.value_obs_key)
-        limited = limiters.clip(inputs, self.limits.observation)
-        estimate = jnp.squeeze(self._value.apply(params["value"], limited).astype(jnp.float32), axis=-1)
+        inputs = self._prepared(statistics, observation, self.config.value_obs_key)
+        estimate = jnp.squeeze(self._value.apply(params["value"], inputs).astype(jnp.float32), axis=-1)
         if statistics.value is None:
             return estimate
         return estimate * statistics.value.std + statistics.value.mean
@@ -206,20 +202,42 @@ class Networks:
             wanted[key] = observation[key]
         return wanted
 
+    def prepare(self, statistics: Statistics, observation: Any) -> Any:
+        """Observations as the networks take them: normalised and bounded. `bare` networks read the result.
+
+        Where the same observations are read often, as in SGD, this is done once.
+        """
+        if self.normalize:
+            observation = normalizer.normalize(observation, statistics)
+        return jax.tree.map(lambda x: limiters.clip(x, self.limits.observation), observation)
+
+    def beyond(self, statistics: Statistics, observation: Any, limit: float) -> jax.Array:
+        """The share of what the policy reads that is beyond `limit` once normalised, `[...]`."""
+        inputs = self._input(observation, self.config.policy_obs_key)
+        if self.normalize:
+            inputs = normalizer.normalize(inputs, self._own(statistics, self.config.policy_obs_key))
+        return jnp.mean(limiters.beyond(inputs, limit), axis=-1)
+
+    @property
+    def bare(self) -> Networks:
+        """The same networks for observations that `prepare` has been over."""
+        limits = self.limits.model_copy(update={"observation": None})
+        return dataclasses.replace(self, normalize=False, limits=limits)
+
     def _input(self, observation: Any, key: str) -> Any:
         return observation[key] if isinstance(observation, Mapping) else observation
 
-    def _normalized(self, statistics: Statistics, observation: Any, key: str) -> jax.Array:
-        x = self._input(observation, key)
-        if not self.normalize:
-            return x
-        own = Statistics(
+    def _prepared(self, statistics: Statistics, observation: Any, key: str) -> jax.Array:
+        return self.prepare(self._own(statistics, key), self._input(observation, key))
+
+    def _own(self, statistics: Statistics, key: str) -> Statistics:
+        """The statistics of one part of the observation."""
+        return Statistics(
             statistics.count,
             self._input(statistics.mean, key),
             self._input(statistics.variance, key),
             self._input(statistics.std, key),
         )
-        return normalizer.normalize(x, own)
 
     @property
     def _policy(self) -> Any:

@@ -26,41 +26,44 @@ def under_way(passed_over: jax.Array | None) -> jax.Array | bool:
 
 
 def judge(
-    passed_over: jax.Array | None,
-    proven: Any,
-    current: Any,
-    metrics: dict[str, jax.Array],
-    tuning: Tuning,
-    limit: float | None,
-) -> tuple[jax.Array | bool, Any, jax.Array | None, Tuning]:
-    """Whether SGD goes on, and from where.
+    passed_over: jax.Array | None, metrics: dict[str, jax.Array], tuning: Tuning, limit: float | None
+) -> tuple[jax.Array | bool, jax.Array | None, Tuning]:
+    """Whether SGD goes on.
 
     Args:
         passed_over: int32, minibatches since the policy moved too far; None where the limiter is off.
-        proven: What to go back to.
-        current: What the metrics are of.
         metrics: Of the loss.
         tuning: Before.
         limit: Largest mean KL, None for any.
 
     Returns:
-        Whether it goes on; what to go on from, or to stay with; the count and the tuning after. Steps are shortened
-        where one was too long; a KL that is NaN says nothing of that.
+        Whether it goes on; the count and the tuning after. Steps are shortened where one was too long; a KL that is NaN
+        says nothing of that.
     """
     if passed_over is None or limit is None:
-        return True, current, passed_over, tuning
+        return True, passed_over, tuning
     kl = metrics.get("training/kl_update", metrics["training/kl_mean"])
     overshot = (passed_over == 0) & ~(kl <= limit)
     going = ~overshot & (passed_over == 0)
     shorter = jnp.maximum(tuning.step_scale * _SHORTER, _LEAST)
     scale = jnp.where(overshot & jnp.isfinite(kl), shorter, tuning.step_scale)
     tuning = dataclasses.replace(tuning, step_scale=scale)
-    return going, select(overshot, proven, current), jnp.where(going, 0, passed_over + 1), tuning
+    return going, jnp.where(going, 0, passed_over + 1), tuning
 
 
-def prove(passed_over: jax.Array | None, start: Any, proven: Any) -> Any:
-    """What to go back to after an epoch that began with `start`."""
-    return None if passed_over is None else select(passed_over == 0, start, proven)
+def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> tuple[Any, Any]:
+    """Closes an epoch: what to go on from, and what to go back to after the next one.
+
+    Args:
+        passed_over: int32, minibatches since the policy moved too far; None where the limiter is off.
+        start: What the epoch began with.
+        proven: What to go back to in this epoch; None where the limiter is off, likewise the second result.
+        end: What it ended with. Nothing was accepted since the policy moved too far.
+    """
+    if passed_over is None:
+        return end, None
+    within = passed_over == 0
+    return select(within, end, proven), select(within, start, proven)
 
 
 def recover(passed_over: jax.Array | None, tuning: Tuning) -> Tuning:

@@ -301,12 +301,18 @@ def test_observation():
     unlimited, _ = linear(only())
     seen = jnp.array([[7.0, -3.0], [7.2, 0.0], [1e30, -1e30]])
     inside = jnp.array([[7.0, -3.0], [7.0, 0.0], [7.0, -3.0]])
-    distribution, activity = networks.distribution(params, STATISTICS, seen)
+    distribution, _ = networks.distribution(params, STATISTICS, seen)
     expected, nothing = unlimited.distribution(params, STATISTICS, inside)
     np.testing.assert_array_equal(distribution.loc, expected.loc)
     np.testing.assert_array_equal(networks.value(params, STATISTICS, seen), unlimited.value(params, STATISTICS, inside))
-    assert activity.keys() == {"observation"} and activity["observation"].tolist() == [0.0, 0.5, 1.0]
+    assert networks.beyond(STATISTICS, seen, 3.0).tolist() == [0.0, 0.5, 1.0]
     assert nothing == {}
+    # Prepared once and read by the bare networks it is the same, bit for bit.
+    prepared = networks.prepare(STATISTICS, seen)
+    np.testing.assert_array_equal(networks.bare.distribution(params, STATISTICS, prepared)[0].loc, expected.loc)
+    np.testing.assert_array_equal(
+        networks.bare.value(params, STATISTICS, prepared), unlimited.value(params, STATISTICS, inside)
+    )
     slopes = jax.grad(lambda p: jnp.sum(networks.distribution(p, STATISTICS, seen)[0].loc))(params)
     assert finite(slopes) and any(np.any(x != 0) for x in jax.tree.leaves(slopes))
 
@@ -428,35 +434,34 @@ def test_policy_std(limits, std, expected, active):
 TUNING = Tuning(*(jnp.float32(1) for _ in range(4)), good_steps=jnp.int32(0), epochs=jnp.int32(1))
 
 
-def watched(*kls: float, start: float = 0.0, scale: float = 1.0) -> tuple[list[bool], list[float], int, Any]:
-    """Minibatches with these KLs, each of whose updates adds one: who goes on, from where, passed over, tuning."""
+def watched(*kls: float, start: float = 0.0, scale: float = 1.0) -> tuple[list[bool], float, int, Any]:
+    """An epoch with these KLs, each of whose updates adds one: who goes on, its end, passed over, tuning."""
     limit = only(kl=0.5).kl
     tuning = dataclasses.replace(TUNING, step_scale=jnp.float32(scale))
-    current, passed_over = jnp.float32(start), jnp.int32(0)
-    going, bases = [], []
+    first = current = jnp.float32(start)
+    passed_over, going = jnp.int32(0), []
     for kl in kls:
-        metrics = {"training/kl_mean": jnp.float32(kl)}
-        goes_on, base, passed_over, tuning = overshoot.judge(
-            passed_over, jnp.float32(start), current, metrics, tuning, limit
+        goes_on, passed_over, tuning = overshoot.judge(
+            passed_over, {"training/kl_mean": jnp.float32(kl)}, tuning, limit
         )
         going.append(bool(goes_on))
-        bases.append(float(base))
-        current = base + 1 if goes_on else base
-    return going, bases, int(passed_over), overshoot.recover(passed_over, tuning)
+        current = current + 1 if goes_on else current
+    end, _ = overshoot.settle(passed_over, first, first, current)
+    return going, float(end), int(passed_over), overshoot.recover(passed_over, tuning)
 
 
 @pytest.mark.parametrize("bad", [0.50001, 1e6, INF, NAN])
 def test_kl_takes_an_epoch_back_and_is_its_last(bad):
-    """From where the epoch began; the rest of the iteration is passed over, be its KL small again."""
-    going, bases, passed_over, tuning = watched(0.0, 0.5, bad, 0.0, bad, start=7.0)
+    """To where the epoch began; the rest of the iteration is passed over, be its KL small again."""
+    going, end, passed_over, tuning = watched(0.0, 0.5, bad, 0.0, bad, start=7.0)
     assert going == [True, True, False, False, False]
-    assert bases == [7.0, 8.0, 7.0, 7.0, 7.0] and passed_over == 3
+    assert end == 7.0 and passed_over == 3
     assert tuning.step_scale == (0.25 if np.isfinite(bad) else 1.0)
 
 
 def test_kl_at_its_limit_changes_nothing():
-    going, bases, passed_over, tuning = watched(0.0, 0.5, 0.5, -1e-9)
-    assert going == [True] * 4 and bases == [0.0, 1.0, 2.0, 3.0] and passed_over == 0
+    going, end, passed_over, tuning = watched(0.0, 0.5, 0.5, -1e-9)
+    assert going == [True] * 4 and end == 4.0 and passed_over == 0
     assert tuning.step_scale == 1.0
 
 
@@ -473,13 +478,14 @@ def test_kl_shortens_steps_and_lets_them_grow_back():
 def test_kl_prefers_that_of_the_updates_alone():
     """Where the normaliser has moved, the KL from the collecting policy is not the updates' doing."""
     told = {"training/kl_mean": jnp.float32(9.0), "training/kl_update": jnp.float32(0.1)}
-    assert overshoot.judge(jnp.int32(0), 0.0, 0.0, told, TUNING, 0.5)[0]
+    assert overshoot.judge(jnp.int32(0), told, TUNING, 0.5)[0]
     told["training/kl_update"] = jnp.float32(9.0)
-    assert not overshoot.judge(jnp.int32(0), 0.0, 0.0, told, TUNING, 0.5)[0]
+    assert not overshoot.judge(jnp.int32(0), told, TUNING, 0.5)[0]
 
 
 def test_kl_off_is_not_there():
-    assert overshoot.judge(None, 2, 3, {}, TUNING, None) == (True, 3, None, TUNING)
+    assert overshoot.judge(None, {}, TUNING, None) == (True, None, TUNING)
+    assert overshoot.settle(None, 1, None, 3) == (3, None)
     assert overshoot.recover(None, TUNING) is TUNING
     off = Optimizer(PPOConfig(), only())
     halved = dataclasses.replace(TUNING, step_scale=jnp.float32(0.5))

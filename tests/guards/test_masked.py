@@ -127,9 +127,9 @@ def test_parts_of_a_batch_add_up(devices):
 # --- no mask
 
 
-def operations(function: Any, *args: Any) -> list[str]:
-    """The primitives of a program on one device, whose reductions over devices are named, not run."""
-    traced = jax.make_jaxpr(function, axis_env=[(sharding.AXIS, 1)])(*args)
+def operations(function: Any, *args: Any, devices: int = 2) -> list[str]:
+    """The primitives of a program on some devices, whose reductions over devices are named, not run."""
+    traced = jax.make_jaxpr(function, axis_env=[(sharding.AXIS, devices)])(*args)
 
     def walk(jaxpr: Any) -> list[str]:
         found = []
@@ -158,6 +158,7 @@ def test_without_a_mask_it_is_the_plain_mean():
         return center, jnp.sqrt(jax.lax.pmean(jnp.mean(jnp.square(y - center)), "data"))
 
     assert operations(lambda y: masked.mean_and_std(y, None, None), x) == operations(plain_mean_and_std, x)
+    assert operations(lambda y: masked.least(y, None), x, devices=1) == ["reduce_min"]  # nothing crosses to nowhere
     tree = {"x": x}
     assert masked.kept(tree, None) is tree and masked.finite(tree, None) is tree
 

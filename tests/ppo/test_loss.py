@@ -18,6 +18,7 @@ from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards import masked
 from rlstable.guards.batch import BatchContext, TransitionGuard
 from rlstable.ppo.build import make_networks, make_ppo
+from rlstable.ppo.gradient import prepared
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -166,11 +167,12 @@ MASKED = tiny_config(ppo={"clipping_epsilon_value": 0.2, "normalize_advantage": 
 def loss():
     """Loss, metrics and gradients of (params, data), compiled once per shape and kind of mask."""
     networks = make_networks(MASKED, A)
-    whole = functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=MASKED.guards.limiters)
+    whole = functools.partial(ppo_loss, networks=networks.bare, config=MASKED.ppo, limits=MASKED.guards.limiters)
     statistics = batch(networks)[1]
 
     @one_device
     def call(params, data):
+        data = prepared(networks, statistics, data)
         return jax.value_and_grad(whole, has_aux=True)(params, statistics, data, masked.share(data.valid))
 
     return call
@@ -467,6 +469,7 @@ def gradient(gae, parts):
             values = ppo.networks.value(params, statistics, data.observation)
             target, advantage = estimate(ppo.networks, params, statistics, data, values, settings.ppo)
             data = data._replace(target=target, advantage=advantage)
+        data = prepared(ppo.networks, statistics, data)
         return ppo.gradient(params, statistics, data, masked.share(data.valid), jnp.float32(1))
 
     return call

@@ -196,7 +196,7 @@ def stepping(request):
 
     def step(learning, data):
         bare = learning._replace(progress=learning.progress._replace(sums={}))
-        return ppo._minibatch(bare, None, statistics, data, counters)
+        return ppo._minibatch(bare, statistics, data, counters)
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
     progress = Progress(params, ppo.optimizer.init(params), {}, jnp.int32(0))

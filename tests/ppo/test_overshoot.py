@@ -15,6 +15,7 @@ from rlstable.envs.wrappers import VectorEnv
 from rlstable.packed import Packed
 from rlstable.ppo import overshoot
 from rlstable.ppo.build import make_ppo
+from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO, Learning, Progress
 from rlstable.ppo.state import Counters, Tuning
 
@@ -96,7 +97,7 @@ def steps():
     ppo = make_ppo(tiny_config(guards=limited(LIMIT)), VectorEnv(PointMass(), 12, 1, {}), 2)
     params, statistics, data, _ = experience(ppo.networks, T, B)
     policy, _ = ppo.networks.distribution(params, statistics, data.observation)
-    data = data._replace(distribution=policy)
+    data = prepared(ppo.networks, statistics, data._replace(distribution=policy))
     zero = WideCounter.zero()
     counters = Counters(zero, zero, zero, zero, Packed.of({}))
     tuning = Tuning(*(jnp.float32(x) for x in (RATE, 1.0, 1.0, 1.0)), jnp.int32(0), jnp.int32(1))
@@ -104,18 +105,21 @@ def steps():
     def bare(progress):
         return progress._replace(sums={})
 
-    def step(learning, proven):
-        return ppo._minibatch(learning._replace(progress=bare(learning.progress)), proven, statistics, data, counters)
+    def step(learning):
+        return ppo._minibatch(learning._replace(progress=bare(learning.progress)), statistics, data, counters)
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)
     start = proven = Progress(params, ppo.optimizer.init(params), {}, none)
-    history = [Learning(start, tuning, {}, jax.random.PRNGKey(0), none)]
-    for n in range(12):
-        if n and n % EPOCH == 0:
-            proven, start = overshoot.prove(history[-1].passed_over, start, proven), bare(history[-1].progress)
-        history.append(program(history[-1], proven))
-    return history
+    history, kls = [Learning(start, tuning, {}, jax.random.PRNGKey(0), none)], []
+    for n in range(1, 13):
+        after = program(history[-1])
+        kls.append(float(after.progress.sums["training/kl_mean"]))
+        if n % EPOCH == 0:
+            end, proven = overshoot.settle(after.passed_over, start, proven, bare(after.progress))
+            after, start = after._replace(progress=end), end
+        history.append(after)
+    return history, kls
 
 
 RATE, LIMIT, EPOCH = 1e-4, 0.04, 2
@@ -126,7 +130,7 @@ def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
 
     What was accepted since is so no longer, and the step is shortened once.
     """
-    kls = [float(x.progress.sums["training/kl_mean"]) for x in steps[1:]]
+    steps, kls = steps
     passed = [int(x.passed_over) for x in steps]
     first = passed.index(1)  # here the KL of the parameters before was seen to be beyond the limit
     epoch, within = divmod(first - 1, EPOCH)
@@ -150,16 +154,15 @@ def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
 def test_one_verdict(kl, going, scale):
     """At the limit it goes on. A KL that is NaN stops it, but says nothing of the length of steps."""
     tuning = training(1.0)[2].tuning
-    start, current = jnp.float32(1), jnp.float32(2)
     metrics = {"training/kl_mean": jnp.float32(99.0), "training/kl_update": jnp.float32(kl)}
-    found, base, passed_over, tuning = overshoot.judge(jnp.int32(0), start, current, metrics, tuning, 1.0)
-    assert (bool(found), float(base), float(tuning.step_scale)) == (going, 2.0 if going else 1.0, scale)
+    found, passed_over, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
+    assert (bool(found), float(tuning.step_scale)) == (going, scale)
     assert int(passed_over) == (0 if going else 1)
     assert (overshoot.recover(passed_over, scaled(tuning, 0.5)).step_scale > 0.5) == going
     # The minibatches that follow are passed over, whatever their KL, and shorten nothing more.
-    again, base, then, after = overshoot.judge(passed_over, start, base, metrics, tuning, 1.0)
+    again, then, after = overshoot.judge(passed_over, metrics, tuning, 1.0)
     if not going:
-        assert (bool(again), int(then), float(base)) == (False, 2, 1.0)
+        assert (bool(again), int(then)) == (False, 2)
         assert after.step_scale == tuning.step_scale
 
 
@@ -169,9 +172,9 @@ def scaled(tuning, scale):
 
 def test_steps_do_not_shrink_for_ever():
     """There is a least one, from which they come back."""
-    tuning, metrics, zero = training(1.0)[2].tuning, {"training/kl_mean": jnp.float32(2)}, jnp.float32(0)
+    tuning, metrics = training(1.0)[2].tuning, {"training/kl_mean": jnp.float32(2)}
     for _ in range(100):
-        _, _, _, tuning = overshoot.judge(jnp.int32(0), zero, zero, metrics, tuning, 1.0)
+        _, _, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
     np.testing.assert_allclose(tuning.step_scale, 1e-6, rtol=1e-5)
     assert overshoot.recover(jnp.int32(0), tuning).step_scale > tuning.step_scale
 
@@ -229,10 +232,12 @@ def test_a_healthy_iteration_is_the_same_with_it_and_without():
 
 
 def test_off_it_leaves_no_trace():
-    """No number of it, no memory, and steps of a length that nobody shortened."""
+    """No number of it, nothing to go back to, and steps of a length that nobody shortened."""
     _, iteration, state = training(None)
-    going, current, passed_over, tuning = overshoot.judge(None, None, state.params, {}, state.tuning, None)
-    assert going is True and current is state.params and passed_over is None and tuning is state.tuning
+    going, passed_over, tuning = overshoot.judge(None, {}, state.tuning, None)
+    assert going is True and passed_over is None and tuning is state.tuning
+    end, proven = overshoot.settle(None, state.opt_state, None, state.params)
+    assert end is state.params and proven is None
     assert overshoot.recover(None, tuning) is tuning
     start = tuned(state, learning_rate=3.0, step_scale=0.5)
     after, metrics = iteration(start)

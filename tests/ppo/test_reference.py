@@ -27,7 +27,7 @@ EPOCHS = OFF.ppo.num_updates_per_batch
 
 
 def reference(state, config, env, networks):
-    """One iteration of PPO as anyone would write it, with nothing that guards, masks, limits or reports."""
+    """One iteration of PPO on one device as anyone would write it: nothing guards, masks, limits or reports."""
     key_sgd, key_rollout, key = jax.random.split(state.key, 3)
 
     def step(carry, _):
@@ -54,20 +54,21 @@ def reference(state, config, env, networks):
     data = (*data, last.reshape(-1, *last.shape[2:]))
 
     old, x = state.normalizer, data[0]
-    samples = jax.lax.psum(jnp.int32(x.shape[0] * x.shape[1]), "data")
+    samples = jnp.int32(x.shape[0] * x.shape[1])
     count = old.count + samples
     rate = jnp.float32(samples) / count.to_float()
-    mean = old.mean + rate * jax.lax.psum(jnp.sum(x - old.mean, (0, 1)), "data") / samples
-    spread = jax.lax.psum(jnp.sum((x - old.mean) * (x - mean), (0, 1)), "data") / samples
+    mean = old.mean + rate * jnp.sum(x - old.mean, (0, 1)) / samples
+    spread = jnp.sum((x - old.mean) * (x - mean), (0, 1)) / samples
     variance = jnp.maximum(old.variance + rate * (spread - old.variance), 0.0)
     std = jnp.clip(jnp.sqrt(variance + config.normalize_observations_std_eps), 1e-6, 1e6)
     statistics = Statistics(count, mean, variance, std)
+    data = ((x - mean) / std, *data[1:-1], (data[-1] - mean) / std)
 
     def loss(params, minibatch, noise):
         observation, raw, old_log_prob, reward, cut, terminated, last = minibatch
-        policy, _ = networks.distribution(params, statistics, observation)
-        value = networks.value(params, statistics, observation)
-        baseline, after = jax.lax.stop_gradient((value, networks.value(params, statistics, last)))
+        policy, _ = networks.bare.distribution(params, statistics, observation)
+        value = networks.bare.value(params, statistics, observation)
+        baseline, after = jax.lax.stop_gradient((value, networks.bare.value(params, statistics, last)))
         discount = config.discounting * (1.0 - terminated)
         following = jnp.concatenate([baseline[1:], after[None]])
         delta = jnp.where(cut > 0, 0.0, reward + discount * following - baseline)
@@ -80,8 +81,8 @@ def reference(state, config, env, networks):
         target = jax.lax.scan(backward, jnp.zeros_like(after), (delta, weight), reverse=True)[1] + baseline
         following = jnp.concatenate([target[1:], after[None]])
         advantage = jnp.where(cut > 0, 0.0, reward + discount * following - baseline)
-        center = jax.lax.pmean(jnp.mean(advantage), "data")
-        deviation = jnp.sqrt(jax.lax.pmean(jnp.mean(jnp.square(advantage - center)), "data"))
+        center = jnp.mean(advantage)
+        deviation = jnp.sqrt(jnp.mean(jnp.square(advantage - center)))
         advantage = jax.lax.stop_gradient((advantage - center) / (deviation + 1e-8))
         ratio = jnp.exp(policy.log_prob(raw) - old_log_prob)
         clipped = jnp.clip(ratio, 1 - config.clipping_epsilon, 1 + config.clipping_epsilon)
@@ -98,7 +99,7 @@ def reference(state, config, env, networks):
         *minibatch, last = minibatch
         minibatch = [jnp.swapaxes(x, 0, 1) for x in minibatch] + [last]
         noise = jax.random.normal(key_noise, minibatch[1].shape)
-        gradient = jax.lax.pmean(jax.grad(loss)(params, minibatch, noise), "data")
+        gradient = jax.grad(loss)(params, minibatch, noise)
         direction, opt_state = optimizer.update(gradient, opt_state, params)
         rate = state.tuning.learning_rate * state.tuning.learning_rate_scale
         params = optax.apply_updates(params, jax.tree.map(lambda d: -rate * d, direction))
