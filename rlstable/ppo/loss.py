@@ -17,6 +17,7 @@ from rlstable.ppo.state import Transition
 
 _EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
 _GREATEST_KL = 1e6
+_GREATEST_SHARE = 10.0  # of the KL limit that a single sample can contribute
 
 
 def estimate(
@@ -123,15 +124,18 @@ def ppo_loss(
         "training/v_loss": value_loss,
         "training/entropy_loss": entropy_loss,
         "training/entropy": entropy,
-        "training/kl_mean": mean(_kl(data.distribution, distribution)),
+        "training/kl_mean": mean(_kl(data.distribution, distribution, _GREATEST_KL)),
         "training/clip_fraction": mean(limiters.beyond(ratio - 1.0, epsilon)),
         "training/explained_variance": _explained_variance(targets, values, data.valid, valid_share),
         "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
         "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
         "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
     }
-    if data.reference is not None:
-        metrics["training/kl_update"] = mean(_kl(data.reference, distribution))
+    if limits.kl is not None or data.reference is not None:
+        start = data.distribution if data.reference is None else data.reference
+        # A state far off the beaten track may be a thousand nats away while the policy as a whole has hardly moved.
+        most = _GREATEST_KL if limits.kl is None else _GREATEST_SHARE * limits.kl
+        metrics["training/kl_update"] = mean(_kl(start, distribution, most))
     if limits.log_ratio is not None:
         activity["log_ratio"] = limiters.beyond(log_ratio, limits.log_ratio)
     if limits.advantage_std_min is not None and std is not None:
@@ -150,9 +154,9 @@ def _over(x: jax.Array, unit: jax.Array | None) -> jax.Array:
     return x if unit is None else x / unit
 
 
-def _kl(old: Normal, new: Normal) -> jax.Array:
-    """KL(old || new), `[...]`, bounded so that its mean is a number."""
-    return limiters.clip(new.kl_from(old), _GREATEST_KL)
+def _kl(old: Normal, new: Normal, most: float) -> jax.Array:
+    """KL(old || new), `[...]`, at most `most` so that its mean is a number and no single sample's."""
+    return limiters.clip(new.kl_from(old), most)
 
 
 def _explained_variance(

@@ -1,8 +1,10 @@
 """The KL limiter: SGD that moves the policy too far is taken back and over, and later steps are shorter.
 
 The KL is measured where it costs nothing, in the loss of the next minibatch, against the policy at the start of SGD
-under the same observation statistics. What an epoch began with is proven once the whole epoch was within the bound, so
-going back costs an epoch or two, and carries nothing from minibatch to minibatch. The very last update is not measured.
+under the same observation statistics. It is a mean in which no sample counts for more than ten times the limit, so that
+a tenth of the samples have to agree: a plain mean is often that of a single one, in a state that is hardly ever seen.
+What an epoch began with is proven once the whole epoch was within the bound, so going back costs an epoch or two, and
+carries nothing from minibatch to minibatch. The very last update is not measured.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def judge(
     """
     if passed_over is None or limit is None:
         return True, passed_over, tuning
-    kl = metrics.get("training/kl_update", metrics["training/kl_mean"])
+    kl = metrics["training/kl_update"]
     overshot = (passed_over == 0) & ~(kl <= limit)
     going = ~overshot & (passed_over == 0)
     shorter = jnp.maximum(tuning.step_scale * _SHORTER, _LEAST)

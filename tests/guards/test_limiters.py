@@ -442,7 +442,7 @@ def watched(*kls: float, start: float = 0.0, scale: float = 1.0) -> tuple[list[b
     passed_over, going = jnp.int32(0), []
     for kl in kls:
         goes_on, passed_over, tuning = overshoot.judge(
-            passed_over, {"training/kl_mean": jnp.float32(kl)}, tuning, limit
+            passed_over, {"training/kl_update": jnp.float32(kl)}, tuning, limit
         )
         going.append(bool(goes_on))
         current = current + 1 if goes_on else current

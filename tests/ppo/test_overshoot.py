@@ -14,9 +14,10 @@ from rlstable.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.packed import Packed
 from rlstable.ppo import overshoot
-from rlstable.ppo.build import make_ppo
+from rlstable.ppo.build import make_networks, make_ppo
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO, Learning, Progress
+from rlstable.ppo.loss import ppo_loss
 from rlstable.ppo.state import Counters, Tuning
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -114,7 +115,7 @@ def steps():
     history, kls = [Learning(start, tuning, {}, jax.random.PRNGKey(0), none)], []
     for n in range(1, 13):
         after = program(history[-1])
-        kls.append(float(after.progress.sums["training/kl_mean"]))
+        kls.append(float(after.progress.sums["training/kl_update"]))
         if n % EPOCH == 0:
             end, proven = overshoot.settle(after.passed_over, start, proven, bare(after.progress))
             after, start = after._replace(progress=end), end
@@ -172,11 +173,27 @@ def scaled(tuning, scale):
 
 def test_steps_do_not_shrink_for_ever():
     """There is a least one, from which they come back."""
-    tuning, metrics = training(1.0)[2].tuning, {"training/kl_mean": jnp.float32(2)}
+    tuning, metrics = training(1.0)[2].tuning, {"training/kl_update": jnp.float32(2)}
     for _ in range(100):
         _, _, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
     np.testing.assert_allclose(tuning.step_scale, 1e-6, rtol=1e-5)
     assert overshoot.recover(jnp.int32(0), tuning).step_scale > tuning.step_scale
+
+
+@pytest.mark.parametrize(("moved", "overshot"), [(1, False), (T * B, True)])
+def test_no_single_sample_is_an_overshoot(moved, overshot):
+    """A thousand nats in one sample are a mean of 25, far beyond the limit; the policy is where it was."""
+    settings = tiny_config(guards=limited(1.0))
+    networks = make_networks(settings, 2)
+    params, statistics, data, _ = experience(networks, T, B)
+    now, _ = networks.distribution(params, statistics, data.observation)
+    away = jnp.where(jnp.arange(T * B).reshape(T, B, 1) < moved, 50.0, 0.0)
+    data = data._replace(distribution=dataclasses.replace(now, loc=now.loc + away * now.scale))
+    loss = functools.partial(ppo_loss, networks=networks, config=settings.ppo, limits=settings.guards.limiters)
+    metrics = sharding.over_devices(lambda *x: loss(*x, None)[1], mesh(), R, R)(params, statistics, data)
+    assert metrics["training/kl_mean"] > 25
+    np.testing.assert_allclose(metrics["training/kl_update"], 10.0 * moved / (T * B), rtol=1e-3, atol=1e-3)
+    assert (metrics["training/kl_update"] > 1.0) == overshot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +283,7 @@ def test_the_kl_is_that_of_the_updates_alone(order):
         np.testing.assert_allclose(values["training/kl_update"], zero, rtol=0.05)
         assert values["training/kl_mean"] > 0.1
     else:  # the collecting policy is the reference, and that is why Brax's order is this one
-        assert "training/kl_update" not in values
+        np.testing.assert_allclose(values["training/kl_update"], zero, rtol=0.05)
         np.testing.assert_allclose(values["training/kl_mean"], zero, rtol=0.05)
     assert values["limiters/kl/active"] == 0.0
 
