@@ -178,18 +178,26 @@ class Arena:
 
     def run(self, fault: Mapping[str, Any]) -> list[Row]:
         """Trains every seed with the fault and judges the policies without it."""
+        return next(self.watch(fault, 1))
+
+    def watch(self, fault: Mapping[str, Any], looks: int) -> Iterator[list[Row]]:
+        """The same, judged so many times while training, at equal distances and last of all at the end."""
         started = time.perf_counter()
         config = FaultConfig(**fault)
         # Resets and counters are changed before the first iteration; the rest is data of the same program.
         states = self._first_states(fault) if config.site in ("reset", "counters") else self._healthy
         data = jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self._seeds)), faults.as_data(config))
         state = sharding.place(dataclasses.replace(states, fault=data), self._mesh, SPECS)
-        for _ in range(self._config.total_steps // self._config.env_steps_per_iteration):
+        iterations = self._config.total_steps // self._config.env_steps_per_iteration
+        for iteration in range(iterations):
             state, _ = self._program(state)
+            if (iteration + 1) * looks // iterations > iteration * looks // iterations:
+                yield self._rows(state, (time.perf_counter() - started) / len(self._seeds))
+
+    def _rows(self, state: Any, seconds: float) -> list[Row]:
         learned = sharding.first_device((state.params, state.normalizer))
         episodes = jax.device_get(self._evaluate(*learned, jax.random.PRNGKey(0)))
         counted = jax.device_get(state.counters.trips)
-        seconds = (time.perf_counter() - started) / len(self._seeds)
         rows = []
         for index, seed in enumerate(self._seeds):
             mine = jax.tree.map(lambda x, i=index: np.asarray(x)[i], (learned, state.opt_state, counted))

@@ -31,8 +31,8 @@ A cell is the median over {seeds} seeds of the return as a share of the clean tr
 least and greatest seed in brackets; **nan** where the parameters or statistics of any seed are not finite; "n/a" where
 that trainer or physics can have no such fault. Faults of the environment strike the same steps whatever their kind, and
 a sample that is left out is left out whatever was bad, so that such rows often agree to the digit: they are one
-training, and their brackets one and the same slow seed. Behind `guards=default` stand the guards that tripped, with the
-median of their trips. Survived is 0.95 or more with finite parameters.
+training. Behind `guards=default` stand the guards that tripped, with the median of their trips. Survived is 0.95 or
+more with finite parameters.
 
 ![the matrix](survival.png)
 """
