@@ -81,10 +81,10 @@ class TransitionGuard:
 class RewardOutlierGuard:
     """Trips where a reward is far beyond what this task pays: `factor` times the greatest accepted so far.
 
-    One -65,882 among unit rewards is wrong; the 100 after a long row of zeros is the task. While nothing but zeros was
-    paid nothing is judged, and rewards below `factor * outlier.LEAST` never are. Every iteration that trips widens
-    the bound by 5 %, so that a reward which keeps coming is learnt from in the end. A sample that trips is left out and
-    worth nothing; the episode goes on.
+    One -65,882 among unit rewards is wrong; the 100 after a long row of zeros is the task. The first batch that pays
+    is judged by itself, against the geometric mean of what it pays, which an outlier hardly moves. Rewards below
+    `factor * outlier.LEAST` are never judged. Every iteration that trips widens the bound by 5 %, so that a reward
+    which keeps coming is learnt from in the end. A sample that trips is left out, worth nothing; the episode goes on.
 
     Attributes:
         factor: How many times the greatest accepted reward is an outlier.
@@ -105,13 +105,22 @@ class RewardOutlierGuard:
         """Marks outliers invalid. What is usual is the same on all devices."""
         data, usual = ctx.value, state.memory
         alive = jnp.ones_like(data.reward, bool) if data.valid is None else data.valid
-        ok = outlier.within(data.reward, usual, self.factor)
+        known = jnp.where(usual.level > 0, usual.level, _typical(data.reward, alive))
+        ok = outlier.within(data.reward, usual._replace(level=known), self.factor)
         bad = ~ok & alive
         greatest = jnp.max(jnp.where(ok & alive, jnp.abs(data.reward), 0.0))
         greatest, tripped = sharding.greatest((greatest, jnp.any(bad).astype(jnp.int32)))
         memory = outlier.follow(usual, jnp.maximum(usual.level, greatest), tripped > 0)
         repaired = data._replace(valid=ok & alive, reward=jnp.where(ok, data.reward, 0.0))
         return Verdict(repaired, ok | ~alive, GuardState(state.trips + count_first(bad[None]), memory))
+
+
+def _typical(reward: jax.Array, alive: jax.Array) -> jax.Array:
+    """The geometric mean of the magnitudes that the samples of all devices are paid, 0 where that is nothing."""
+    paid = alive & jnp.isfinite(reward) & (reward != 0)
+    logarithms = jnp.log(jnp.where(paid, jnp.abs(reward), 1.0))
+    total, count = sharding.total((jnp.sum(logarithms), jnp.sum(paid, dtype=jnp.int32)))
+    return jnp.where(count > 0, jnp.exp(total / jnp.maximum(count, 1)), 0.0)
 
 
 def batch_guards(config: GuardsConfig) -> dict[str, Guard]:

@@ -21,7 +21,7 @@ class Usual(NamedTuple):
     """What is usual.
 
     Attributes:
-        level: Scale of accepted numbers; 0 while nothing but zeros was seen, and then nothing is judged.
+        level: Scale of accepted numbers; 0 where nothing but zeros was seen, and then nothing is judged.
         allowance: Factor on the bound, 1 or more; every trip widens it by 5 %, for good.
     """
 

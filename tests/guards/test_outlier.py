@@ -124,13 +124,36 @@ def test_a_sparse_reward_is_no_outlier(zeros, prize):
     assert levels(state)[0][-4:] == [0.0, abs(prize), abs(prize), abs(prize)]
 
 
-def test_the_first_batch_may_pay_anything():
-    """Nothing is usual yet, however uneven it is; from then on it is."""
-    rewards = batches(65882.0, 1.0, 3.3e8, 3.2e8)
-    rewards[0, 0, 0] = 1.0
+def test_the_first_batch_that_pays_is_its_own_measure():
+    """One glitch in it would be the scale of the task for ever; zeros before it and beside it say nothing."""
+    rewards = np.zeros((4, ROWS, T), F32)
+    rewards[1:, :, :-1] = 1.0
+    rewards[1:3, 1, 2] = -65882.0
+    ok, reward, _, state = pay(rewards)
+    np.testing.assert_array_equal(ok, rewards != -65882.0)
+    np.testing.assert_array_equal(reward, np.where(rewards == -65882.0, 0.0, rewards))
+    assert levels(state) == ([0, 1, 1, 1], pytest.approx([1, WIDEN, WIDEN**2, WIDEN**2]))
+
+
+def test_a_first_batch_may_be_uneven():
+    """Dense little rewards and a prize: the prize is refused only beyond what is never judged."""
+    rewards = np.full((1, ROWS, T), 1e-4, F32)
+    rewards[0, 1, 2] = 500.0
     ok, _, _, state = pay(rewards)
-    assert np.asarray(ok)[:, 1, 2].tolist() == [True, True, False, True]
-    assert levels(state) == ([65882.0, 65882.0, 65882.0, 3.2e8], [1, 1, F32(WIDEN), F32(WIDEN)])
+    assert np.asarray(ok).all() and levels(state)[0] == [500.0]
+
+
+def test_what_was_left_out_is_no_measure():
+    """Nor is what is not finite, which is the transition guard's to find."""
+    rewards = jnp.ones((ROWS, T)).at[0, 0].set(1e30).at[0, 1].set(NAN).at[1, 2].set(5001.0)
+    valid = jnp.ones((ROWS, T), bool).at[0, 0].set(False)
+    judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
+    verdict = judge(batch(rewards, valid), REWARDS.init())
+    typical = 5001.0 ** (1 / (ROWS * T - 2))
+    assert (
+        verdict.ok.tolist() == (valid & jnp.isfinite(rewards) & (jnp.abs(rewards) <= 5000 * typical) | ~valid).tolist()
+    )
+    assert verdict.state.memory.level == jnp.max(jnp.where(verdict.ok & valid, rewards, 0.0))
 
 
 @pytest.mark.parametrize(("reward", "fine"), [(500.0, True), (-500.0, True), (501.0, False), (-501.0, False)])
