@@ -131,7 +131,7 @@ class Policy:
             if not deterministic:
                 raise ValueError(f"{caller}: a sampled action needs a random key, e.g. key=jax.random.PRNGKey(0)")
             key = jax.random.PRNGKey(0)
-        selected = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), self.networks.select(obs))
+        selected = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), self.networks.select(obs, acting=True))
         action, carry, trips = self._compiled(self.params, self.statistics, carry, selected, key, deterministic)
         if self.on_bad == "raise":
             _raise_if_bad(caller, trips, math.prod(action.shape[:-1]))

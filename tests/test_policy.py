@@ -104,6 +104,11 @@ def test_dictionary_observations(tmp_path: Path) -> None:
     observation = {"state": np.ones(4), "privileged_state": np.ones(5)}
     assert policy.act(observation).shape == (2,)
     # The value network's key is not needed to act, nor does the policy look at it.
+    seen = {"state": observation["state"]}
+    np.testing.assert_array_equal(policy.act(seen), policy.act(observation))
+    np.testing.assert_array_equal(policy.step(policy.start(), seen)[0], policy.act(observation))
+    with pytest.raises(ConfigError, match="policy_obs_key: the observation has no 'state'; it has privileged_state"):
+        policy.act({"privileged_state": observation["privileged_state"]})
     assert runner.state.params["value"]["params"]["hidden_0"]["kernel"].shape == (5, 8)
     assert runner.state.params["policy"]["params"]["mlp"]["hidden_0"]["kernel"].shape == (4, 8)
 

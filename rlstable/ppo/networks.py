@@ -184,8 +184,12 @@ class Networks:
         }
         return {**params, "value": {"params": layers}}
 
-    def select(self, observation: Any) -> Any:
+    def select(self, observation: Any, acting: bool = False) -> Any:
         """The part of an observation that the networks read; the rest is neither stored nor normalised.
+
+        Args:
+            observation: As the environment gives it.
+            acting: Only what the policy reads: a robot has no privileged observations.
 
         Raises:
             ConfigError: An observation key that the environment does not have, or one that is no vector.
@@ -193,7 +197,7 @@ class Networks:
         if not isinstance(observation, Mapping):
             return observation
         wanted = {}
-        for field in ("policy_obs_key", "value_obs_key"):
+        for field in ("policy_obs_key",) if acting else ("policy_obs_key", "value_obs_key"):
             key = getattr(self.config, field)
             if key not in observation:
                 raise ConfigError(
