@@ -29,8 +29,8 @@ def test_a_row_is_a_seed_with_its_looks(tmp_path: Path, monkeypatch: pytest.Monk
     curves.run_task("toy", "default", range(2), out)
     found = survival_page.read(out)
     assert [row["seed"] for row in found] == [0, 1]
-    assert all(row["steps"] == [160 * n for n in range(1, 9)] for row in found)
-    assert all(len(row["returns"]) == 8 and np.isfinite(row["returns"]).all() for row in found)
+    assert all(row["steps"] == [256 * n for n in range(1, 6)] for row in found)
+    assert all(len(row["returns"]) == 5 and np.isfinite(row["returns"]).all() for row in found)
     assert all(row["finite"] and row["trips"] == {} for row in found)
     assert found[0]["returns"] != found[1]["returns"]
 
