@@ -159,8 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     brax_rival.keep_compiled_programs()
     for task in () if asked.page else asked.task or TASKS:
         for side in SIDES:
-            if not len(curves(survival_page.read(asked.out), task, side)):
-                run_task(task, side, range(asked.seeds), asked.out)
+            known = len(curves(survival_page.read(asked.out), task, side))
+            if known < asked.seeds:
+                run_task(task, side, range(known, asked.seeds), asked.out)
     write(survival_page.read(asked.out), asked.out, TASKS)
 
 

@@ -189,6 +189,8 @@ class Arena:
         data = jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self._seeds)), faults.as_data(config))
         state = sharding.place(dataclasses.replace(states, fault=data), self._mesh, SPECS)
         iterations = self._config.total_steps // self._config.env_steps_per_iteration
+        if iterations % looks:
+            raise ValueError(f"looks: {looks} do not divide {iterations} iterations")
         for iteration in range(iterations):
             state, _ = self._program(state)
             if (iteration + 1) * looks // iterations > iteration * looks // iterations:

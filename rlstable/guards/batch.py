@@ -82,7 +82,7 @@ class RewardOutlierGuard:
     """Trips where a reward is far beyond what this task pays: `factor` times the greatest accepted so far.
 
     One -65,882 among unit rewards is wrong; the 100 after a long row of zeros is the task. The first batch that pays
-    is judged by itself, against the geometric mean of what it pays, which an outlier hardly moves. Rewards below
+    is judged by itself, against the geometric mean of what it pays without its greatest reward. Rewards below
     `factor * outlier.LEAST` are never judged. Every iteration that trips widens the bound by 5 %, so that a reward
     which keeps coming is learnt from in the end. A sample that trips is left out, worth nothing; the episode goes on.
 
@@ -116,11 +116,16 @@ class RewardOutlierGuard:
 
 
 def _typical(reward: jax.Array, alive: jax.Array) -> jax.Array:
-    """The geometric mean of the magnitudes that the samples of all devices are paid, 0 where that is nothing."""
+    """The geometric mean of what the samples of all devices are paid, 0 where that is nothing.
+
+    Without the greatest magnitude, which might be the outlier, unless it is the only one.
+    """
     paid = alive & jnp.isfinite(reward) & (reward != 0)
     logarithms = jnp.log(jnp.where(paid, jnp.abs(reward), 1.0))
     total, count = sharding.total((jnp.sum(logarithms), jnp.sum(paid, dtype=jnp.int32)))
-    return jnp.where(count > 0, jnp.exp(total / jnp.maximum(count, 1)), 0.0)
+    greatest = sharding.greatest(jnp.max(jnp.where(paid, logarithms, -jnp.inf)))
+    rest = jnp.where(count > 1, (total - greatest) / jnp.maximum(count - 1, 1), greatest)
+    return jnp.exp(rest)
 
 
 def batch_guards(config: GuardsConfig) -> dict[str, Guard]:

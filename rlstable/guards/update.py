@@ -23,15 +23,12 @@ class UpdateContext(NamedTuple):
         gradient_norm: Global norm of the gradient, averaged over devices, before clipping.
         update_norm: Global norm of the step from the old parameters to the candidate.
         parameter_norm: Global norm of the old parameters.
-        excused: True where the candidate is rejected in any case and nothing of it is to be counted or remembered: an
-            overflow while the loss scale is still searched for, a minibatch that the KL limiter passes over.
     """
 
     value: Any
     gradient_norm: jax.Array
     update_norm: jax.Array
     parameter_norm: jax.Array
-    excused: jax.Array | bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +70,7 @@ class UpdateGuard:
             sane &= norm_within(params, self.max_parameter_norm)
             whole = all_finite(opt_state)
         fine = jnp.stack([jnp.isfinite(ctx.gradient_norm), sane, whole])
-        wrong = ~fine if ctx.excused is False else ~fine & ~ctx.excused
-        return Verdict(ctx.value, jnp.all(fine), state._replace(trips=state.trips + count_first(wrong)))
+        return Verdict(ctx.value, jnp.all(fine), state._replace(trips=state.trips + count_first(~fine)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +100,6 @@ class SpikeGuard:
         norm, usual = ctx.gradient_norm, state.memory
         ok = outlier.within(norm, usual, self.factor)
         spike, new = ~ok & jnp.isfinite(norm), ok & (norm > 0)
-        if ctx.excused is not False:
-            spike, new = spike & ~ctx.excused, new & ~ctx.excused
         # Logarithms of what is positive and finite, so that neither branch of the choice is NaN.
         seen = jnp.where(new, norm, 1.0)
         before = jnp.where(usual.level > 0, usual.level, seen)

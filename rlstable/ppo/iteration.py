@@ -71,6 +71,7 @@ class PPO:
             statistics = state.normalizer
             if ppo.normalize_observations and ppo.updates_normalizer_first:
                 statistics = self._observed(statistics, data)
+            read = statistics
             learned = self._learn(state, statistics, data, states, sharding.own_key(key_sgd))
             params, opt_state = learned.progress.params, learned.progress.opt_state
             if ppo.normalize_observations and not ppo.updates_normalizer_first:
@@ -79,7 +80,7 @@ class PPO:
                 readable = prepared(self.networks, statistics, data)
                 statistics, params = self._objective.follow_targets(params, statistics, readable)
 
-            values = self._values(state, statistics, data, learned) | rollout.metrics | shaping
+            values = self._values(state, read, data, learned) | rollout.metrics | shaping
             kept = (params, opt_state, (statistics, returns.statistics))
             judged = StateContext(kept, self._report(state.normalizer.value, values))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
@@ -153,11 +154,11 @@ class PPO:
 
         learnable: jax.Array | bool = True if data.valid is None else masked.some(data.valid)
         under_way = overshoot.under_way(learning.passed_over)
-        excused: jax.Array | bool = False if under_way is True else jnp.logical_not(under_way)
+        excused: jax.Array | bool = False
         if self.precision.loss_scale is not None:
             finite = jnp.isfinite(norm)
             learnable &= finite
-            excused |= ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
+            excused = ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
             tuning = select(under_way, adapt_loss_scale(tuning, finite, self.precision.loss_scale), tuning)
         if self.config.ppo.learning_rate_schedule == "adaptive_kl":
             adapted = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
@@ -168,14 +169,20 @@ class PPO:
 
         candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate)
         context = UpdateContext(
-            (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm, excused
+            (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm
         )
         (new_params, new_opt), ok, states = fold(self.update_guards, context, learning.guard_state)
         ok = learnable if ok is True else ok & learnable
         going, passed_over, tuning = overshoot.judge(
             learning.passed_over, metrics, tuning, self.config.guards.limiters.kl
         )
-        ok = going if ok is True else ok & going
+        if going is not True:
+            # Where a KL is not even a number, a guard may be able to say why.
+            excused |= ~going & ~(under_way & jnp.isnan(metrics["training/kl_update"]))
+            ok = going if ok is True else ok & going
+        if excused is not False:
+            # Rejected in any case, and nothing is wrong: guards neither count nor remember it.
+            states = select(jnp.logical_not(excused), states, learning.guard_state)
 
         metrics |= {
             "training/grad_norm": norm,
@@ -229,7 +236,14 @@ class PPO:
         return jnp.reshape(x, (self.config.ppo.num_minibatches, -1, *x.shape[1:]))
 
     def _values(self, state: TrainState, statistics: Any, data: Transition, learned: Learning) -> dict[str, jax.Array]:
-        """What the iteration reports: means over accepted minibatches, NaN where there was none."""
+        """What the iteration reports of learning; means over accepted minibatches are NaN where there was none.
+
+        Args:
+            state: Before the iteration.
+            statistics: Those that SGD read observations by.
+            data: The experience, as it was collected.
+            learned: What SGD left.
+        """
         limits, minibatches = self.config.guards.limiters, state.tuning.epochs * self.config.ppo.num_minibatches
         share = masked.share(data.valid)
 

@@ -72,9 +72,10 @@ def ppo_loss(
     Args:
         params: Policy and value parameters.
         statistics: Observation statistics.
-        data: `[T, B]`; `target` and `advantage`, where given, are used as they are.
+        data: `[T, B]`, prepared, so that observations are finite at invalid places too; `target` and `advantage`, where
+            given, are used as they are.
         valid_share: `masked.share` of the whole minibatch, or None.
-        networks: The networks.
+        networks: The networks, for prepared observations (`Networks.bare`).
         config: Hyperparameters.
         limits: Bounds.
 

@@ -835,26 +835,6 @@ def test_the_quarantine_with_nothing_to_judge():
     assert limited.ok.shape == (4,) and limited.ok.all()
 
 
-@pytest.mark.parametrize("bad", NOT_FINITE)
-def test_what_is_excused_is_refused_but_nothing_is_wrong(bad):
-    """An overflow is a loss scale's ordinary course; once its search is at the floor the same gradient trips."""
-    ctx = in_gradients(update_context(0), bad)
-    for excused in (True, False):
-        verdict = apply("update")(ctx._replace(excused=jnp.array(excused)), UPDATE.guard.init())
-        assert not verdict.ok
-        assert trips(UPDATE, verdict.state) == ({} if excused else {"gradient": 1})
-
-
-def test_a_gradient_that_is_excused_is_not_remembered():
-    """A norm of minibatches that are passed over says nothing of what is usual, be it high or a spike."""
-    usual = apply("spike")(update_context(0), SPIKE.guard.init()).state
-    for factor in (10.0, 1e6):
-        ctx = update_context(0)
-        ctx = ctx._replace(gradient_norm=ctx.gradient_norm * factor)
-        assert apply("spike")(ctx._replace(excused=jnp.array(True)), usual).state.memory == usual.memory
-        assert apply("spike")(ctx._replace(excused=jnp.array(False)), usual).state.memory != usual.memory
-
-
 @pytest.mark.parametrize("name", ["state", "storm", "value_loss", "policy"])
 def test_patience_counts_in_a_row(name):
     """A good iteration in between begins anew; the trips go on counting."""

@@ -12,9 +12,10 @@ from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experi
 from rlstable import sharding
 from rlstable.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
+from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.packed import Packed
 from rlstable.ppo import overshoot
-from rlstable.ppo.build import make_networks, make_ppo
+from rlstable.ppo.build import init_state, make_networks, make_ppo
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO, Learning, Progress
 from rlstable.ppo.loss import ppo_loss
@@ -224,6 +225,29 @@ def test_the_last_update_of_an_epoch_is_taken_back_too():
     assert metrics.values["limiters/kl/active"] == 0.5
     assert after.tuning.step_scale == 0.25
     same(learnt(after), learnt(start))
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A guard of the update site that counts how often its opinion counted."""
+
+    causes = ("never",)
+
+    def init(self):
+        return GuardState(no_trips(self.causes), jnp.int32(0))
+
+    def apply(self, ctx, state):
+        return Verdict(ctx.value, jnp.ones((), bool), GuardState(state.trips, state.memory + 1))
+
+
+@pytest.mark.parametrize(("rate", "asked"), [(3e-4, MINIBATCHES), (3.0, 1)])
+def test_guards_forget_what_is_passed_over(rate, asked):
+    """Gradients out there are no fault of the training, nor is their size what is usual."""
+    plain, state = assemble(tiny_config(guards=limited(1.0)))
+    own = make_ppo(plain.config, plain.env, 2, more_guards={"update": {"asked": Asked()}})
+    state = placed(init_state(own, jax.random.PRNGKey(2), state.env_state, None))
+    after, _ = compiled(own)(tuned(state, learning_rate=rate))
+    assert after.guard_memory["asked"] == asked
 
 
 def test_what_was_taken_back_is_no_progress():

@@ -64,10 +64,10 @@ def test_nothing_whole_is_no_page(tmp_path: Path) -> None:
 def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "curves.jsonl"
     out.write_text("".join(json.dumps(row) + "\n" for row in rows("humanoid", "off", [1.0, 2.0], [1.0, 3.0])))
-    asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(curves, "run_task", lambda task, side, *_: asked.append((task, side)))
-    curves.main(["--task", "humanoid", "--out", str(out)])
-    assert asked == [("humanoid", "default")]
+    asked: list[Any] = []
+    monkeypatch.setattr(curves, "run_task", lambda task, side, seeds, _: asked.append((side, [*seeds])))
+    curves.main(["--task", "humanoid", "--seeds", "3", "--out", str(out)])
+    assert asked == [("off", [2]), ("default", [0, 1, 2])]
 
 
 def test_one_seed_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
