@@ -47,7 +47,8 @@ Written by `scripts/curves.py` from [curves.jsonl](curves.jsonl). The same healt
 
 The seeds are the same on both sides, but one rounding error makes them other trainings, so that the sides are compared
 as two samples: the difference of the mean return over all looks, as a share of that of `guards=off`, with the 95 %
-interval of a bootstrap over seeds. An interval that contains 0 is within seed noise.
+interval of a bootstrap over seeds. An interval that contains 0 is within seed noise; a wide one says that more seeds are
+needed to tell.
 
 ![the curves](curves.png)
 

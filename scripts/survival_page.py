@@ -27,12 +27,13 @@ Task: the inverted pendulum with the settings of `configs/env/inverted_pendulum.
 unless its name says otherwise, lasts to the end: 1 in 1,000 environment steps or samples, 1 in 20 minibatches. Policies
 are judged on the environment without the fault: {episodes} episodes, the mean action.
 
-A cell is the median over {seeds} seeds of the return as a share of the clean training's of the same trainer, with the
-least and greatest seed in brackets; **nan** where the parameters or statistics of any seed are not finite; "n/a" where
-that trainer or physics can have no such fault. Faults of the environment strike the same steps whatever their kind, and
-a sample that is left out is left out whatever was bad, so that such rows often agree to the digit: they are one
-training. Behind `guards=default` stand the guards that tripped, with the median of their trips. Survived is 0.95 or
-more with finite parameters.
+A cell is the median over its seeds, {seeds} or more, of the return as a share of the clean training's of the same
+trainer, with the least and greatest seed in brackets; **nan** where the parameters or statistics of any seed are not
+finite; "n/a" where that trainer or physics can have no such fault. Faults of the environment strike the same steps
+whatever their kind, and a sample that is left out is left out whatever was bad, so that such rows often agree to the
+digit: they are one training. A solved pendulum comes undone now and then, with guards or without, fault or not.
+Behind `guards=default` stand the guards that tripped, with the median of their trips. Survived is 0.95 or more with
+finite parameters.
 
 ![the matrix](survival.png)
 """
@@ -83,7 +84,7 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
     columns = [(task, side) for task in tasks for side in SIDES if any(by[task, side, case] for case in cases)]
     numbers = np.full((len(cases), len(columns)), np.nan)
     words = np.full(numbers.shape, "", dtype=object)
-    parts = [_INTRODUCTION.format(steps=204_800, episodes=32, seeds=max(row["seed"] for row in rows) + 1)]
+    parts = [_INTRODUCTION.format(steps=204_800, episodes=32, seeds=min(len(own) for own in by.values() if own))]
     for task in tasks:
         sides = [side for own, side in columns if own == task]
         parts.append(f"\n## {task}\n")
