@@ -47,8 +47,8 @@ Written by `scripts/curves.py` from [curves.jsonl](curves.jsonl). The same healt
 
 The seeds are the same on both sides, but one rounding error makes them other trainings, so that the sides are compared
 as two samples: the difference of the mean return over all looks, as a share of that of `guards=off`, with the 95 %
-interval of a bootstrap over seeds. An interval that contains 0 is within seed noise; a wide one says that more seeds are
-needed to tell.
+interval of a bootstrap over seeds. An interval that contains 0 is within seed noise; a wide one says that more seeds
+are needed to tell.
 
 ![the curves](curves.png)
 
@@ -132,13 +132,13 @@ def _draw(rows: Sequence[Row], tasks: Sequence[str], path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(tasks), figsize=(4 * len(tasks), 3), squeeze=False)
     for axes, task in zip(panels[0], tasks, strict=True):
-        steps = next(row["steps"] for row in rows if row["task"] == task)
+        steps = np.array(next(row["steps"] for row in rows if row["task"] == task)) / 1000
         for side, colour in zip(SIDES, ("tab:grey", "tab:blue"), strict=True):
             own = curves(rows, task, side)
             axes.fill_between(steps, own.min(axis=0), own.max(axis=0), color=colour, alpha=0.2, linewidth=0)
             axes.plot(steps, np.median(own, axis=0), color=colour, label=f"guards={side}")
         axes.set_title(task, fontsize=10)
-        axes.set_xlabel("environment steps", fontsize=8)
+        axes.set_xlabel("thousand environment steps", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("return: median and range of seeds", fontsize=8)
