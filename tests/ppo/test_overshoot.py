@@ -19,7 +19,7 @@ from rlstable.ppo.build import init_state, make_networks, make_ppo
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO, Learning, Progress
 from rlstable.ppo.loss import ppo_loss
-from rlstable.ppo.state import Counters, Tuning
+from rlstable.ppo.state import SPECS, Counters, Tuning
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -327,3 +327,34 @@ def test_the_adaptive_rate_does_not_rise_while_nothing_is_learnt():
     after, metrics = iteration(start)
     assert metrics.values["limiters/kl/active"] > 0.5
     assert after.tuning.learning_rate <= start.tuning.learning_rate
+
+
+# --- what is reported beside it
+
+
+@pytest.mark.parametrize(("floor", "trips"), [(1.0, 0), (2.0**100, MINIBATCHES)])
+def test_an_overflow_is_no_trip_while_a_loss_scale_is_searched_for(floor, trips):
+    """Rejected either way; at its floor there is nothing left to search, and it is the gradient's fault."""
+    scale = {"initial": 2.0**100, "cap": 2.0**100, "floor": floor}
+    settings = tiny_config(
+        guards=GUARDS_OFF | {"update": {"enabled": True}}, precision={"network": "float16", "loss_scale": scale}
+    )
+    own, state = assemble(settings)
+    after, metrics = compiled(own)(placed(state))
+    assert metrics.values["training/accepted_share"] == 0.0
+    assert metrics.trips["update"].tolist() == [trips, 0, 0]
+    assert after.tuning.loss_scale == max(2.0 ** (100 - MINIBATCHES), floor)
+
+
+def test_the_observation_limiter_reports_what_sgd_read():
+    """With the normaliser updated afterwards that is the raw observation, in the first iteration."""
+    limits = GUARDS_OFF | {"limiters": LIMITERS_OFF | {"observation": 0.5}}
+    own, state = assemble(tiny_config(guards=limits, ppo={"normalizer_update": "after"}))
+
+    def both(state):
+        raw = own._collect(state, jax.random.split(state.key, 3)[1]).data.observation
+        return own.iteration(state)[1], jnp.mean(jnp.abs(raw) > 0.5)
+
+    metrics, share = sharding.over_devices(both, mesh(), (SPECS,), (R, R))(placed(state))
+    assert 0 < share < 1
+    np.testing.assert_allclose(metrics.values["limiters/observation/active"], share, rtol=1e-5)
