@@ -29,6 +29,7 @@ from rlstable.schema import (
     Total,
     validate,
 )
+from rlstable.supervise_config import SuperviseConfig
 
 Layers = Annotated[tuple[Count, ...], Field(min_length=1)]
 Activation = Literal["swish", "silu", "relu", "elu", "gelu", "tanh", "selu", "leaky_relu", "softplus", "sigmoid"]
@@ -293,6 +294,7 @@ class Config(Section):
     sinks: SinksConfig = SinksConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     fault: FaultConfig = FaultConfig()
+    supervise: SuperviseConfig = SuperviseConfig()
     total_steps: Total = 30_000_000
     seed: Annotated[Integer, Field(ge=0, lt=2**32)] = 0
     devices: Count | None = None
@@ -308,6 +310,13 @@ class Config(Section):
     def env_steps_per_iteration(self) -> int:
         """Environment steps of one iteration, action repeat included."""
         return self.ppo.env_steps_per_iteration(self.env.action_repeat)
+
+    @property
+    def tightens(self) -> bool:
+        """Whether clipping may be tightened while training; without a guard that can ask for it, it is not."""
+        guards = self.guards
+        hand_over = (guards.update, guards.state, guards.storm, guards.value_loss, guards.policy)
+        return self.supervise.recovery.tightens and any(guard.enabled for guard in hand_over)
 
     def require_devices(self, count: int) -> None:
         """Checks that the work divides among `count` devices.

@@ -26,7 +26,7 @@ class Ending(Enum):
         4,
         "no update was accepted for guards.update.patience iterations in a row; the last good checkpoint is kept",
     )
-    environment_storm = (
+    physics_unstable = (
         5,
         "more than guards.storm.max_share of the samples stayed bad; the last good checkpoint is kept",
     )
@@ -42,6 +42,11 @@ class Ending(Enum):
         8,
         "a guard of your own lost its patience; the last good checkpoint is kept",
     )
+    recovery_exhausted = (
+        9,
+        "as many attempts as supervise.recovery allows have failed; the last good checkpoint is kept",
+    )
+    time_limit = (75, "supervise.max_wall_time is over; the iteration was finished and saved, resume to go on")
     error = (1, "the program failed; the traceback was printed")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
     preempted = (143, "stopped by SIGTERM after a whole iteration, and saved")
@@ -55,7 +60,7 @@ class Ending(Enum):
         """The ending of a run whose state guard `name` has lost its patience."""
         return {
             "state": cls.state_not_finite,
-            "storm": cls.environment_storm,
+            "storm": cls.physics_unstable,
             "value_loss": cls.value_loss_exploded,
             "policy": cls.policy_diverged,
         }.get(name, cls.guard_exhausted)
@@ -71,13 +76,14 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, saved: bo
 
     Args:
         ending: Why it stopped.
-        fields: `step`, `return`, `best_return` and `seconds`.
+        fields: `step`, `return`, `best_return` and `seconds`, and `advice` where there is any.
         run_dir: The run folder.
         saved: Whether it holds a checkpoint.
     """
     folder = _from_here(run_dir)
     rows = [
         ("stop reason", f"{ending.name}: {ending.meaning}"),
+        *([("what to do", fields["advice"])] if "advice" in fields else []),
         ("steps", f"{fields['step']:,}"),
         ("return", f"{_number(fields['return'])} (best {_number(fields['best_return'])})"),
         ("training time", f"{fields['seconds']:,.1f} s"),

@@ -160,10 +160,10 @@ class FaultyOptimizer(Optimizer):
     injection: Injection
 
     def candidate(
-        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rate: jax.Array
+        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rate: jax.Array, *more: Any
     ) -> Candidate:
         """The candidate, in float16 where the fault strikes."""
-        healthy = super().candidate(gradients, gradient_norm, opt_state, params, rate)
+        healthy = super().candidate(gradients, gradient_norm, opt_state, params, rate, *more)
         mean, square = (_half(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
         epsilon = _half(jnp.float32(self.config.optimizer.eps))
         halved = jax.tree.map(lambda p, m, v: _half(p) - rate * m / (jnp.sqrt(v) + epsilon), params, mean, square)
@@ -248,6 +248,17 @@ class FaultyPPO(PPO):
 
 def _with_scale(state: TrainState, scale: jax.Array) -> TrainState:
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, learning_rate_scale=scale))
+
+
+def carried_on(state: TrainState, undone: int) -> TrainState:
+    """The state after a rollback over `undone` iterations: what goes wrong in the world is not undone with them."""
+    fault: Fault = state.fault
+
+    def moved(moment: jax.Array) -> jax.Array:
+        earlier = _FOREVER if int(moment) == _FOREVER else max(int(moment) - undone, 0)
+        return jax.device_put(np.uint32(earlier), moment.sharding)
+
+    return dataclasses.replace(state, fault=fault._replace(start=moved(fault.start), end=moved(fault.end)))
 
 
 def under(env: Any, injection: Injection) -> VectorEnv:

@@ -1,35 +1,35 @@
-"""The host loop: iterate, evaluate, log, checkpoint, stop by name."""
+"""The host loop: iterate, judge, evaluate, log, checkpoint, go back and try again, stop by name."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from rlstable import __version__, faults, sharding
+from rlstable.assembly import Assembly
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
-from rlstable.envs.load import load_env
-from rlstable.envs.resets import Resets, make_resets
-from rlstable.envs.wrappers import VectorEnv
-from rlstable.evaluation import make_evaluator
 from rlstable.guards.base import MoreGuards, check_more
-from rlstable.guards.env import env_guards
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
 from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
-from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
-from rlstable.signals import Signals
+from rlstable.supervise import advice, remedies
+from rlstable.supervise.last_good import LastGood
+from rlstable.supervise.recovery import Attempts, Plan, Recovery
+from rlstable.supervise.signals import Signals
 from rlstable.telemetry import Telemetry
 
 Row = dict[str, float | int | None]
@@ -43,7 +43,7 @@ class Result:
     Attributes:
         ending: Why it stopped.
         run_dir: Its folder.
-        step: Environment steps trained.
+        step: Environment steps trained, without those that were given up.
         metrics: The last evaluation's metrics, None where a number does not exist.
         history: Every logged row, `step` among its keys.
     """
@@ -65,13 +65,14 @@ class HostState:
     """The little that lives on the host; saved with the training state.
 
     Attributes:
-        iteration: Iterations done.
+        iteration: Iterations done, without those that were given up.
         last_return: Of the last evaluation; None where every episode was aborted.
         best_return: Best evaluation so far.
         idle: Iterations in a row of which no update was accepted.
         drawn: Whether anything was drawn from the pool of clean first states since it was filled.
         elapsed: Seconds of training so far, over all processes.
         wandb_run_id: To go on with the same wandb run.
+        attempts: What recovery has tried.
     """
 
     iteration: int = 0
@@ -81,6 +82,12 @@ class HostState:
     drawn: bool = False
     elapsed: float = 0.0
     wandb_run_id: str | None = None
+    attempts: Attempts = dataclasses.field(default_factory=Attempts)
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> HostState:
+        """What a checkpoint holds of it."""
+        return cls(**saved | {"attempts": Attempts(**saved["attempts"])})
 
 
 class Runner:
@@ -97,6 +104,7 @@ class Runner:
         run_dir: Where it is kept.
         callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
         more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
+        signals: Entered already, where signals are to be heard before `run`.
 
     Raises:
         ConfigError: Anything about the configuration, the environment or the folder that cannot work.
@@ -108,61 +116,69 @@ class Runner:
         run_dir: str | Path,
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
+        signals: Signals | None = None,
     ):
         more = more_guards or {}
         check_more(more, config.guards.model_dump().keys())
         self.config = config
         self.run_dir = Path(run_dir)
+        self._started = time.monotonic()
         self._callback = callback
+        self._signals = signals
         self._mesh = sharding.make_mesh(config.devices)
         config.require_devices(self._mesh.size)
-        self._env = load_env(config.env)
-        self._vector_env = VectorEnv(
-            self._env,
-            config.env.episode_length,
-            config.env.action_repeat,
-            {**env_guards(config.guards), **more.get("env", {})},
-            config.env.reset == "pool",
-        )
-        faulty = config.fault.site is not None
-        if faulty:
-            self._vector_env = faults.faulty_env(self._vector_env, config.fault)
-        self.ppo: PPO = make_ppo(config, self._vector_env, self._env.action_size, more)
-        if faulty:
-            self.ppo = faults.arm(self.ppo)
-        resumes = open_run_dir(self.run_dir, config.resume)
         self.host = HostState()
-        self._checkpoints = self._open_checkpoints()
+        self.step = 0
+        self.history: list[Row] = []
+        self._last_evaluation: Row = {}
+        self._stopped_by_callback = False
+        self._cause: Ending | None = None
+        self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
+        self._assembly = Assembly(config, self._mesh, more, self._compiling)
+        resumes = open_run_dir(self.run_dir, config.resume)
+        self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
         self._telemetry = Telemetry(config, self.ppo)
-        self._last_evaluation: Row = {}
-        self.history: list[Row] = []
-        self.step = 0
-        self._signal: int | None = None
-        self._stopped_by_callback = False
         key = jax.random.PRNGKey(config.seed)
-        self._key_init, self._key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
+        key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
         try:
-            self._evaluator = make_evaluator(config, self.ppo.networks, self._console.compiling)
-            self.state = self._first_state()
+            self.state: TrainState = self._assembly.first_state(key_init, key_resets)
             if resumes:
                 self._resume()
             self.step = int(self.state.counters.env_steps)
+            self._recovery = Recovery(config.supervise.recovery, self.host.attempts)
+            self._last_good = LastGood()
+            self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
-            self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.step)
+            self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
             self._checkpoints.close()
             self._sinks.close()
             raise
 
+    @property
+    def ppo(self) -> PPO:
+        """What trains."""
+        return self._assembly.ppo
+
+    @property
+    def logged_step(self) -> int:
+        """Environment steps trained, those given up included: it never runs backwards."""
+        return self.step + self.host.attempts.lost_steps
+
     def run(self) -> Result:
         """Trains to an ending. Whatever the ending, the run folder says which."""
+        if self._signals is not None:
+            return self._run()
+        with Signals() as self._signals:
+            return self._run()
+
+    def _run(self) -> Result:
         ending = Ending.error
         try:
-            with self._listening():
-                ending = self._loop()
+            ending = self._loop()
         except KeyboardInterrupt:
             ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
@@ -179,31 +195,6 @@ class Runner:
         if config.fault.site == "disk":
             return faults.FailingCheckpoints(config.fault, *args)
         return Checkpoints(*args)
-
-    def _first_state(self) -> TrainState:
-        """Environments on clean first states, fresh parameters, everything placed where the program leaves it."""
-        config = self.config
-        size = min(config.env.reset_pool_size, config.ppo.num_envs)
-        self._resets: Resets = make_resets(self._vector_env, size)
-        with self._console.compiling("resets"):
-            env_state, pool = self._draw(self._key_resets)
-        if config.ppo.bootstrap_on_timeout and "time_out" not in env_state.info:
-            raise ConfigError(
-                f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
-                "from an end; set it to false"
-            )
-        state = init_state(self.ppo, self._key_init, env_state, pool)
-        if config.fault.site is not None:
-            state = faults.armed_state(state, config.fault)
-        return sharding.place(state, self._mesh, SPECS)
-
-    def _draw(self, key: jax.Array) -> tuple[Any, Any]:
-        """First states for every environment, and a pool for every device."""
-        key_envs, key_pool = jax.random.split(key)
-        env_state = self._resets.draw(key_envs, self.config.ppo.num_envs)
-        if not self._vector_env.draws:
-            return env_state, None
-        return env_state, self._resets.pool(key_pool, self.config.env.reset_pool_size * self._mesh.size)
 
     def _resume(self) -> None:
         trained_on = self._checkpoints.host()["devices"]
@@ -224,65 +215,69 @@ class Runner:
         if old["precision"] != new["precision"]:
             changed["loss_scale"] = fresh.loss_scale
         self.state = dataclasses.replace(self.state, tuning=dataclasses.replace(self.state.tuning, **changed))
-        self.host = HostState(**host["host"])
+        self.host = HostState.of(host["host"])
         self._event("resumed", iteration=self.host.iteration, version=host["version"])
-
-    def _compile(self) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
-        """The training program, compiled once and ahead of its first call."""
-        with self._console.compiling("training"):
-            program = sharding.over_devices(
-                self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
-            )
-            return program.lower(self.state).compile()
 
     def _loop(self) -> Ending:
         if self.step >= self.config.total_steps:
             return Ending.completed
-        iterate = self._compile()
+        iterate = self._assembly.compiled(self.state)
+        stopped = self._told_to_stop()  # while the program compiled, or before that
+        if stopped is not None:
+            return stopped
         while True:
-            started = time.perf_counter()
             before = self.step
-            with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
-                self.state, metrics = iterate(self.state)
-                metrics = jax.device_get(metrics)
-            self.step = int(metrics.counters.env_steps)
-            elapsed = time.perf_counter() - started
-            self.host.iteration += 1
-            self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
-            bad = any(metrics.trips[name].any() for name in self._vector_env.guards)
-            self.host.drawn |= bad or self.config.env.reset == "pool"
-            self.host.elapsed += elapsed
-            self._telemetry.add(metrics, elapsed)
-            for name, causes in self._telemetry.trips(metrics).items():
-                self._event("guard_tripped", guard=name, **causes)
+            metrics = self._iterate(iterate)
             if self._telemetry.split_is_due(self.host.iteration):
                 self._telemetry.measure_split(iterate, self.state)
             ending = self._after_iteration(before, metrics)
             if ending is not None:
                 return ending
 
+    def _iterate(self, iterate: Callable[[TrainState], tuple[TrainState, Metrics]]) -> Metrics:
+        """One iteration, and what the host keeps count of."""
+        started = time.perf_counter()
+        with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
+            self.state, metrics = iterate(self.state)
+            metrics = jax.device_get(metrics)
+        self.step = int(metrics.counters.env_steps)
+        elapsed = time.perf_counter() - started
+        self._unsaved = True
+        self.host.iteration += 1
+        self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
+        bad = any(metrics.trips[name].any() for name in self._assembly.env.guards)
+        self.host.drawn |= bad or self.config.env.reset == "pool"
+        self.host.elapsed += elapsed
+        self._telemetry.add(metrics, elapsed)
+        for name, causes in self._telemetry.trips(metrics).items():
+            self._event("guard_tripped", guard=name, **causes)
+        return metrics
+
     def _after_iteration(self, before: int, metrics: Metrics) -> Ending | None:
-        """Evaluates, logs, saves and redraws where these are due, and says whether the run is over."""
+        """Evaluates, logs, goes back, saves and redraws where these are due, and says whether the run is over."""
         config = self.config
         finished = self.step >= config.total_steps
-        row: Row = {}
         healthy = bool(metrics.healthy)
+        row: Row = {}
         if healthy and self._crossed(before, config.eval.num_evals):
             row = self._evaluate()
-        if row or finished or self._signal is not None or self.host.iteration % config.sinks.log_every == 0:
-            self._log(self._telemetry.flush(self.host.elapsed) | row)
-        lost = self._lost(metrics, finished)
-        if lost is not None:
-            return lost
+        cause = self._cause_for_concern(metrics, finished)
+        asked = self._told_to_stop()
+        if row or finished or cause or asked or self.host.iteration % config.sinks.log_every == 0:
+            self._log(self._telemetry.flush(self.host.elapsed) | self._supervision() | row)
+        if cause is not None:
+            return self._try_again(cause)
+        self._relax(healthy and self.host.idle == 0)
         self._redraw(before)  # before saving: what is saved is what the next iteration starts from
-        wanted = self._wants_to_stop(row)
-        ending = wanted or (Ending.completed if finished else None)
+        ending = asked or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self.host.iteration % config.checkpoint.every == 0 or bool(row) or ending is not None
-        if due and healthy:
+        if healthy and due:
             self._save(row.get("eval/episode_reward"))
+        if healthy and self.host.idle == 0 and (due or self.host.iteration % config.supervise.recovery.every == 0):
+            self._keep()
         return ending
 
-    def _lost(self, metrics: Metrics, finished: bool) -> Ending | None:
+    def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
         """The ending by a guard whose patience is at its end; a run must not complete with a state that is bad."""
         for name, exhausted in metrics.exhausted.items():
             if exhausted or (finished and name == "state" and metrics.trips[name].any()):
@@ -290,9 +285,69 @@ class Runner:
         update = self.config.guards.update
         return Ending.no_update_accepted if update.enabled and self.host.idle >= update.patience else None
 
+    def _keep(self) -> None:
+        """Makes this state the one to go back to."""
+        if self.config.supervise.recovery.enabled:
+            self._last_good.keep(self.state, self.host.iteration, self.step)
+
+    def _try_again(self, cause: Ending) -> Ending | None:
+        """Goes back to the last good state with the next remedy; the ending where there have been too many attempts."""
+        self._cause = cause
+        attempts = self.host.attempts
+        plan = self._recovery.plan(cause.name, self.host.iteration + attempts.lost_iterations)
+        if plan is None:
+            tried = bool(attempts.recent) and cause is not Ending.physics_unstable
+            return Ending.recovery_exhausted if tried else cause
+        undone = self.host.iteration - self._last_good.iteration
+        lost = self.step - self._last_good.step
+        attempts.lost_iterations += undone
+        attempts.lost_steps += lost
+        self._roll_back(plan, undone)
+        self._event(
+            "rolled_back",
+            cause=cause.name,
+            attempt=plan.number,
+            remedy=str(plan.remedy),
+            to_iteration=self.host.iteration,
+            lost_steps=lost,
+        )
+        # Before anything else can happen: a crash must not forget the attempt.
+        self._save(None)
+        self._checkpoints.wait()
+        self._keep()
+        return None
+
+    def _roll_back(self, plan: Plan, undone: int) -> None:
+        """The last good state under a remedy, with random numbers and clean environments of this attempt's own."""
+        state = self._last_good.restored(self.state, self._mesh)
+        self.host.iteration, self.step, self.host.idle = self._last_good.iteration, self._last_good.step, 0
+        key = jax.random.fold_in(jax.random.fold_in(self._key_redraw, self.host.iteration), 2**31 + plan.number)
+        state = self._assembly.redrawn(state, key)
+        self.host.drawn = False
+        if state.fault is not None:
+            state = faults.carried_on(state, undone)
+        state = dataclasses.replace(state, key=jax.random.fold_in(state.key, plan.number))
+        self.state = self._placed(remedies.apply(plan.remedy, state, self.ppo.optimizer))
+
+    def _relax(self, good: bool) -> None:
+        """Takes a remedy back after a long healthy stretch."""
+        remedy = self._recovery.healthy(good)
+        if remedy is not None:
+            self.state = self._placed(remedies.take_back(remedy, self.state))
+            self._event("remedy_taken_back", remedy=str(remedy), after=self.host.attempts.stretch)
+
+    def _told_to_stop(self) -> Ending | None:
+        """The ending by a signal or by the clock."""
+        number = None if self._signals is None else self._signals.received
+        if number is not None:
+            return Ending.interrupted if number == signal.SIGINT else Ending.preempted
+        limit = self.config.supervise.max_wall_time
+        if limit is None:
+            return None
+        next_one = self._telemetry.last_seconds or 0.0
+        return Ending.time_limit if time.monotonic() - self._started + next_one > limit else None
+
     def _wants_to_stop(self, row: Row) -> Ending | None:
-        if self._signal is not None:
-            return Ending.interrupted if self._signal == signal.SIGINT else Ending.preempted
         value, target = row.get("eval/episode_reward"), self.config.eval.target_return
         if target is not None and value is not None and value >= target:
             return Ending.target_reached
@@ -305,7 +360,7 @@ class Runner:
 
     def _evaluate(self) -> Row:
         key = jax.random.fold_in(self._key_eval, self.host.iteration)
-        row = self._evaluator.run(self.state, key)
+        row = self._assembly.evaluator.run(self.state, key)
         self._last_evaluation = row
         value = row["eval/episode_reward"]
         self.host.last_return = value
@@ -315,14 +370,18 @@ class Runner:
             self.host.best_return = float(value)
         return row
 
+    def _supervision(self) -> Row:
+        return {"supervise/rollbacks": self.host.attempts.count} if self.config.supervise.recovery.enabled else {}
+
     def _log(self, row: Row) -> None:
-        self._sinks.log(self.step, row)
-        self.history.append({"step": self.step, **row})
-        if self._callback is not None and self._callback(self.step, row) is True:
+        step = self.logged_step
+        self._sinks.log(step, row)
+        self.history.append({"step": step, **row})
+        if self._callback is not None and self._callback(step, row) is True:
             self._stopped_by_callback = True
 
     def _event(self, kind: str, **fields: Any) -> None:
-        self._sinks.event(self.step, kind, fields)
+        self._sinks.event(self.logged_step, kind, fields)
 
     def _save(self, score: float | None) -> None:
         if not self.config.checkpoint.enabled:
@@ -338,41 +397,60 @@ class Runner:
             "version": __version__,
         }
         self._checkpoints.save(self.host.iteration, self.state, policy_arrays(self.state), host, score=score)
+        self._unsaved = False
 
     def _redraw(self, before: int) -> None:
         """Brax's `num_resets_per_eval` and the refill of the pool, both from clean resets."""
         ppo, env = self.config.ppo, self.config.env
         key = jax.random.fold_in(self._key_redraw, self.host.iteration)
-        changes: dict[str, Any] = {}
         if ppo.num_resets_per_eval and self._crossed(
             before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
         ):
-            changes["env_state"] = self._resets.draw(key, ppo.num_envs)
-            if self.state.running_return is not None:
-                changes["running_return"] = np.zeros(ppo.num_envs, np.float32)
+            self.state = self._assembly.with_fresh_envs(self.state, key)
         due = env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0
         if due and self.host.drawn:
             self.host.drawn = False
-            count = env.reset_pool_size * self._mesh.size
-            changes["reset_pool"] = self._resets.pool(jax.random.fold_in(key, 1), count)
-        for field, value in changes.items():
-            placed = sharding.place(value, self._mesh, sharding.SPLIT)
-            self.state = dataclasses.replace(self.state, **{field: placed})
+            self.state = self._assembly.with_fresh_pool(self.state, jax.random.fold_in(key, 1))
 
-    def _listening(self) -> Signals:
-        return Signals(lambda number: setattr(self, "_signal", number))
+    def _placed(self, state: TrainState) -> TrainState:
+        return sharding.place(state, self._mesh, SPECS)
+
+    @contextlib.contextmanager
+    def _compiling(self, name: str) -> Iterator[None]:
+        """Says what compiles, and hears a signal meanwhile."""
+        leaving = contextlib.nullcontext() if self._signals is None else self._signals.leaving_by(self._leave)
+        with self._console.compiling(name), leaving:
+            yield
+
+    def _leave(self) -> None:
+        """Saves what is not and ends the process; in another thread, while this one's is deaf."""
+        ending = self._told_to_stop() or Ending.interrupted
+        try:
+            if self._unsaved:
+                self._save(None)
+            self._finish(ending)
+            if self._signals is not None:
+                self._signals.hand_on()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ending.exit_code)
 
     def _finish(self, ending: Ending) -> Result:
         self._checkpoints.close()
         result = Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)
-        fields = {
+        fields: dict[str, Any] = {
             "stop_reason": ending.name,
             "exit_code": ending.exit_code,
             "step": self.step,
             "return": self.host.last_return,
             "best_return": self.host.best_return,
             "seconds": round(self.host.elapsed, 1),
+            "rollbacks": self.host.attempts.count,
         }
+        given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
+        if given_up and self._cause is not None:
+            fields |= {"cause": self._cause.name, "advice": advice.paragraph(self._cause, self.host.attempts)}
         self._event("stopped", **fields)
         try:
             write_result(self.run_dir, fields)

@@ -22,6 +22,7 @@ from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError
 from rlstable.endings import Ending
 from rlstable.io.rundir import read_result, write_result
+from rlstable.supervise.signals import Signals
 
 # The score of a job that gave none: finite, since sweepers choke on inf and nan, and below any return worth having.
 WORST_SCORE = -1e9
@@ -74,9 +75,10 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
     try:
         config = with_saved(composed, overrides)
-        from rlstable.runner import Runner  # jax and brax take seconds, which a mistake need not wait for
+        with Signals(hard=not in_sweep) as signals:
+            from rlstable.runner import Runner  # jax and brax take seconds, which a mistake need not wait for
 
-        ending = Runner(config, run_dir).run().ending
+            ending = Runner(config, run_dir, signals=signals).run().ending
         if ending in (Ending.interrupted, Ending.preempted):
             _told_to_stop.append(ending)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Runs that go wrong after a good start end by name; what was good is kept, what was bad is not saved."""
+"""Runs that go wrong after a good start, and have no second attempt, end by name; what was good is kept."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def short(**sections: Any) -> Config:
         "guards": {}, "devices": 1, "total_steps": 40 * ITERATION, "eval": {"num_evals": 0},
         "sinks": {"console": "off"},
         "checkpoint": {"every": 1, "keep": 100, "asynchronous": False},
+        "supervise": {"recovery": {"enabled": False}},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 
@@ -43,7 +44,7 @@ def fault(site: str, **fields: Any) -> dict[str, Any]:
 
 # By the guard whose patience ends: the ending, its exit code, and what goes wrong under which guards.
 ENDINGS: dict[str, tuple[Ending, int, dict[str, Any]]] = {
-    "storm": (Ending.environment_storm, 5, {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward")}),
+    "storm": (Ending.physics_unstable, 5, {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward")}),
     "value_loss": (
         Ending.value_loss_exploded, 6,
         {

@@ -58,6 +58,20 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: Mo
     )
 
 
+def first_tuning(config: Config) -> Tuning:
+    """The numbers that schedules and remedies move, before any has."""
+    scale = level(config.precision).loss_scale
+    return Tuning(
+        learning_rate=jnp.float32(config.ppo.learning_rate),
+        learning_rate_scale=jnp.float32(1.0),
+        step_scale=jnp.float32(1.0),
+        clip_scale=jnp.float32(1.0),
+        loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
+        good_steps=jnp.int32(0),
+        epochs=jnp.int32(config.ppo.num_updates_per_batch),
+    )
+
+
 def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> TrainState:
     """The training state before the first iteration.
 
@@ -73,16 +87,6 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> Tra
     )
     params = ppo.networks.init(key_networks, observation)
     guards = {**ppo.env.guards, **ppo.batch_guards, **ppo.update_guards, **ppo.state_guards}
-    scale = ppo.precision.loss_scale
-    tuning = Tuning(
-        learning_rate=jnp.float32(ppo.config.ppo.learning_rate),
-        learning_rate_scale=jnp.float32(1.0),
-        step_scale=jnp.float32(1.0),
-        loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
-        good_steps=jnp.int32(0),
-        epochs=jnp.int32(ppo.config.ppo.num_updates_per_batch),
-    )
-
     none = Packed.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
     counters = Counters(
         env_steps=WideCounter.zero(),
@@ -102,7 +106,7 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> Tra
         env_state=env_state,
         reset_pool=reset_pool,
         guard_memory={name: guard.init().memory for name, guard in guards.items()},
-        tuning=tuning,
+        tuning=first_tuning(ppo.config),
         key=key,
         counters=counters,
         return_statistics=returns.statistics,

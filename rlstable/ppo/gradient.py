@@ -16,7 +16,7 @@ from rlstable.ppo import normalizer
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.state import Transition
+from rlstable.ppo.state import Transition, Tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Objective:
         config: Hyperparameters.
         limits: Bounds.
         scaled: Whether the loss is multiplied while it is differentiated, as float16 networks need.
+        tightens: Whether the clipping of ratio and value follows `Tuning.clip_scale`.
     """
 
     networks: Networks
     config: PPOConfig
     limits: LimiterConfig
     scaled: bool
+    tightens: bool
 
     def gradient(
         self,
@@ -41,7 +43,7 @@ class Objective:
         statistics: Statistics,
         data: Transition,
         valid_share: jax.Array | None,
-        loss_scale: jax.Array,
+        tuning: Tuning,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient of the loss on a minibatch over all devices, and its metrics.
 
@@ -53,14 +55,21 @@ class Objective:
             statistics: Observation statistics.
             data: `[T, B]`, prepared.
             valid_share: `masked.share(data.valid)`.
-            loss_scale: Factor on the loss while it is differentiated; the gradient is divided by it.
+            tuning: Its loss scale is a factor on the loss while it is differentiated; the gradient is divided by it.
         """
 
         def objective(params: Any, data: Transition) -> tuple[jax.Array, dict[str, jax.Array]]:
             loss, metrics = ppo_loss(
-                params, statistics, data, valid_share, networks=self.networks, config=self.config, limits=self.limits
+                params,
+                statistics,
+                data,
+                valid_share,
+                networks=self.networks,
+                config=self.config,
+                limits=self.limits,
+                clip_scale=tuning.clip_scale if self.tightens else None,
             )
-            return (loss * loss_scale if self.scaled else loss), metrics
+            return (loss * tuning.loss_scale if self.scaled else loss), metrics
 
         differentiate = jax.grad(objective, has_aux=True)
         if self.config.gae == "per_iteration" and self.config.normalize_advantage:
@@ -71,7 +80,7 @@ class Objective:
             gradients, metrics = self._accumulate(differentiate, params, statistics, data, valid_share)
         gradients, metrics = sharding.mean((gradients, metrics))
         if self.scaled:
-            gradients = jax.tree.map(lambda g: g / loss_scale, gradients)
+            gradients = jax.tree.map(lambda g: g / tuning.loss_scale, gradients)
         return gradients, metrics
 
     def with_estimates(self, params: Any, statistics: Statistics, data: Transition) -> Transition:

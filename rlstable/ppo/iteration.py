@@ -149,7 +149,7 @@ class PPO:
         progress, tuning = learning.progress, learning.tuning
         params, opt_state = progress.params, progress.opt_state
         valid_share = masked.share(data.valid)
-        gradients, metrics = self.gradient(params, statistics, data, valid_share, tuning.loss_scale)
+        gradients, metrics = self.gradient(params, statistics, data, valid_share, tuning)
         norm = optax.global_norm(gradients)
 
         learnable: jax.Array | bool = True if data.valid is None else masked.some(data.valid)
@@ -167,7 +167,8 @@ class PPO:
         reached = counters.env_steps + self.config.env_steps_per_iteration
         rate = self.optimizer.rate(tuning, reached.progress(self.config.total_steps))
 
-        candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate)
+        clip_scale = tuning.clip_scale if self.config.tightens else None
+        candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate, clip_scale)
         context = UpdateContext(
             (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm
         )
@@ -222,15 +223,15 @@ class PPO:
         statistics: Any,
         data: Transition,
         valid_share: jax.Array | None,
-        loss_scale: jax.Array,
+        tuning: Tuning,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient of the loss on a prepared minibatch over all devices, and its metrics."""
-        return self._objective.gradient(params, statistics, data, valid_share, loss_scale)
+        return self._objective.gradient(params, statistics, data, valid_share, tuning)
 
     @property
     def _objective(self) -> Objective:
         scaled = self.precision.loss_scale is not None
-        return Objective(self.networks.bare, self.config.ppo, self.config.guards.limiters, scaled)
+        return Objective(self.networks.bare, self.config.ppo, self.config.guards.limiters, scaled, self.config.tightens)
 
     def _in_minibatches(self, x: jax.Array) -> jax.Array:
         return jnp.reshape(x, (self.config.ppo.num_minibatches, -1, *x.shape[1:]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -64,6 +66,7 @@ def ppo_loss(
     networks: Networks,
     config: PPOConfig,
     limits: LimiterConfig,
+    clip_scale: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss on a minibatch and what it knows about itself.
 
@@ -78,6 +81,7 @@ def ppo_loss(
         networks: The networks, for prepared observations (`Networks.bare`).
         config: Hyperparameters.
         limits: Bounds.
+        clip_scale: A factor on the clipping of ratio and value; None for none.
 
     Returns:
         The loss, and metrics that average over minibatches and devices.
@@ -100,7 +104,7 @@ def ppo_loss(
 
     log_ratio = masked.kept(distribution.log_prob(raw_action) - data.log_prob, data.valid)
     ratio = jnp.exp(limiters.clip(log_ratio, limits.log_ratio))
-    epsilon = config.clipping_epsilon
+    epsilon = _times(config.clipping_epsilon, clip_scale)
     surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages)
     policy_loss = -mean(surrogate)
 
@@ -109,7 +113,8 @@ def ppo_loss(
     error = _over(targets - values, unit)
     value_error = limiters.squared(error, limits.value_error)
     if config.clipping_epsilon_value is not None:
-        moved = limiters.clip(_over(values - old_value, unit), config.clipping_epsilon_value)
+        epsilon_value = _times(config.clipping_epsilon_value, clip_scale)
+        moved = limiters.clip(_over(values - old_value, unit), epsilon_value)
         clipped = _over(targets - old_value, unit) - moved
         value_error = jnp.maximum(value_error, limiters.squared(clipped, limits.value_error))
     value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
@@ -146,9 +151,13 @@ def ppo_loss(
     if limits.value_error is not None:
         activity["value_error"] = limiters.beyond(jax.lax.stop_gradient(error), limits.value_error)
     if config.clipping_epsilon_value is not None:
-        activity["value"] = limiters.beyond(_over(values - old_value, unit), config.clipping_epsilon_value)
+        activity["value"] = limiters.beyond(_over(values - old_value, unit), epsilon_value)
     metrics |= {f"limiters/{name}/active": mean(active) if active.ndim else active for name, active in activity.items()}
     return loss, metrics
+
+
+def _times(bound: float, scale: jax.Array | None) -> Any:
+    return bound if scale is None else bound * scale
 
 
 def _over(x: jax.Array, unit: jax.Array | None) -> jax.Array:

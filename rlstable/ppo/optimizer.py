@@ -53,10 +53,16 @@ class Optimizer:
 
     def init(self, params: Any) -> Any:
         """The state before the first update."""
-        return self._transform.init(params)
+        return self._transform(1.0).init(params)
 
     def candidate(
-        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rate: jax.Array
+        self,
+        gradients: Any,
+        gradient_norm: jax.Array,
+        opt_state: Any,
+        params: Any,
+        rate: jax.Array,
+        clip_scale: jax.Array | None = None,
     ) -> Candidate:
         """The parameters and optimizer state that would follow.
 
@@ -66,18 +72,20 @@ class Optimizer:
             opt_state: Before.
             params: Before.
             rate: Learning rate, float32 scalar.
+            clip_scale: A factor on the bounds of gradient and update; None for none.
         """
         activity = {}
+        tighter = 1.0 if clip_scale is None else clip_scale
         if self.limits.gradient_block is not None:
             gradients, activity["gradient_block"] = _clip_blocks(gradients, params, self.limits.gradient_block)
             gradient_norm = optax.global_norm(gradients)
         if self.max_norm is not None:
-            activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm)
-        direction, new_state = self._transform.update(gradients, opt_state, params)
+            activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm * tighter)
+        direction, new_state = self._transform(tighter).update(gradients, opt_state, params)
         update = jax.tree.map(lambda d: -rate * d, direction)
         norm, parameter_norm = optax.global_norm(update), optax.global_norm(params)
         if self.limits.update_norm is not None:
-            bound = self.limits.update_norm * jnp.maximum(parameter_norm, 1.0)
+            bound = self.limits.update_norm * tighter * jnp.maximum(parameter_norm, 1.0)
             activity["update_norm"] = limiters.beyond(norm, bound)
             # Chosen, so that an update within its bound is not touched by a rounding error.
             shrink = jnp.where(norm <= bound, 1.0, bound / norm)
@@ -96,10 +104,9 @@ class Optimizer:
             return scaled
         return scaled * self._schedule(progress)
 
-    @property
-    def _transform(self) -> optax.GradientTransformation:
+    def _transform(self, tighter: Any) -> optax.GradientTransformation:
         own = self.config.optimizer
-        parts = [] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm)]
+        parts = [] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm * tighter)]
         scale = optax.scale_by_amsgrad if own.name == "amsgrad" else optax.scale_by_adam
         parts.append(scale(b1=own.b1, b2=own.b2, eps=own.eps))
         if own.name == "adamw":

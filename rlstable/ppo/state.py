@@ -45,6 +45,7 @@ class Tuning:
         learning_rate: The adaptive-KL rate; with another schedule the base rate.
         learning_rate_scale: A factor on whatever the schedule says.
         step_scale: A factor on the rate, below 1 while the policy has been overshooting `guards.limiters.kl`.
+        clip_scale: A factor on the bounds of ratio, value, gradient and update; read where a remedy may tighten them.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
         good_steps: int32, minibatches with finite gradients since the loss scale changed.
         epochs: int32, passes over the batch; 0 collects experience and learns nothing.
@@ -53,6 +54,7 @@ class Tuning:
     learning_rate: jax.Array
     learning_rate_scale: jax.Array
     step_scale: jax.Array
+    clip_scale: jax.Array
     loss_scale: jax.Array
     good_steps: jax.Array
     epochs: jax.Array

@@ -13,7 +13,7 @@ from rlstable import sharding
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo import normalizer
-from rlstable.ppo.build import make_ppo
+from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.rollout import collect
 from rlstable.ppo.state import SPECS
 
@@ -44,7 +44,7 @@ def gradients(settings):
 
     def gradient(params, statistics, rows, after):
         data = jax.tree.map(rows_first, rows)._replace(bootstrap_observation=after)
-        return ppo.gradient(params, statistics, data, masked.share(data.valid), jnp.float32(1))
+        return ppo.gradient(params, statistics, data, masked.share(data.valid), first_tuning(settings))
 
     programs = {n: sharding.over_devices(gradient, mesh(n), (R, R, SPLIT, SPLIT), R) for n in (1, DEVICES)}
 

@@ -17,7 +17,7 @@ from rlstable import sharding
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards import masked
 from rlstable.guards.batch import BatchContext, TransitionGuard
-from rlstable.ppo.build import make_networks, make_ppo
+from rlstable.ppo.build import first_tuning, make_networks, make_ppo
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
 
@@ -470,7 +470,7 @@ def gradient(gae, parts):
             target, advantage = estimate(ppo.networks, params, statistics, data, values, settings.ppo)
             data = data._replace(target=target, advantage=advantage)
         data = prepared(ppo.networks, statistics, data)
-        return ppo.gradient(params, statistics, data, masked.share(data.valid), jnp.float32(1))
+        return ppo.gradient(params, statistics, data, masked.share(data.valid), first_tuning(settings))
 
     return call
 

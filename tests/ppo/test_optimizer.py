@@ -14,10 +14,10 @@ from rlstable.config import LossScaleConfig
 from rlstable.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.packed import Packed
-from rlstable.ppo.build import make_ppo
+from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.iteration import Learning, Progress
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
-from rlstable.ppo.state import Counters, Tuning
+from rlstable.ppo.state import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -25,15 +25,7 @@ LR, MIN = 4e-3, 1e-3
 
 
 def tuning(**fields):
-    base = Tuning(
-        learning_rate=jnp.float32(LR),
-        learning_rate_scale=jnp.float32(1),
-        step_scale=jnp.float32(1),
-        loss_scale=jnp.float32(1),
-        good_steps=jnp.int32(0),
-        epochs=jnp.int32(1),
-    )
-    return dataclasses.replace(base, **fields)
+    return dataclasses.replace(first_tuning(tiny_config(ppo={"learning_rate": LR})), **fields)
 
 
 def optimizer(limits=None, **ppo):

@@ -1,0 +1,124 @@
+"""What is built of a configuration before anything runs: environments, PPO, first states, evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rlstable import faults, sharding
+from rlstable.config import Config, ConfigError
+from rlstable.envs.load import load_env
+from rlstable.envs.resets import Resets, make_resets
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.evaluation import Evaluator, make_evaluator
+from rlstable.guards.base import MoreGuards
+from rlstable.guards.env import env_guards
+from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import SPECS, Metrics, TrainState
+
+Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+class Assembly:
+    """The parts of one run that are compiled, at the precision its configuration names.
+
+    Attributes:
+        env: The environments that are trained in.
+        ppo: What trains.
+        evaluator: What judges the policy.
+
+    Args:
+        config: The whole configuration.
+        mesh: The devices.
+        more_guards: Guards besides the configured ones, by site and name.
+        compiling: Context manager that tells the user what is compiling.
+
+    Raises:
+        ConfigError: The environment cannot be made, or does not go with the configuration.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, more_guards: MoreGuards, compiling: Compiling):
+        self._config = config
+        self._mesh = mesh
+        self._compiling = compiling
+        single = load_env(config.env)
+        self.env = VectorEnv(
+            single,
+            config.env.episode_length,
+            config.env.action_repeat,
+            {**env_guards(config.guards), **more_guards.get("env", {})},
+            config.env.reset == "pool",
+        )
+        faulty = config.fault.site is not None
+        if faulty:
+            self.env = faults.faulty_env(self.env, config.fault)
+        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more_guards)
+        if faulty:
+            self.ppo = faults.arm(self.ppo)
+        self.evaluator: Evaluator = make_evaluator(config, self.ppo.networks, compiling)
+        self._resets: Resets = make_resets(self.env, min(config.env.reset_pool_size, config.ppo.num_envs))
+
+    def first_state(self, key: jax.Array, key_resets: jax.Array) -> TrainState:
+        """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
+
+        Args:
+            key: For parameters and what training draws.
+            key_resets: For the environments.
+        """
+        config = self._config
+        with self._compiling("resets"):
+            env_state, pool = self._draw(key_resets)
+        if config.ppo.bootstrap_on_timeout and "time_out" not in env_state.info:
+            raise ConfigError(
+                f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
+                "from an end; set it to false"
+            )
+        state = init_state(self.ppo, key, env_state, pool)
+        if config.fault.site is not None:
+            state = faults.armed_state(state, config.fault)
+        return sharding.place(state, self._mesh, SPECS)
+
+    def compiled(self, state: TrainState) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+        """The training program, compiled once and ahead of its first call."""
+        with self._compiling("training"):
+            program = sharding.over_devices(
+                self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
+            )
+            return program.lower(state).compile()
+
+    def redrawn(self, state: TrainState, key: jax.Array) -> TrainState:
+        """The state with every environment and the whole pool drawn anew."""
+        env_state, pool = self._draw(key)
+        return self._with(state, env_state=env_state, reset_pool=pool, running_return=self._no_returns(state))
+
+    def with_fresh_envs(self, state: TrainState, key: jax.Array) -> TrainState:
+        """The state with every environment drawn anew."""
+        env_state = self._resets.draw(key, self._config.ppo.num_envs)
+        return self._with(state, env_state=env_state, running_return=self._no_returns(state))
+
+    def with_fresh_pool(self, state: TrainState, key: jax.Array) -> TrainState:
+        """The state with other clean first states to draw from."""
+        return self._with(state, reset_pool=self._pool(key))
+
+    def _draw(self, key: jax.Array) -> tuple[Any, Any]:
+        """First states for every environment, and a pool for every device."""
+        key_envs, key_pool = jax.random.split(key)
+        env_state = self._resets.draw(key_envs, self._config.ppo.num_envs)
+        return env_state, self._pool(key_pool) if self.env.draws else None
+
+    def _pool(self, key: jax.Array) -> Any:
+        return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
+
+    def _no_returns(self, state: TrainState) -> Any:
+        return None if state.running_return is None else np.zeros(self._config.ppo.num_envs, np.float32)
+
+    def _with(self, state: TrainState, **parts: Any) -> TrainState:
+        placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}
+        return dataclasses.replace(state, **placed)

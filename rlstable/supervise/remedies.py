@@ -1,0 +1,36 @@
+"""What remedies change in a training state, and how it is taken back. None of them compiles anything."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlstable.ppo.optimizer import Optimizer
+from rlstable.ppo.state import TrainState
+from rlstable.supervise_config import Remedy
+
+# The numbers of `Tuning` that a remedy with a factor multiplies.
+_SCALES = {"scale_learning_rate": "learning_rate_scale", "tighten_clipping": "clip_scale"}
+
+
+def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState:
+    """The state to try again with. Fresh resets are part of every rollback and change nothing further.
+
+    Args:
+        remedy: What to change.
+        state: The last good one.
+        optimizer: Whose memory `reset_optimizer` empties.
+    """
+    if remedy.name == "reset_optimizer":
+        return dataclasses.replace(state, opt_state=optimizer.init(state.params))
+    return state if remedy.factor is None else _scaled(remedy, state, remedy.factor)
+
+
+def take_back(remedy: Remedy, state: TrainState) -> TrainState:
+    """The state without the change of a remedy that has a factor."""
+    return state if remedy.factor is None else _scaled(remedy, state, 1.0 / remedy.factor)
+
+
+def _scaled(remedy: Remedy, state: TrainState, factor: float) -> TrainState:
+    field = _SCALES[remedy.name]
+    scaled = getattr(state.tuning, field) * factor
+    return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **{field: scaled}))

@@ -1,0 +1,79 @@
+"""The configuration of the supervisor: what a run does when guards alone do not help, and when it has to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import model_serializer, model_validator
+
+from rlstable.schema import Count, CountOrZero, Flag, KeyedError, Positive, Section
+
+_FACTORS = {"scale_learning_rate": 0.5, "tighten_clipping": 0.5}
+
+
+class Remedy(Section):
+    """What is changed before another attempt: a name, or a name with its factor, `scale_learning_rate: 0.5`."""
+
+    name: Literal["fresh_resets", "scale_learning_rate", "tighten_clipping", "reset_optimizer"]
+    factor: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelt(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value, "factor": _FACTORS.get(value)}
+        if isinstance(value, Mapping) and len(value) == 1 and "name" not in value:
+            ((name, factor),) = value.items()
+            return {"name": name, "factor": factor}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Remedy:
+        if self.name in _FACTORS and (self.factor is None or self.factor >= 1):
+            raise ValueError(f"{self.name} needs a factor between 0 and 1, e.g. {self.name}: {_FACTORS[self.name]}")
+        if self.name not in _FACTORS and self.factor is not None:
+            raise ValueError(f"{self.name} takes no number; write the name alone")
+        return self
+
+    @model_serializer
+    def _as_written(self) -> Any:
+        return self.name if self.factor is None else {self.name: self.factor}
+
+    def __str__(self) -> str:
+        return self.name if self.factor is None else f"{self.name} {self.factor:g}"
+
+
+class RecoveryConfig(Section):
+    """Going back to the last good state and trying again, more carefully each time."""
+
+    enabled: Flag = True
+    every: Count = 10
+    attempts: CountOrZero = 6
+    window: Count = 1000
+    relax_after: Count = 200
+    remedies: tuple[Remedy, ...] = (
+        Remedy(name="fresh_resets"),
+        Remedy(name="scale_learning_rate", factor=0.3),
+        Remedy(name="tighten_clipping", factor=0.5),
+        Remedy(name="reset_optimizer"),
+        Remedy(name="scale_learning_rate", factor=0.1),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> RecoveryConfig:
+        if self.enabled and not self.remedies:
+            raise KeyedError("remedies", "is empty; name at least one, or set supervise.recovery.enabled=false")
+        return self
+
+    @property
+    def tightens(self) -> bool:
+        """Whether clipping may have to be tightened, so that its bounds have to be traced."""
+        return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.remedies)
+
+
+class SuperviseConfig(Section):
+    """The supervisor."""
+
+    recovery: RecoveryConfig = RecoveryConfig()
+    max_wall_time: Positive | None = None

@@ -1,0 +1,159 @@
+"""Which remedy is next, when it is taken back, and when to give up: exact sequences, no training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from rlstable.schema import ConfigError, validate
+from rlstable.supervise.recovery import Attempts, Recovery
+from rlstable.supervise_config import RecoveryConfig, Remedy, SuperviseConfig
+
+ORDER = ["fresh_resets", "scale_learning_rate 0.5", "reset_optimizer"]
+
+
+def recovery(remembered: Attempts | None = None, **fields: Any) -> Recovery:
+    chosen = {"remedies": ["fresh_resets", {"scale_learning_rate": 0.5}, "reset_optimizer"], "attempts": 4}
+    return Recovery(validate(RecoveryConfig, chosen | fields), Attempts() if remembered is None else remembered)
+
+
+def remedy_of(plan: Any) -> str | None:
+    return None if plan is None else str(plan.remedy)
+
+
+def test_remedies_come_in_order_and_from_the_beginning_again_until_there_were_too_many() -> None:
+    own = recovery()
+    assert [remedy_of(own.plan("storm", at)) for at in range(6)] == [*ORDER, ORDER[0], None, None]
+    assert own.attempts.count == 4
+    assert [attempt["cause"] for attempt in own.attempts.recent] == ["storm"] * 4
+    # Only what can be taken back is in effect.
+    assert own.attempts.applied == [{"scale_learning_rate": 0.5}]
+
+
+def test_attempts_leave_the_window() -> None:
+    """Four in a hundred iterations: those of long ago are forgotten, the number goes on."""
+    own = recovery(window=100)
+    assert all(own.plan("storm", at) for at in (0, 10, 20, 30))
+    assert own.plan("storm", 99) is None
+    plan = own.plan("storm", 100)
+    assert plan is not None and plan.number == 5
+    assert own.plan("storm", 101) is None
+
+
+@pytest.mark.parametrize("fields", [{"enabled": False}, {"attempts": 0}])
+def test_none_are_made_where_none_are_wanted(fields: dict[str, Any]) -> None:
+    own = recovery(**fields)
+    assert own.plan("storm", 0) is None
+    assert own.attempts == Attempts(stretch=200)
+
+
+def test_a_remedy_that_can_change_nothing_is_passed_over() -> None:
+    own = recovery()
+    plan = own.plan("storm", 0, lambda remedy: remedy.name == "reset_optimizer")
+    assert remedy_of(plan) == "reset_optimizer"
+    assert own.plan("storm", 0, lambda _: False) is None
+    assert own.attempts.count == 1
+
+
+def test_remedies_are_taken_back_one_by_one_the_latest_first() -> None:
+    own = recovery(relax_after=3, remedies=[{"scale_learning_rate": 0.5}, {"tighten_clipping": 0.25}])
+    own.plan("storm", 0)
+    own.plan("storm", 1)
+    taken = [own.healthy(True) for _ in range(9)]
+    assert [None if remedy is None else str(remedy) for remedy in taken] == [
+        None, None, "tighten_clipping 0.25", None, None, "scale_learning_rate 0.5", None, None, None,
+    ]  # fmt: skip
+    assert own.attempts.applied == []
+    # After a healthy stretch the list begins anew.
+    assert remedy_of(own.plan("storm", 50)) == "scale_learning_rate 0.5"
+
+
+def test_only_iterations_in_a_row_make_a_stretch() -> None:
+    own = recovery(relax_after=3)
+    own.plan("storm", 0), own.plan("storm", 0)
+    assert [own.healthy(good) for good in (True, True, False, True, True)] == [None] * 5
+    assert own.healthy(True) is not None
+
+
+def test_what_was_taken_back_too_early_comes_first_and_stays_longer() -> None:
+    """Flapping: a remedy that is needed all the time is taken back after 2, 4, 8, ... iterations."""
+    own = recovery(relax_after=2, attempts=100, remedies=[{"scale_learning_rate": 0.5}, "fresh_resets"])
+    stretches, at = [], 0
+    remedies = [remedy_of(own.plan("policy", at))]
+    for _ in range(4):
+        length = 0
+        while True:
+            at, length = at + 1, length + 1
+            if own.healthy(True) is not None:
+                break
+        stretches.append(length)
+        remedies.append(remedy_of(own.plan("policy", at)))
+    assert remedies == ["scale_learning_rate 0.5"] * 5
+    assert stretches == [2, 4, 8, 16]
+    assert own.attempts.applied == [{"scale_learning_rate": 0.5}]
+
+
+@given(st.lists(st.one_of(st.just(None), st.booleans()), max_size=60), st.integers(0, 59))
+def test_a_resumed_recovery_decides_as_the_whole_one(history: list[bool | None], cut: int) -> None:
+    """What it remembers is plain JSON: None is a cause, anything else an iteration that was healthy or not."""
+
+    def go(own: Recovery, part: list[bool | None], start: int) -> list[Any]:
+        return [
+            remedy_of(own.plan("storm", at)) if good is None else own.healthy(good)
+            for at, good in enumerate(part, start)
+        ]
+
+    fields: dict[str, Any] = {"relax_after": 2, "window": 20}
+    whole = recovery(**fields)
+    expected = go(whole, history, 0)
+    first = recovery(**fields)
+    found = go(first, history[:cut], 0)
+    saved = json.loads(json.dumps(dataclasses.asdict(first.attempts)))
+    second = recovery(Attempts(**saved), **fields)
+    assert found + go(second, history[cut:], cut) == expected
+    assert second.attempts == whole.attempts
+
+
+@given(st.lists(st.one_of(st.just(None), st.booleans()), max_size=200))
+def test_no_window_has_more_attempts_than_allowed(history: list[bool | None]) -> None:
+    own = recovery(window=30, relax_after=2)
+    made = [
+        at for at, good in enumerate(history) if (own.plan("x", at) if good is None else own.healthy(good) and None)
+    ]
+    assert all(sum(at <= other < at + 30 for other in made) <= 4 for at in made)
+
+
+@pytest.mark.parametrize(
+    ("remedies", "message"),
+    [
+        (["pray"], "remedies"),
+        ([], "supervise.recovery.remedies: is empty; name at least one, or set supervise.recovery.enabled=false"),
+        ([{"scale_learning_rate": 2.0}], "scale_learning_rate needs a factor between 0 and 1"),
+        ([{"scale_learning_rate": None}], "scale_learning_rate needs a factor between 0 and 1"),
+        ([{"fresh_resets": 0.5}], "fresh_resets takes no number; write the name alone"),
+        ([{"scale_learning_rate": 0.5, "tighten_clipping": 0.5}], "remedies"),
+    ],
+)
+def test_remedies_that_cannot_be(remedies: list[Any], message: str) -> None:
+    class Whole(SuperviseConfig):
+        """For the whole path of the key."""
+
+    with pytest.raises(ConfigError) as error:
+        validate(Whole, {"recovery": {"remedies": remedies}})
+    text = str(error.value)
+    assert "\n" not in text and text.startswith("recovery.remedies")
+    assert message.removeprefix("supervise.") in text
+
+
+def test_a_remedy_is_saved_as_it_is_written() -> None:
+    written = ["fresh_resets", {"scale_learning_rate": 0.5}]
+    config = validate(RecoveryConfig, {"remedies": written})
+    assert config.model_dump(mode="json")["remedies"] == written
+    assert validate(RecoveryConfig, config.model_dump(mode="json")) == config
+    # A name alone has the usual factor.
+    assert Remedy.model_validate("tighten_clipping").factor == 0.5

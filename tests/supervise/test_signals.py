@@ -1,0 +1,171 @@
+"""Signals in processes of their own: heard between iterations, heard by a deaf main thread, and handed on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+# Native work that hears no Python handler, as XLA's compiler does not.
+DEAF = """
+import hashlib, os, signal, sys, threading, time
+from rlstable.supervise.signals import Signals
+
+def work():
+    hashlib.pbkdf2_hmac("sha512", b"x", b"y", 200_000_000)
+
+def ready():
+    print("ready", flush=True)
+"""
+
+
+class Child:
+    """A Python program that is sent signals once it says that it is ready."""
+
+    def __init__(self, body: str):
+        self.process = subprocess.Popen([sys.executable, "-c", DEAF + body], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.stdout = self.process.stdout
+        assert self.stdout.readline() == "ready\n"
+
+    def ends(self, *numbers: int, within: float = 20.0) -> tuple[int, str]:
+        """Sends signals and gives back exit code and output."""
+        for number in numbers:
+            self.process.send_signal(number)
+            time.sleep(0.3)
+        output, _ = self.process.communicate(timeout=within)
+        return self.process.returncode, output
+
+
+@pytest.fixture
+def child() -> Callable[[str], Child]:
+    return Child
+
+
+LISTENING = """
+with Signals(hard={hard}) as signals:
+    ready()
+    for _ in range(100):
+        time.sleep(0.1)
+        if signals.received is not None:
+            print("received", signals.received, flush=True)
+            sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("hard", [True, False])
+def test_the_first_signal_is_told_and_interrupts_nothing(
+    child: Callable[[str], Child], number: int, hard: bool
+) -> None:
+    assert child(LISTENING.format(hard=hard)).ends(number) == (7, f"received {int(number)}\n")
+
+
+STUBBORN = """
+with Signals(hard={hard}) as signals:
+    ready()
+    {work}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_one_ends_the_process_at_once_though_its_main_thread_is_deaf(
+    child: Callable[[str], Child], number: int
+) -> None:
+    code, _ = child(STUBBORN.format(hard=True, work="work()")).ends(number, number)
+    assert code == 128 + number
+
+
+def test_in_somebody_else_s_process_the_second_one_is_theirs(child: Callable[[str], Child]) -> None:
+    """In a notebook Ctrl-C has to stay an exception."""
+    body = """
+try:
+    with Signals() as signals:
+        ready()
+        time.sleep(20)
+except KeyboardInterrupt:
+    print("theirs", signals.received, flush=True)
+"""
+    assert child(body).ends(signal.SIGINT, signal.SIGINT) == (0, "theirs 2\n")
+
+
+def test_while_the_main_thread_is_deaf_another_one_saves_and_leaves(child: Callable[[str], Child]) -> None:
+    body = """
+def leave():
+    print("saved", signals.received, flush=True)
+    os._exit(9)
+
+with Signals(hard=True) as signals:
+    with signals.leaving_by(leave):
+        ready()
+        work()
+"""
+    assert child(body).ends(signal.SIGTERM) == (9, "saved 15\n")
+
+
+def test_a_signal_that_came_before_is_not_forgotten_and_one_after_does_not_leave(child: Callable[[str], Child]) -> None:
+    body = """
+def leave():
+    print("left", flush=True)
+    os._exit(9)
+
+with Signals(hard=True) as signals:
+    with signals.leaving_by(leave):
+        pass
+    ready()
+    while signals.received is None:
+        time.sleep(0.05)
+    print("heard", flush=True)
+    with signals.leaving_by(leave):
+        print("never", flush=True)
+"""
+    assert child(body).ends(signal.SIGTERM) == (9, "heard\nleft\n")
+
+
+def test_a_scheduler_s_own_handler_is_called_once_all_is_saved_and_sigterm_is_left_to_it(
+    child: Callable[[str], Child],
+) -> None:
+    """As submitit does it: SIGUSR2 puts the job back into the queue and exits, SIGTERM is ignored."""
+    body = """
+def requeue(number, frame):
+    print("requeued", number, flush=True)
+    sys.exit(3)
+
+signal.signal(signal.SIGUSR2, requeue)
+signal.signal(signal.SIGTERM, lambda *_: print("ignored", flush=True))
+with Signals(hard=True) as signals:
+    ready()
+    while signals.received is None:
+        time.sleep(0.05)
+    print("saving", flush=True)
+"""
+    code, output = child(body).ends(signal.SIGTERM, signal.SIGUSR2)
+    assert (code, output) == (3, "ignored\nsaving\nrequeued 12\n")
+
+
+def test_handlers_are_as_before_afterwards(child: Callable[[str], Child]) -> None:
+    body = """
+before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+with Signals(hard=True):
+    pass
+print([signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before)
+print(signal.set_wakeup_fd(-1))
+ready()
+"""
+    process = subprocess.run([sys.executable, "-c", DEAF + body], capture_output=True, text=True, timeout=30)
+    assert process.stdout == "True\n-1\nready\n"
+
+
+def test_outside_the_main_thread_nothing_is_listened_to(child: Callable[[str], Child]) -> None:
+    body = """
+def other():
+    with Signals(hard=True) as signals:
+        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signals.received)
+thread = threading.Thread(target=other); thread.start(); thread.join()
+"""
+    process = subprocess.run([sys.executable, "-c", DEAF + body], capture_output=True, text=True, timeout=30)
+    assert process.stdout == "True None\n"

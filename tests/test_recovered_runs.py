@@ -1,0 +1,205 @@
+"""Runs that would end by a guard go back, try again more carefully, and get through."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import GUARDS_OFF, tiny_config
+
+from rlstable import load_policy
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ITERATION = 64
+PATIENCE = 3
+
+
+def config(recovery: dict[str, Any] | None = None, **sections: Any) -> Config:
+    """20 iterations; a storm is three of them, copies are taken every second one, and relaxing comes after four."""
+    own = {"every": 2, "relax_after": 4, "remedies": ["fresh_resets", {"scale_learning_rate": 0.5}]}
+    defaults: dict[str, Any] = {
+        "guards": {"storm": {"patience": PATIENCE}}, "devices": 1, "total_steps": 20 * ITERATION,
+        "eval": {"num_evals": 2, "num_envs": 4}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
+        "supervise": {"recovery": own | (recovery or {})},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def storm(**fields: Any) -> dict[str, Any]:
+    """Every sample is bad, from the fourth iteration on."""
+    return {"site": "reward", "probability": 1.0, "start": 3, **fields}
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """A storm of seven iterations: two attempts fail in it, the third gets through."""
+    runner = Runner(config(fault=storm(iterations=7)), tmp_path_factory.mktemp("recovered"))
+    runner.run()
+    return runner
+
+
+def test_without_supervision_the_storm_ends_the_run(tmp_path: Path) -> None:
+    runner = Runner(config({"enabled": False}, fault=storm(iterations=7)), tmp_path)
+    assert runner.run().ending is Ending.physics_unstable
+    assert runner.host.iteration == 3 + PATIENCE
+    assert not events(tmp_path, "rolled_back")
+
+
+def test_with_supervision_it_goes_back_and_gets_through(recovered: Runner) -> None:
+    left = read_result(recovered.run_dir)
+    assert left is not None
+    assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", 20 * ITERATION, 2)
+    back = events(recovered.run_dir, "rolled_back")
+    assert [(event["attempt"], event["remedy"], event["to_iteration"]) for event in back] == [
+        (1, "fresh_resets", 2),
+        (2, "scale_learning_rate 0.5", 2),
+    ]
+    assert {event["cause"] for event in back} == {"physics_unstable"}
+    # Three iterations were good before it and three bad: four are given up, each time.
+    assert [event["lost_steps"] for event in back] == [4 * ITERATION, 3 * ITERATION]
+    assert np.isfinite(load_policy(recovered.run_dir).act(np.zeros(4, np.float32))).all()
+
+
+def test_logged_steps_never_run_backwards(recovered: Runner) -> None:
+    rows = [json.loads(line) for line in (recovered.run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows]
+    assert steps == [ITERATION * n for n in range(1, len(steps) + 1)]
+    assert len(steps) == 20 + 4 + 3
+    counted = [row["supervise/rollbacks"] for row in rows]
+    assert counted == [0] * 6 + [1] * 3 + [2] * 18
+    trained = [row["training/iteration"] for row in rows]
+    assert trained == [1, 2, 3, 4, 5, 6, 3, 4, 5, *range(3, 21)]
+
+
+def test_the_remedy_is_in_effect_and_is_taken_back_after_a_healthy_stretch(recovered: Runner) -> None:
+    rates = [row["training/learning_rate"] for row in recovered.history]
+    full = recovered.config.ppo.learning_rate
+    accepted = {n: rate for n, rate in enumerate(rates, 1) if np.isfinite(rate)}
+    back = events(recovered.run_dir, "remedy_taken_back")
+    assert [(event["remedy"], event["step"] // ITERATION) for event in back] == [("scale_learning_rate 0.5", 14)]
+    np.testing.assert_allclose([accepted[n] for n in (1, 2, 3)], full, rtol=1e-6)
+    np.testing.assert_allclose([accepted[n] for n in range(11, 15)], full / 2, rtol=1e-6)
+    np.testing.assert_allclose([accepted[n] for n in range(15, 28)], full, rtol=1e-6)
+
+
+def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
+    """The same three iterations again, with another key and other environments from the same parameters."""
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def look(step: int, row: dict[str, Any]) -> None:
+        if row["training/iteration"] == 3:
+            seen.append((np.asarray(runner.state.key), np.asarray(runner.state.env_state.obs)))
+
+    runner = Runner(config(fault=storm(iterations=7), total_steps=8 * ITERATION), tmp_path, look)
+    runner.run()
+    assert len(seen) == 3
+    for first, second in itertools.combinations(seen, 2):
+        assert not np.array_equal(first[0], second[0])
+        assert not np.array_equal(first[1], second[1])
+
+
+def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -> None:
+    runner = Runner(config({"attempts": 3}, fault=storm()), tmp_path)
+    result = runner.run()
+    assert result.ending is Ending.physics_unstable
+    assert len(events(tmp_path, "rolled_back")) == 3
+    left = read_result(tmp_path)
+    assert left is not None
+    assert (left["cause"], left["exit_code"]) == ("physics_unstable", 5)
+    assert left["advice"].startswith(
+        "Went back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
+    )
+    assert "timestep" in left["advice"]
+    # What is on disk is the last good state.
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.state.params))
+    assert load_policy(tmp_path).act(np.zeros(4, np.float32)).shape == (2,)
+
+
+def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: Path) -> None:
+    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 1}}
+    fault = {"site": "gradient", "probability": 1.0, "start": 1}
+    result = Runner(config({"attempts": 2}, guards=guards, fault=fault), tmp_path).run()
+    assert result.ending is Ending.recovery_exhausted
+    left = read_result(tmp_path)
+    assert left is not None and (left["cause"], left["exit_code"]) == ("state_not_finite", 9)
+
+
+def test_a_state_that_a_guard_calls_bad_is_never_kept(tmp_path: Path) -> None:
+    """The parameters are NaN from the third iteration on, with patience for five: it goes back to the second."""
+    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 5}}
+    fault = {"site": "gradient", "probability": 1.0, "start": 2, "iterations": 2}
+    runner = Runner(config({"every": 1}, guards=guards, fault=fault, checkpoint={"every": 1}), tmp_path)
+    assert runner.run().ending is Ending.completed
+    (back,) = events(tmp_path, "rolled_back")
+    assert (back["cause"], back["to_iteration"], back["lost_steps"]) == ("state_not_finite", 2, 5 * ITERATION)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.state.params))
+
+
+@pytest.mark.parametrize("cut", [6, 9], ids=["after the first rollback", "after the second"])
+def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, recovered: Runner, cut: int) -> None:
+    """Attempts, remedies in effect and the healthy stretch are saved with the state."""
+    kept = {"every": 1, "asynchronous": False}
+    fault = storm(iterations=7)
+    whole = Runner(config(fault=fault, checkpoint=kept), tmp_path / "whole")
+    whole.run()
+    # The callback of the first row after a rollback stops it, one iteration later it is saved.
+    part = Runner(config(fault=fault, checkpoint=kept), tmp_path / "part", lambda step, _: step > cut * ITERATION)
+    assert part.run().ending is Ending.stopped
+    rest = Runner(config(fault=fault, checkpoint=kept, resume="auto"), tmp_path / "part")
+    assert rest.host.attempts == part.host.attempts
+    rest.run()
+    same(rest.state, whole.state)
+    assert rest.host.attempts == whole.host.attempts
+    steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [ITERATION * n for n in range(1, 27)]  # the third iteration was saved, and is what it goes back to
+
+
+def test_a_crash_in_the_middle_of_an_attempt_neither_forgets_nor_repeats_it(tmp_path: Path) -> None:
+    """The second attempt dies in its first iteration; resumed, it is still the second, not the first again."""
+
+    class Crash(Exception):
+        pass
+
+    def crash(step: int, row: dict[str, Any]) -> None:
+        if row["supervise/rollbacks"] == 2:
+            raise Crash
+
+    first = Runner(config(fault=storm()), tmp_path, crash)
+    with pytest.raises(Crash):
+        first.run()
+    second = Runner(config({"attempts": 3}, fault=storm(), resume="auto"), tmp_path)
+    assert second.host.attempts.count == 2
+    assert second.run().ending is Ending.physics_unstable
+    assert second.host.attempts.count == 3
+
+
+def test_on_two_devices_too(tmp_path: Path) -> None:
+    runner = Runner(config(fault=storm(iterations=4), devices=2), tmp_path)
+    assert runner.run().ending is Ending.completed
+    assert runner.host.attempts.count == 1
+
+
+def test_a_healthy_run_is_not_changed_by_being_watched(tmp_path: Path) -> None:
+    on = Runner(config(), tmp_path / "on")
+    off = Runner(config({"enabled": False}), tmp_path / "off")
+    assert on.run().metrics["eval/episode_reward"] == off.run().metrics["eval/episode_reward"]
+    same(on.state, off.state)
