@@ -262,14 +262,14 @@ class Runner:
         if healthy and self._crossed(before, config.eval.num_evals):
             row = self._evaluate()
         cause = self._cause_for_concern(metrics, finished)
-        asked = self._told_to_stop()
-        if row or finished or cause or asked or self.host.iteration % config.sinks.log_every == 0:
+        told = self._told_to_stop() is not None
+        if row or finished or cause or told or self.host.iteration % config.sinks.log_every == 0:
             self._log(self._telemetry.flush(self.host.elapsed) | self._supervision() | row)
         if cause is not None:
             return self._try_again(cause)
         self._relax(healthy and self.host.idle == 0)
         self._redraw(before)  # before saving: what is saved is what the next iteration starts from
-        ending = asked or self._wants_to_stop(row) or (Ending.completed if finished else None)
+        ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self.host.iteration % config.checkpoint.every == 0 or bool(row) or ending is not None
         if healthy and due:
             self._save(row.get("eval/episode_reward"))

@@ -191,10 +191,19 @@ class Arena:
         iterations = self._config.total_steps // self._config.env_steps_per_iteration
         if iterations % looks:
             raise ValueError(f"looks: {looks} do not divide {iterations} iterations")
+        alive = True
         for iteration in range(iterations):
-            state, _ = self._program(state)
+            if alive:
+                state, _ = self._program(state)
+                alive = self._any_alive(state)
             if (iteration + 1) * looks // iterations > iteration * looks // iterations:
                 yield self._rows(state, (time.perf_counter() - started) / len(self._seeds))
+
+    def _any_alive(self, state: Any) -> bool:
+        """Whether any seed still has finite parameters; where none has, training on changes nothing, slowly."""
+        leaves = jax.device_get(jax.tree.leaves(sharding.first_device(state.params)))
+        finite = [np.isfinite(leaf).reshape(len(self._seeds), -1).all(axis=1) for leaf in leaves]
+        return bool(np.all(finite, axis=0).any())
 
     def _rows(self, state: Any, seconds: float) -> list[Row]:
         learned = sharding.first_device((state.params, state.normalizer))

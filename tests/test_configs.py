@@ -30,6 +30,7 @@ SECTIONS = {
     "eval": typed.EvalConfig,
     "sinks": typed.SinksConfig,
     "checkpoint": typed.CheckpointConfig,
+    "supervise": typed.SuperviseConfig,
 }
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
 DOCUMENTED = ["config.yaml", *(f"{group}/default.yaml" for group in SECTIONS)]

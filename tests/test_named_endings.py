@@ -29,7 +29,6 @@ def short(**sections: Any) -> Config:
         "guards": {}, "devices": 1, "total_steps": 40 * ITERATION, "eval": {"num_evals": 0},
         "sinks": {"console": "off"},
         "checkpoint": {"every": 1, "keep": 100, "asynchronous": False},
-        "supervise": {"recovery": {"enabled": False}},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 

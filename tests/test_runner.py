@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,17 @@ def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, 
     assert Runner(quick(resume="auto"), tmp_path).step == ITERATION
 
 
+def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
+    """As a queue wants it: after a whole iteration, saved, and with a code that says: go on later."""
+    started = time.monotonic()
+    config = quick(total_steps=10**9, eval={"num_evals": 0}, supervise={"max_wall_time": 8.0})
+    result = Runner(config, tmp_path).run()
+    assert (result.ending, result.ending.exit_code) == (Ending.time_limit, 75)
+    assert 0 < result.step < 10**9
+    assert time.monotonic() - started < 60
+    assert Runner(quick(total_steps=10**9, resume="auto"), tmp_path).step == result.step
+
+
 def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_path: Path) -> None:
     """Only the state guard is on, so that NaN reaches the parameters in the first iteration."""
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
@@ -393,7 +405,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
         jax.tree.map(lambda leaf: leaf.delete(), state)
         raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner, "_compile", lambda: fails)
+    monkeypatch.setattr(runner._assembly, "compiled", lambda _: fails)
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import yaml
 from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
+ROOT = Path(__file__).resolve().parents[1]
 TINY = [
     "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
     "eval.num_evals=1", "eval.num_envs=2",
@@ -155,4 +158,31 @@ def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatc
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     results = [json.loads((sweep / name / "result.json").read_text()) for name in ("0", "1")]
     assert [result["stop_reason"] for result in results] == ["preempted", "preempted"]
-    assert [result["step"] for result in results] == [64, 0]
+    assert [result["step"] for result in results] == [0, 0]
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")])
+def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Path, number: int, name: str) -> None:
+    """The compiler takes seconds, on large tasks minutes, in which a node is taken away."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    large = ["network.value_hidden_layer_sizes=[64,64,64,64,64,64,64,64]", "sinks.console=plain"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlstable.train", *TINY, *large],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("compiling training"):
+            break
+    time.sleep(1.0)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == {"preempted": 143, "interrupted": 130}[name]
+    assert f"stop reason    {name}: " in output
+    assert "compiled training" not in output
+    (folder,) = (tmp_path / "runs" / "toys.PointMass").iterdir()
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["stop_reason"], result["step"]) == (name, 0)
