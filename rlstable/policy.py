@@ -17,7 +17,7 @@ from rlstable.config import ConfigError, NetworkConfig
 from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards.inference import ActionContext, InferenceGuard
-from rlstable.io.checkpoint import restore_policy
+from rlstable.io.saved_policy import restore_policy
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics

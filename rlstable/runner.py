@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlstable.guards.base import MoreGuards, check_more
 from rlstable.guards.env import env_guards
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
+from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
 from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
@@ -31,6 +33,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.signals import Signals
 from rlstable.telemetry import Telemetry
+from rlstable.versions import differences, versions
 
 Row = dict[str, float | int | None]
 Callback = Callable[[int, Row], Any]
@@ -130,7 +133,6 @@ class Runner:
         self.ppo: PPO = make_ppo(config, self._vector_env, self._env.action_size, more)
         if faulty:
             self.ppo = faults.arm(self.ppo)
-        resumes = open_run_dir(self.run_dir, config.resume)
         self.host = HostState()
         self._checkpoints = self._open_checkpoints()
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
@@ -144,7 +146,11 @@ class Runner:
         self._stopped_by_callback = False
         key = jax.random.PRNGKey(config.seed)
         self._key_init, self._key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
+        self._lock: RunLock | None = None
         try:
+            resumes, self._lock = open_run_dir(self.run_dir, config.resume)
+            if self._lock.unsupported is not None:
+                self._event("lock_unsupported", error=self._lock.unsupported)
             self._evaluator = make_evaluator(config, self.ppo.networks, self._console.compiling)
             self.state = self._first_state()
             if resumes:
@@ -153,8 +159,7 @@ class Runner:
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.step)
         except BaseException:
-            self._checkpoints.close()
-            self._sinks.close()
+            self.close()
             raise
 
     def run(self) -> Result:
@@ -170,8 +175,16 @@ class Runner:
             self._event("error", message=f"{type(error).__name__}: {error}")
             raise
         finally:
-            result = self._finish(ending)
+            with contextlib.closing(self):
+                result = self._finish(ending)
         return result
+
+    def close(self) -> None:
+        """Gives the run folder free, as `run` does at its end; for a run that is not to be run. May be called again."""
+        self._checkpoints.close()
+        self._sinks.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def _open_checkpoints(self) -> Checkpoints:
         config = self.config
@@ -205,15 +218,17 @@ class Runner:
             return env_state, None
         return env_state, self._resets.pool(key_pool, self.config.env.reset_pool_size * self._mesh.size)
 
-    def _resume(self) -> None:
-        trained_on = self._checkpoints.host()["devices"]
+    def _require_devices(self, host: Mapping[str, Any]) -> None:
+        trained_on = host["devices"]
         if trained_on != self._mesh.size:
             raise ConfigError(
                 f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
                 f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
             )
+
+    def _resume(self) -> None:
         fresh = self.state.tuning
-        self.state, host = self._checkpoints.restore(self.state)
+        self.state, host = self._checkpoints.restore(self.state, check=self._require_devices)
         # What schedules and searches moved goes on; what was typed anew counts from here.
         old, new = host["config"], self.config.model_dump(mode="json")
         changed: dict[str, Any] = {}
@@ -226,6 +241,12 @@ class Runner:
         self.state = dataclasses.replace(self.state, tuning=dataclasses.replace(self.state.tuning, **changed))
         self.host = HostState(**host["host"])
         self._event("resumed", iteration=self.host.iteration, version=host["version"])
+        different = differences(host.get("versions", {"rlstable": host["version"]}), self._versions())
+        if different:
+            self._event("versions_changed", **different)
+
+    def _versions(self) -> dict[str, str]:
+        return {**versions(), "device": sharding.device_kind(self._mesh)}
 
     def _compile(self) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
         """The training program, compiled once and ahead of its first call."""
@@ -277,7 +298,7 @@ class Runner:
         self._redraw(before)  # before saving: what is saved is what the next iteration starts from
         wanted = self._wants_to_stop(row)
         ending = wanted or (Ending.completed if finished else None)
-        due = self.host.iteration % config.checkpoint.every == 0 or bool(row) or ending is not None
+        due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         if due and healthy:
             self._save(row.get("eval/episode_reward"))
         return ending
@@ -336,6 +357,7 @@ class Runner:
             "step": self.step,
             "return": score,
             "version": __version__,
+            "versions": self._versions(),
         }
         self._checkpoints.save(self.host.iteration, self.state, policy_arrays(self.state), host, score=score)
 
@@ -379,5 +401,4 @@ class Runner:
         except OSError as error:
             self._console.message(f"result.json could not be written: {error}")
         self._console.summary(describe(ending, fields, self.run_dir, self._checkpoints.latest() is not None))
-        self._sinks.close()
         return result

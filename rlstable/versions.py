@@ -16,7 +16,7 @@ def versions() -> dict[str, str]:
     return {"rlstable": __version__, "python": platform.python_version(), **{name: _of(name) for name in PACKAGES}}
 
 
-def changed(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+def differences(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     """What differs, as `old -> new` by name; names that only one side knows are no change."""
     return {name: f"{old[name]} -> {new[name]}" for name in new if name in old and old[name] != new[name]}
 

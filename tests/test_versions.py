@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 
 import rlstable
-from rlstable.versions import changed, versions
+from rlstable.versions import differences, versions
 
 
 def test_versions_are_those_installed() -> None:
@@ -28,7 +28,9 @@ def test_what_is_not_installed_is_none(monkeypatch) -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, rlstable.versions as v; v.versions(); print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
+    code = (
+        "import sys, rlstable.versions as v; v.versions(); print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
+    )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "[]\n"
 
@@ -36,5 +38,5 @@ def test_nothing_heavy_is_imported() -> None:
 def test_changes_are_listed_by_name() -> None:
     old = {"jax": "0.10.1", "brax": "0.14.2", "mujoco": "none", "gone": "1"}
     new = {"jax": "0.10.2", "brax": "0.14.2", "mujoco": "4.0.0", "fresh": "1"}
-    assert changed(old, new) == {"jax": "0.10.1 -> 0.10.2", "mujoco": "none -> 4.0.0"}
-    assert changed({}, new) == {}
+    assert differences(old, new) == {"jax": "0.10.1 -> 0.10.2", "mujoco": "none -> 4.0.0"}
+    assert differences({}, new) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -43,8 +44,8 @@ class RunLock:
                 holder = _read(file)
                 os.close(file)
                 raise ConfigError(
-                    f"hydra.run.dir: {run_dir} is in use by {holder}; wait until that run has ended, stop it, or choose "
-                    "another folder"
+                    f"hydra.run.dir: {run_dir} is in use by {holder}; wait until that run has ended, stop it, or "
+                    "choose another folder"
                 ) from error
             except OSError as error:  # some network file systems have no locks
                 os.close(file)
@@ -63,7 +64,8 @@ class RunLock:
         file, self._file = self._file, None
         if file is not None:
             # Deleted while it is held: whoever has it open sees that it is no longer in place.
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
             os.close(file)
 
     def _is_in_place(self, file: int) -> bool:
@@ -76,11 +78,9 @@ class RunLock:
 def _write(file: int) -> None:
     """Says who holds the lock; on a full disk nobody does, and the lock holds all the same."""
     holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-    try:
+    with contextlib.suppress(OSError):
         os.ftruncate(file, 0)
         os.pwrite(file, holder.encode(), 0)
-    except OSError:
-        pass
 
 
 def _read(file: int) -> str:
