@@ -260,7 +260,8 @@ def load_policy(
 
     Args:
         run_dir: The run folder.
-        which: `best` by evaluation (the latest where none was evaluated), `latest`, or an iteration.
+        which: `best` by evaluation (the latest where none was evaluated), `latest`, or an iteration. Where the best or
+            the latest is damaged, the next best or the one before is loaded, with a warning.
         safe_action: What stands in for a bad action, one finite number per action element; None for zeros.
         on_bad: `fallback` replaces bad actions, `raise` raises `NonFiniteAction`.
 

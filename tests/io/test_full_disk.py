@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,20 @@ def test_a_full_disk_keeps_the_last_good_one_and_is_tried_again(disk, asynchrono
         assert checkpoints.all() == [231]
         np.testing.assert_array_equal(checkpoints.restore(TEMPLATE)[0]["x"], noise(231)["x"])
     assert [path.name for path in (disk / "checkpoints").iterdir()] == ["231"]
+
+
+def test_a_save_that_fails_in_the_background_is_heard_of_without_waiting_for_it(disk):
+    events: list[int] = []
+    config = CheckpointConfig(every=1000)
+    with Checkpoints(disk, config, lambda kind, fields: events.append(fields["iteration"])) as checkpoints:
+        assert checkpoints.save(1, {"x": np.zeros(1)}, POLICY, {})
+        assert checkpoints.wait()
+        fill(disk)
+        assert checkpoints.save(2, noise(2), POLICY, {})  # begun
+        end = time.monotonic() + 60
+        while not checkpoints.due(3) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert events == [2]
 
 
 def test_while_the_disk_is_full_what_was_saved_can_be_read(disk):
