@@ -103,7 +103,8 @@ class Checkpoints:
         try:
             manager = self._open(create=True)
             superseded = [step for step in steps_in(self.directory) if step >= iteration]
-            score = self._scores.get(iteration) if finite(score) is None else finite(score)
+            known = self._scores.get(iteration) if iteration in superseded else None
+            score = known if finite(score) is None else finite(score)
             items = items_of(state, policy, host, score)
             if superseded:
                 set_aside(self.directory, superseded, iteration)

@@ -72,6 +72,15 @@ def test_saving_an_earlier_iteration_supersedes_the_later_ones(tmp_path, asynchr
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
+def test_an_attempt_given_up_leaves_no_scores(tmp_path):
+    """Neither of a checkpoint that was superseded nor of one that was retired before."""
+    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=1, asynchronous=False)) as checkpoints:
+        save_scores(checkpoints, {1: 1.0, 2: 5.0, 3: 9.0, 4: None})
+        assert checkpoints.all() == [3, 4]
+        save_scores(checkpoints, {1: 2.0, 2: None, 3: None, 4: None})
+        assert (checkpoints.all(), checkpoints.best()) == ([1, 4], 1)
+
+
 def test_a_crash_while_superseding_loses_nothing(tmp_path):
     with Checkpoints(tmp_path, SYNC) as checkpoints:
         save_scores(checkpoints, {1: None, 2: None})
