@@ -17,7 +17,7 @@ from rlstable.config import ConfigError, NetworkConfig
 from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards.inference import ActionContext, InferenceGuard
-from rlstable.io.checkpoint import restore_policy
+from rlstable.io.saved_policy import restore_policy
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
@@ -260,7 +260,8 @@ def load_policy(
 
     Args:
         run_dir: The run folder.
-        which: `best` by evaluation (the latest where none was evaluated), `latest`, or an iteration.
+        which: `best` by evaluation (the latest where none was evaluated), `latest`, or an iteration. Where the best or
+            the latest is damaged, the next best or the one before is loaded, with a warning.
         safe_action: What stands in for a bad action, one finite number per action element; None for zeros.
         on_bad: `fallback` replaces bad actions, `raise` raises `NonFiniteAction`.
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlstable.endings import Ending, describe
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
+from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
 from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
@@ -31,9 +32,12 @@ from rlstable.supervise.last_good import LastGood
 from rlstable.supervise.recovery import Attempts, Plan, Recovery
 from rlstable.supervise.signals import Signals
 from rlstable.telemetry import Telemetry
+from rlstable.versions import differences, versions
 
 Row = dict[str, float | int | None]
 Callback = Callable[[int, Row], Any]
+# Numbers of the training state that checkpoints without a format do not have.
+_LATER = ("tuning/clip_scale",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +91,7 @@ class HostState:
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it."""
-        return cls(**saved | {"attempts": Attempts(**saved["attempts"])})
+        return cls(**saved | {"attempts": Attempts(**saved.get("attempts", {}))})
 
 
 class Runner:
@@ -136,26 +140,28 @@ class Runner:
         self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
         self._assembly = Assembly(config, self._mesh, more, self._compiling)
-        resumes = open_run_dir(self.run_dir, config.resume)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
         self._telemetry = Telemetry(config, self.ppo)
         key = jax.random.PRNGKey(config.seed)
         key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
+        self._lock: RunLock | None = None
         try:
+            resumes, self._lock = open_run_dir(self.run_dir, config.resume)
+            if self._lock.unsupported is not None:
+                self._event("lock_unsupported", error=self._lock.unsupported)
             self.state: TrainState = self._assembly.first_state(key_init, key_resets)
+            self.step = int(self.state.counters.env_steps)
             if resumes:
                 self._resume()
-            self.step = int(self.state.counters.env_steps)
             self._recovery = Recovery(config.supervise.recovery, self.host.attempts)
             self._last_good = LastGood()
             self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
-            self._checkpoints.close()
-            self._sinks.close()
+            self.close()
             raise
 
     @property
@@ -186,8 +192,16 @@ class Runner:
             self._event("error", message=f"{type(error).__name__}: {error}")
             raise
         finally:
-            result = self._finish(ending)
+            with contextlib.closing(self):
+                result = self._finish(ending)
         return result
+
+    def close(self) -> None:
+        """Gives the run folder free, as `run` does at its end; for a run that is not to be run. May be called again."""
+        self._checkpoints.close()
+        self._sinks.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def _open_checkpoints(self) -> Checkpoints:
         config = self.config
@@ -196,15 +210,17 @@ class Runner:
             return faults.FailingCheckpoints(config.fault, *args)
         return Checkpoints(*args)
 
-    def _resume(self) -> None:
-        trained_on = self._checkpoints.host()["devices"]
+    def _require_devices(self, host: Mapping[str, Any]) -> None:
+        trained_on = host["devices"]
         if trained_on != self._mesh.size:
             raise ConfigError(
                 f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
                 f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
             )
+
+    def _resume(self) -> None:
         fresh = self.state.tuning
-        self.state, host = self._checkpoints.restore(self.state)
+        self.state, host = self._checkpoints.restore(self.state, check=self._require_devices, later=_LATER)
         # What schedules and searches moved goes on; what was typed anew counts from here.
         old, new = host["config"], self.config.model_dump(mode="json")
         changed: dict[str, Any] = {}
@@ -216,7 +232,14 @@ class Runner:
             changed["loss_scale"] = fresh.loss_scale
         self.state = dataclasses.replace(self.state, tuning=dataclasses.replace(self.state.tuning, **changed))
         self.host = HostState.of(host["host"])
+        self.step = int(self.state.counters.env_steps)
         self._event("resumed", iteration=self.host.iteration, version=host["version"])
+        different = differences(host.get("versions", {"rlstable": host["version"]}), self._versions())
+        if different:
+            self._event("versions_changed", **different)
+
+    def _versions(self) -> dict[str, str]:
+        return {**versions(), "device": sharding.device_kind(self._mesh)}
 
     def _loop(self) -> Ending:
         if self.step >= self.config.total_steps:
@@ -270,7 +293,7 @@ class Runner:
         self._relax(healthy and self.host.idle == 0)
         self._redraw(before)  # before saving: what is saved is what the next iteration starts from
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
-        due = self.host.iteration % config.checkpoint.every == 0 or bool(row) or ending is not None
+        due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         if healthy and due:
             self._save(row.get("eval/episode_reward"))
         if healthy and self.host.idle == 0 and (due or self.host.iteration % config.supervise.recovery.every == 0):
@@ -395,6 +418,7 @@ class Runner:
             "step": self.step,
             "return": score,
             "version": __version__,
+            "versions": self._versions(),
         }
         self._checkpoints.save(self.host.iteration, self.state, policy_arrays(self.state), host, score=score)
         self._unsaved = False
@@ -457,5 +481,4 @@ class Runner:
         except OSError as error:
             self._console.message(f"result.json could not be written: {error}")
         self._console.summary(describe(ending, fields, self.run_dir, self._checkpoints.latest() is not None))
-        self._sinks.close()
         return result

@@ -36,6 +36,11 @@ def make_mesh(count: int | None = None) -> Mesh:
     return Mesh(np.array(devices[:count]), (AXIS,))
 
 
+def device_kind(mesh: Mesh) -> str:
+    """What kind of device it is, as its maker calls it."""
+    return str(mesh.devices.flat[0].device_kind)
+
+
 def over_devices(
     function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
 ) -> Any:

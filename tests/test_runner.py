@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -208,7 +209,8 @@ def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tup
     with pytest.raises(ConfigError, match=r"float32\[8\] there and float32\[9\] here"):
         Runner(other, run[1].run_dir)
     assert (run[1].run_dir / "config.yaml").read_bytes() == before
-    assert Runner(quick(resume="auto"), run[1].run_dir).step == 4 * ITERATION
+    with contextlib.closing(Runner(quick(resume="auto"), run[1].run_dir)) as resumed:
+        assert resumed.step == 4 * ITERATION
 
 
 def test_resuming_on_another_number_of_devices_is_a_clear_error(run: tuple[Runner, Result]) -> None:

@@ -1,34 +1,40 @@
-"""Checkpoints: the whole truth of a run on disk, and the policy in a form that needs no configuration.
+"""Checkpoints: the whole truth of a run on disk.
 
 One checkpoint is one folder `<run>/checkpoints/<iteration>` with four items: `state` (the training state as
-arrays by their path in the tree), `policy` (a nested dict of arrays), `host` (JSON) and `manifest` (JSON:
-path, dtype and shape of every array, so that a misfit is found before an array is read). Orbax writes,
-commits and retires the folders. No Python class and no pickle is in them.
+arrays by their path in the tree), `policy` (a nested dict of arrays), `host` (JSON) and `manifest` (JSON: the format,
+the score, checksums, and path, dtype and shape of every array, so that a misfit is found before an array is read).
+Orbax writes, commits and retires the folders. No Python class and no pickle is in them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from rlstable.config import CheckpointConfig, ConfigError
 from rlstable.io.arrays import PyTree, describe, place, require_fit
+from rlstable.io.retry import Retry
+from rlstable.io.rundir import steps_in
 from rlstable.io.store import (
-    best_of,
     finite,
+    first_readable,
     items_of,
+    keep_damaged,
     one_line,
     open_manager,
+    ranked,
     read_arrays,
     read_json,
-    score_of,
+    read_scores,
     set_aside,
     settle,
 )
+
+OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class Checkpoints:
@@ -36,7 +42,8 @@ class Checkpoints:
 
     Kept are the `keep` latest, the `keep_best` best by score, and every `keep_period`-th iteration if that is
     set. A save that fails never raises: it is reported as the event `checkpoint_failed` with `iteration` and
-    `error`, at once or, if it failed in the background, at the next call of any method.
+    `error`, at once or, if it failed in the background, at the next call of any method. `due` then asks for another one
+    soon, and the first that succeeds is the event `checkpoint_saved_again` with `iteration` and the `failures` before.
 
     Close it, or use it as a context manager: a save still under way when the interpreter ends is lost (orbax
     needs threads that Python has ended by then), though what was on disk before stays whole.
@@ -44,20 +51,29 @@ class Checkpoints:
     Args:
         run_dir: Folder of the run; its subfolder `checkpoints` is made at the first save.
         config: What is kept, and whether files are written in the background.
-        on_event: Called as `on_event(kind, fields)` for each failed save.
+        on_event: Called as `on_event(kind, fields)` with what happens to checkpoints: the events above, and those of
+            `restore`.
     """
 
     def __init__(
         self,
         run_dir: str | Path,
         config: CheckpointConfig,
-        on_event: Callable[[str, dict[str, Any]], None] | None = None,
+        on_event: OnEvent | None = None,
     ):
         self.directory = Path(run_dir).absolute() / "checkpoints"
         self._config = config
         self._on_event = on_event
+        self._retry = Retry(config.every)
         self._manager: Any = None
+        self._scores: dict[int, float | None] = {}  # of what is on disk; without those that cannot be read
         self._pending: int | None = None  # the iteration that is being written in the background
+
+    def due(self, iteration: int) -> bool:
+        """Whether to save after this iteration: every `every`-th, and sooner after a save that failed."""
+        if self._pending is not None and not self._manager.is_saving_in_progress():
+            self.wait()  # only to hear how it ended
+        return self._retry.due(iteration)
 
     def save(
         self,
@@ -86,18 +102,20 @@ class Checkpoints:
         self.wait()
         try:
             manager = self._open(create=True)
-            items = items_of(state, policy, host)
-            superseded = [step for step in manager.all_steps() if step >= iteration]
+            superseded = [step for step in steps_in(self.directory) if step >= iteration]
+            known = self._scores.get(iteration) if iteration in superseded else None
+            score = known if finite(score) is None else finite(score)
+            items = items_of(state, policy, host, score)
             if superseded:
-                score = score_of(manager, iteration) if finite(score) is None else score
                 set_aside(self.directory, superseded, iteration)
                 manager.reload()
+            self._scores[iteration] = score
             self._pending = iteration
-            manager.save(iteration, args=items, metrics={"score": finite(score)}, force=True)
+            manager.save(iteration, args=items, force=True)
             if superseded or not self._config.asynchronous:
                 manager.wait_until_finished()
-                self._pending = None
                 settle(self.directory)
+                self._committed()
         except Exception as error:
             self._fail(iteration, error)
             return False
@@ -110,49 +128,73 @@ class Checkpoints:
     def best(self) -> int | None:
         """The iteration with the highest score on disk, the later one of equals; None if none has a score."""
         steps = self.all()
-        return best_of(self._open(), steps)
+        self._open()
+        return next(iter(ranked(self._scores, steps)), None)
 
     def all(self) -> list[int]:
         """Every iteration on disk, ascending; waits for a save under way."""
         self.wait()
-        manager = self._open()
-        return sorted(manager.all_steps()) if manager is not None else []
+        if self._manager is None:
+            settle(self.directory)
+        return steps_in(self.directory)
 
-    def restore(self, template: PyTree, iteration: int | None = None) -> tuple[PyTree, dict[str, Any]]:
+    def restore(
+        self,
+        template: PyTree,
+        iteration: int | None = None,
+        check: Callable[[dict[str, Any]], None] | None = None,
+        later: Collection[str] = (),
+    ) -> tuple[PyTree, dict[str, Any]]:
         """Reads a state back in the structure, types and places of a template.
+
+        A checkpoint that is not what was saved is reported as the event `checkpoint_damaged` with `iteration` and
+        `error`; where no iteration is given the one before it is taken, and the damaged one is renamed out of the way.
+        One that was saved without checksums is reported as `checkpoint_unverified` with `iteration`.
 
         Args:
             template: Tree like the saved state, of arrays (donated ones will do) or of `ShapeDtypeStruct`
                 with a sharding. NumPy arrays come back as NumPy arrays.
-            iteration: Which one; the latest if None.
+            iteration: Which one; the latest that can be read if None.
+            check: Called with the host data before the state is compared with the template; may raise `ConfigError`.
+            later: Paths of arrays that older checkpoints do not have; those are the template's then.
 
         Returns:
             The state and the host data.
 
         Raises:
-            ConfigError: There is no such checkpoint, it cannot be read, or it does not fit the template.
+            ConfigError: There is no such checkpoint, none can be read, or it does not fit the template.
         """
-        steps = self.all()
-        manager = self._open()
-        step = _choose(self.directory, steps, "latest" if iteration is None else iteration, None)
-        host, manifest = read_json(manager, self.directory, step)
         paths, treedef = jax.tree_util.tree_flatten_with_path(template)
         wanted = [describe(path, leaf) for path, leaf in paths]
-        require_fit(manifest["state"], wanted, self.directory / str(step))
-        arrays = read_arrays(manager, self.directory, step, "state", manifest["state"])
+
+        def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], int]:
+            manager = self._open()
+            host, manifest = read_json(manager, self.directory, step)
+            if check is not None:
+                check(host)
+            saved = {leaf.path for leaf in manifest.state}
+            asked = [leaf for leaf in wanted if leaf.path in saved or leaf.path not in later]
+            require_fit(manifest.state, asked, self.directory / str(step))
+            return step, host, read_arrays(manager, step, "state", manifest.state), manifest.format
+
+        if iteration is not None:
+            require_step(self.directory, self.all(), iteration)
+        (step, host, arrays, written), damaged = first_readable(
+            self.directory,
+            lambda: self.all()[::-1] if iteration is None else [iteration],
+            read,
+            lambda step, error: self._event("checkpoint_damaged", iteration=step, error=error),
+        )
+        if written == 0:
+            self._event("checkpoint_unverified", iteration=step)
+        self._keep_damaged(damaged)
         # Under x64 every dtype stays what it was; otherwise float64 leaves would be narrowed in silence.
         with jax.enable_x64(True):
-            leaves = [place(arrays[leaf.path], like) for leaf, (_, like) in zip(wanted, paths, strict=True)]
+            leaves = [
+                place(arrays[leaf.path], like) if leaf.path in arrays else like
+                for leaf, (_, like) in zip(wanted, paths, strict=True)
+            ]
         return jax.tree_util.tree_unflatten(treedef, leaves), host
-
-    def host(self, iteration: int | None = None) -> dict[str, Any]:
-        """The host data of a checkpoint, the latest if None, without reading an array.
-
-        Raises:
-            ConfigError: There is no such checkpoint, or it cannot be read.
-        """
-        step = _choose(self.directory, self.all(), "latest" if iteration is None else iteration, None)
-        return read_json(self._open(), self.directory, step)[0]
 
     def wait(self) -> bool:
         """Waits for a save under way; False if it failed, which is reported as an event."""
@@ -164,7 +206,7 @@ class Checkpoints:
         except Exception as error:
             self._fail(iteration, error)
             return False
-        self._pending = None
+        self._committed()
         return True
 
     def close(self) -> None:
@@ -189,8 +231,30 @@ class Checkpoints:
             elif not self.directory.is_dir():
                 return None
             settle(self.directory)
-            self._manager = open_manager(self.directory, self._config)
+            self._scores = {}
+            self._manager = open_manager(self.directory, self._config, self._scores)
+            self._scores.update(read_scores(self._manager, self.directory, steps_in(self.directory)))
         return self._manager
+
+    def _committed(self) -> None:
+        """The save under way is on disk."""
+        iteration, self._pending = self._pending, None
+        failures = self._retry.saved()
+        if failures:
+            self._event("checkpoint_saved_again", iteration=iteration, failures=failures)
+
+    def _keep_damaged(self, steps: list[int]) -> None:
+        for step in steps:
+            try:
+                keep_damaged(self.directory, step)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.directory / str(step)}: is damaged and cannot be renamed ({one_line(error)}); "
+                    "move it out of the folder"
+                ) from error
+            self._scores.pop(step, None)
+        if steps:
+            self._manager.reload()
 
     def _fail(self, iteration: int, error: Exception) -> None:
         """Reports a failed save and drops the manager: the next one starts clean, without the torn files."""
@@ -200,55 +264,20 @@ class Checkpoints:
                 manager.close()
         with contextlib.suppress(OSError):  # tried again at the next opening
             settle(self.directory)
+        self._retry.failed(iteration)
+        self._event("checkpoint_failed", iteration=iteration, error=one_line(error))
+
+    def _event(self, kind: str, **fields: Any) -> None:
         if self._on_event is not None:
-            self._on_event("checkpoint_failed", {"iteration": iteration, "error": one_line(error)})
+            self._on_event(kind, fields)
 
 
-def restore_policy(
-    directory: str | Path, which: Literal["best", "latest"] | int = "best"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a policy from a run's folder alone, also while the run goes on.
-
-    Args:
-        directory: Folder of the run, or its folder `checkpoints`.
-        which: An iteration, or "latest", or "best", which is the latest where nothing was scored.
-
-    Returns:
-        The policy as a nested dict of NumPy arrays, and the host data.
+def require_step(folder: Path, steps: list[int], iteration: int) -> None:
+    """Checks that an iteration is among the steps of a folder.
 
     Raises:
-        ConfigError: There is no such checkpoint, or it cannot be read.
+        ConfigError: It is not; names those that are.
     """
-    folder = Path(directory).absolute()
-    if (folder / "checkpoints").is_dir():
-        folder = folder / "checkpoints"
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; give the folder of a run, it holds checkpoints/")
-    manager = open_manager(folder, None)
-    try:
-        steps = sorted(manager.all_steps())
-        step = _choose(folder, steps, which, best_of(manager, steps))
-        host, manifest = read_json(manager, folder, step)
-        arrays = read_arrays(manager, folder, step, "policy", manifest["policy"])
-    finally:
-        manager.close()
-    policy: dict[str, Any] = {}
-    for leaf in manifest["policy"]:
-        inner = policy
-        for key in leaf.keys[:-1]:
-            inner = inner.setdefault(key, {})
-        inner[leaf.keys[-1]] = arrays[leaf.path]
-    return policy, host
-
-
-def _choose(folder: Path, steps: list[int], which: str | int, best: int | None) -> int:
-    """The step that `which` means among those there are."""
-    if not steps:
-        raise ConfigError(f"{folder}: no checkpoint here; give the folder of a run that has saved one")
-    if which == "latest" or (which == "best" and best is None):
-        return steps[-1]
-    step = best if which == "best" else which
-    if step not in steps:
+    if steps and iteration not in steps:
         listed = ", ".join(map(str, steps))
-        raise ConfigError(f"{folder}: no checkpoint {which!r} here; choose best, latest or one of {listed}")
-    return int(step)
+        raise ConfigError(f"{folder}: no checkpoint {iteration} here; choose best, latest or one of {listed}")

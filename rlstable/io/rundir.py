@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
+from rlstable.io.lock import RunLock
 
 _RESULT = "result.json"
+_LEAST_ROOM = 64 * 1024  # bytes that must be free, for config.yaml and the first lines
 
 
 def default_run_dir(resume: str | None, env_name: str) -> str:
@@ -22,34 +26,54 @@ def default_run_dir(resume: str | None, env_name: str) -> str:
     return f"runs/{env_name.replace(':', '.')}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
-def open_run_dir(run_dir: Path, resume: str | None) -> bool:
-    """Makes the folder and says whether there is a run in it to go on with.
+def open_run_dir(run_dir: Path, resume: str | None) -> tuple[bool, RunLock]:
+    """Makes the folder, locks it, and says whether there is a run in it to go on with.
 
     Args:
         run_dir: The folder.
         resume: None, `auto`, or the folder itself.
 
     Returns:
-        Whether the folder holds a checkpoint that is to be continued.
+        Whether the folder holds a checkpoint that is to be continued, and its lock.
 
     Raises:
-        ConfigError: It cannot be written, holds a run that is not to be resumed, or holds none that could be.
+        ConfigError: It cannot be written, another process uses it, it holds a run that is not to be resumed, or holds
+            none that could be.
     """
-    folder = run_dir / "checkpoints"
-    has_checkpoint = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
+    _holds_a_run_to_resume(run_dir, resume)  # a mistake makes no folder
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(run_dir / ".writable", " " * _LEAST_ROOM)
+        (run_dir / ".writable").unlink()
+        lock = RunLock(run_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"hydra.run.dir: cannot write to {run_dir}: {error.strerror or error}; choose another folder, or make this "
+            "one writable"
+        ) from error
+    try:
+        return _holds_a_run_to_resume(run_dir, resume), lock  # again: a run may have ended here since
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _holds_a_run_to_resume(run_dir: Path, resume: str | None) -> bool:
+    has_checkpoint = bool(steps_in(run_dir / "checkpoints"))
     if resume is None and (run_dir / "metrics.jsonl").exists():
         raise ConfigError(
             f"hydra.run.dir: {run_dir} holds a run already; go on with it by resume=auto, or choose another folder"
         )
     if resume not in (None, "auto") and not has_checkpoint:
         raise ConfigError(f"resume: {run_dir} holds no checkpoint; give the folder of a run that saved one")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_dir / ".writable", "")
-        (run_dir / ".writable").unlink()
-    except OSError as error:
-        raise ConfigError(f"hydra.run.dir: cannot write to {run_dir}: {error.strerror or error}") from error
     return has_checkpoint and resume is not None
+
+
+def steps_in(directory: Path) -> list[int]:
+    """Every complete checkpoint, ascending: orbax gives a folder its number as the last thing it does."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in directory.iterdir() if re.fullmatch("[0-9]+", entry.name))
 
 
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
@@ -73,8 +97,13 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file that is there whole or not at all."""
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    os.replace(part, path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
 def _yaml(config: Mapping[str, Any]) -> str:

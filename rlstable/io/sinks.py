@@ -41,7 +41,9 @@ class Sinks:
     """Many sinks as one, none of which can hurt the caller.
 
     A sink that raises is reported once, as the event `sink_failed` to the others, or as a warning where none
-    of them takes it. After three failures in a row it is closed and dropped, as the event `sink_dropped`.
+    of them takes it. After three failures in a row it is closed and dropped, as the event `sink_dropped`; but for
+    `JsonLines`, which is the record of the run, and whose full disk may have room again: that is the event
+    `sink_recovered` with the number of lines `lost`.
     """
 
     def __init__(self, sinks: Iterable[Sink]):
@@ -77,13 +79,17 @@ class Sinks:
             if id(sink) not in self._reported:
                 self._reported.add(id(sink))
                 self._report(sink, step, "sink_failed", fields)
-            if self._failures[id(sink)] >= _PATIENCE and sink in self._sinks:
+            patient = isinstance(sink, JsonLines)
+            if self._failures[id(sink)] >= _PATIENCE and sink in self._sinks and not patient:
                 self._sinks.remove(sink)
                 self._report(sink, step, "sink_dropped", fields)
                 with contextlib.suppress(Exception):  # it is broken, which has just been said
                     sink.close()
         else:
-            self._failures[id(sink)] = 0
+            lost, self._failures[id(sink)] = self._failures[id(sink)], 0
+            if lost >= _PATIENCE:
+                self._reported.discard(id(sink))  # the next time is news
+                self.event(step, "sink_recovered", {"sink": type(sink).__name__, "lost": lost})
 
     def _report(self, broken: Sink, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         heard = False

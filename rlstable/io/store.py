@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,78 +14,87 @@ import jax
 import numpy as np
 
 from rlstable.config import CheckpointConfig, ConfigError
-from rlstable.io.arrays import Leaf, PyTree, copy_out
+from rlstable.io import manifest as manifests
+from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
+from rlstable.io.manifest import Damaged, Manifest
 
 _ASIDE = ".superseded-by-"
+_DAMAGED = ".damaged"
 
 
-def open_manager(directory: Path, config: CheckpointConfig | None) -> Any:
-    """Opens orbax's manager on a folder that exists; without a configuration it only reads."""
+def open_manager(
+    directory: Path, config: CheckpointConfig | None, scores: Mapping[int, float | None] | None = None
+) -> Any:
+    """Opens orbax's manager on a folder that exists.
+
+    Args:
+        directory: The folder.
+        config: What is kept; without one the manager only reads.
+        scores: Looked at anew at every save: the scores of all checkpoints there are.
+    """
     import orbax.checkpoint as ocp
 
     policies: list[Any] = []
     if config is not None:
-        policies = [ocp.checkpoint_managers.LatestN(config.keep), _KeepBest(config.keep_best)]
+        policies = [
+            ocp.checkpoint_managers.LatestN(config.keep),
+            _KeepBest(config.keep_best, {} if scores is None else scores),
+        ]
         if config.keep_period is not None:
             policies.append(ocp.checkpoint_managers.EveryNSteps(config.keep_period))
     options = ocp.CheckpointManagerOptions(
         create=False,
         # A reader must leave alone what a running trainer is about to commit.
         cleanup_tmp_directories=config is not None,
-        best_fn=lambda metrics: metrics["score"],  # makes orbax store the metrics; ranking is _KeepBest's
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies) if policies else None,
         enable_async_checkpointing=config is not None and config.asynchronous,
     )
-    return ocp.CheckpointManager(directory, options=options)
+
+    class Manager(ocp.CheckpointManager):
+        def metrics(self, step: int) -> None:
+            """None: orbax would read those of format 0 whether asked to or not, and fail where they are damaged."""
+
+    return Manager(directory, options=options)
 
 
 class _KeepBest:
-    """Orbax preservation policy: the `n` best by finite score.
+    """Orbax preservation policy: the `n` best by score, and all whose score is unknown, since they may be best.
 
-    Orbax's own BestN keeps every checkpoint while there are no more than `n`, scored or not.
+    Orbax's own BestN keeps every checkpoint while there are no more than `n`, scored or not, and the scores that orbax
+    stores have no checksum; damaged they keep it from opening the folder at all.
     """
 
-    def __init__(self, n: int):
+    def __init__(self, n: int, scores: Mapping[int, float | None]):
         self._n = n
+        self._scores = scores
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """One answer for each checkpoint."""
         del context
-        ranked = _rank({info.step: (info.metrics or {}).get("score") for info in checkpoints})
-        best = ranked[-self._n :] if self._n else []
-        return [info.step in best for info in checkpoints]
+        steps = [info.step for info in checkpoints]
+        best = ranked(self._scores, steps)[: self._n]
+        return [step in best or step not in self._scores for step in steps]
 
 
-def best_of(manager: Any, steps: Sequence[int]) -> int | None:
-    """The step with the highest score, the later one of equals; None if none has a score."""
-    ranked = _rank({step: score_of(manager, step) for step in steps})
-    return ranked[-1] if ranked else None
+def ranked(scores: Mapping[int, float | None], steps: Iterable[int]) -> list[int]:
+    """The steps that have a score, the best first; of equals the later is better."""
+    known = [(score, step) for step in steps if (score := scores.get(step)) is not None]
+    return [step for _, step in sorted(known, reverse=True)]
 
 
-def score_of(manager: Any, step: int) -> float | None:
-    """The score that a step was saved with, None for none and where there is no such step."""
-    return (manager.metrics(step) or {}).get("score") if step in manager.all_steps() else None
-
-
-def _rank(scores: Mapping[int, float | None]) -> list[int]:
-    """Steps that have a finite score, the best last, the later one of equals being better."""
-    finite_scores = [(score, step) for step, score in scores.items() if finite(score) is not None]
-    return [step for _, step in sorted(finite_scores)]
-
-
-def items_of(state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any]) -> Any:
+def items_of(state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], score: float | None) -> Any:
     """Everything orbax is to write of one checkpoint, as copies of our own in host memory."""
     import orbax.checkpoint as ocp
 
-    manifest, items = {}, {}
+    leaves, items = {}, {}
     for name, tree in (("state", state), ("policy", policy)):
-        leaves, arrays = copy_out(tree)
-        manifest[name] = [[list(leaf.keys), leaf.dtype, list(leaf.shape)] for leaf in leaves]
-        filled = {leaf.path: array for leaf, array in zip(leaves, arrays, strict=True) if array.size}
+        leaves[name], arrays = copy_out(tree)
+        filled = {leaf.path: array for leaf, array in zip(leaves[name], arrays, strict=True) if array.size}
         if filled:  # orbax refuses arrays without elements (MJX has many) and trees without arrays
             items[name] = ocp.args.StandardSave(filled)
     # Orbax serialises JSON in the background, from the caller's own dict.
     own = json.loads(json.dumps(host, default=_to_number))
+    manifest = manifests.to_json(**leaves, host=own, score=score)
     return ocp.args.Composite(host=ocp.args.JsonSave(own), manifest=ocp.args.JsonSave(manifest), **items)
 
 
@@ -94,52 +104,127 @@ def _to_number(value: Any) -> Any:
     raise TypeError(f"host data must be JSON, got {type(value).__name__}")
 
 
-def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], dict[str, list[Leaf]]]:
+def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], Manifest]:
     """Reads the host data and the manifest of one checkpoint.
 
     Raises:
-        ConfigError: It cannot be read.
+        Damaged: They are not what was saved.
+        ConfigError: They are of a format that this rlstable does not know.
     """
-    import orbax.checkpoint as ocp
-
-    def read() -> tuple[dict[str, Any], dict[str, list[Leaf]]]:
-        items = ocp.args.Composite(host=ocp.args.JsonRestore(), manifest=ocp.args.JsonRestore())
-        found = manager.restore(step, args=items)
-        manifest = {
-            name: [Leaf(tuple(keys), dtype, tuple(shape)) for keys, dtype, shape in found["manifest"][name]]
-            for name in ("state", "policy")
-        }
-        return found["host"], manifest
-
-    return _guarded(read, folder, step)
+    manifest = _read_manifest(manager, folder, step)  # first: what else there is depends on the format
+    host = _read_json(manager, step, "host")
+    if manifest.host is not None and manifests.json_checksum(host) != manifest.host:
+        raise Damaged("the host data do not have their checksum")
+    return host, manifest
 
 
-def read_arrays(manager: Any, folder: Path, step: int, item: str, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
+def read_arrays(manager: Any, step: int, item: str, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
     """Reads the arrays of one item, by path.
 
     Raises:
-        ConfigError: They cannot be read.
+        Damaged: They are not what was saved.
     """
     import orbax.checkpoint as ocp
 
-    def read() -> dict[str, np.ndarray]:
+    with _reading():
         arrays = {leaf.path: np.empty(leaf.shape, jax.numpy.dtype(leaf.dtype)) for leaf in leaves}
         filled = {path: array for path, array in arrays.items() if array.size}
         if filled:
             found = manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(filled)}))
             arrays.update(found[item])
+        for leaf in leaves:
+            if leaf.checksum is not None and checksum(arrays[leaf.path]) != leaf.checksum:
+                raise Damaged(f"the array {leaf.path} of {item} does not have its checksum")
         return arrays
 
-    return _guarded(read, folder, step)
+
+def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, float | None]:
+    """The scores of those checkpoints whose manifest can be read."""
+    scores = {}
+    for step in steps:
+        with contextlib.suppress(Damaged, ConfigError):
+            manifest = _read_manifest(manager, folder, step)
+            scores[step] = manifest.score if manifest.format else _score_of_format_0(folder / str(step))
+    return scores
 
 
-def _guarded(read: Callable[[], Any], folder: Path, step: int) -> Any:
+def _score_of_format_0(folder: Path) -> float | None:
     try:
-        return read()
+        return finite(json.loads((folder / "metrics" / "metrics").read_text())["score"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read_manifest(manager: Any, folder: Path, step: int) -> Manifest:
+    with _reading():
+        return manifests.from_json(_read_json(manager, step, "manifest"), folder / str(step))
+
+
+def _read_json(manager: Any, step: int, item: str) -> Any:
+    import orbax.checkpoint as ocp
+
+    with _reading():
+        return manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.JsonRestore()}))[item]
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Damage shows in as many ways as there are libraries below; too little memory is not damage."""
+    try:
+        yield
+    except (ConfigError, Damaged, MemoryError):
+        raise
     except Exception as error:
+        raise Damaged(one_line(error)) from error
+
+
+def first_readable(
+    directory: Path,
+    candidates: Callable[[], Iterable[int]],
+    read: Callable[[int], Any],
+    on_damage: Callable[[int, str], None],
+) -> tuple[Any, list[int]]:
+    """Reads the first checkpoint that can be read.
+
+    Args:
+        directory: That of all checkpoints.
+        candidates: The steps in the order in which they are wanted. Asked again after every failure, since a running
+            trainer retires checkpoints at any time: what it has deleted was not damaged.
+        read: Reads one, or raises `Damaged`.
+        on_damage: Called with the step and the error of each that is damaged.
+
+    Returns:
+        What `read` returned, and the steps that are damaged.
+
+    Raises:
+        ConfigError: None can be read; names all that were tried, and why.
+    """
+    tried: dict[int, str] = {}
+    while left := [step for step in candidates() if step not in tried]:
+        try:
+            return read(left[0]), list(tried)
+        except Damaged as error:
+            if (directory / str(left[0])).is_dir():
+                tried[left[0]] = str(error)
+                on_damage(left[0], str(error))
+    if len(tried) == 1:
+        [(step, why)] = tried.items()
+        raise ConfigError(f"{directory / str(step)}: cannot be read ({why}); choose another iteration or run folder")
+    if tried:
+        listed = "; ".join(f"{step}: {why}" for step, why in tried.items())
         raise ConfigError(
-            f"{folder / str(step)}: cannot be read ({one_line(error)}); choose another iteration"
-        ) from error
+            f"{directory}: none of {len(tried)} checkpoints can be read ({listed}); choose another run folder"
+        )
+    raise ConfigError(f"{directory}: no checkpoint here; give the folder of a run that has saved one")
+
+
+def keep_damaged(directory: Path, step: int) -> None:
+    """Renames a damaged checkpoint, so that it is in nobody's way and can still be looked at."""
+    name, n = f"{step}{_DAMAGED}", 1
+    while (directory / name).exists():
+        n += 1
+        name = f"{step}{_DAMAGED}-{n}"
+    (directory / str(step)).rename(directory / name)
 
 
 def set_aside(directory: Path, steps: Sequence[int], by: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 import pytest
 
 from rlstable.config import ConfigError
-from rlstable.io.sinks import Sinks, TensorBoard
+from rlstable.io.sinks import JsonLines, Sinks, TensorBoard
 
 
 def test_tensorboard_writes_finite_metrics_and_events(tmp_path, caplog):
@@ -108,3 +109,31 @@ def test_interrupts_go_through():
     sink.error = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         Sinks([sink]).log(0, {})
+
+
+def test_the_record_of_the_run_is_never_given_up(tmp_path, monkeypatch):
+    full = {"now": False}
+    real = JsonLines.log
+
+    def log(self: JsonLines, step: int, metrics: Any) -> None:
+        if full["now"]:
+            raise OSError(28, "No space left on device")
+        real(self, step, metrics)
+
+    monkeypatch.setattr(JsonLines, "log", log)
+    other = Recorder()
+    sinks = Sinks([JsonLines(tmp_path), other])
+    for step in range(20):
+        full["now"] = 3 <= step < 9 or step in (12, 15) or step >= 18
+        sinks.log(step, {"x": step})
+    sinks.close()
+    rows = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [0, 1, 2, 9, 10, 11, 13, 14, 16, 17]
+    failed = {"sink": "JsonLines", "error": "OSError: [Errno 28] No space left on device"}
+    assert [call for call in other.calls if call[0] == "event"] == [
+        ("event", 3, "sink_failed", failed),
+        ("event", 9, "sink_recovered", {"sink": "JsonLines", "lost": 6}),
+        ("event", 12, "sink_failed", failed),  # once more, since it had recovered; one or two lines are not said
+    ]
+    [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (event["kind"], event["lost"]) == ("sink_recovered", 6)

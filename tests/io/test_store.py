@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rlstable.config import CheckpointConfig
-from rlstable.io.checkpoint import Checkpoints, restore_policy
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.saved_policy import restore_policy
 
 POLICY = {"w": np.ones(2, np.float32)}
 SYNC = CheckpointConfig(asynchronous=False)
@@ -48,7 +49,7 @@ def test_missing_and_nan_scores_are_never_best(tmp_path):
         assert checkpoints.all() == [3]
         assert checkpoints.best() is None
     assert restore_policy(tmp_path, "best")[1] == {"i": 3}  # nothing is scored: the latest
-    assert json.loads((tmp_path / "checkpoints/3/metrics/metrics").read_text()) == {"score": None}
+    assert json.loads((tmp_path / "checkpoints/3/manifest/metadata").read_text())["score"] is None
 
 
 def test_keep_best_zero_keeps_only_the_latest(tmp_path):
@@ -69,6 +70,15 @@ def test_saving_an_earlier_iteration_supersedes_the_later_ones(tmp_path, asynchr
         save_scores(checkpoints, {3: 0.0})
         assert (checkpoints.all(), checkpoints.best()) == ([1, 2, 3], 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
+
+
+def test_an_attempt_given_up_leaves_no_scores(tmp_path):
+    """Neither of a checkpoint that was superseded nor of one that was retired before."""
+    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=1, asynchronous=False)) as checkpoints:
+        save_scores(checkpoints, {1: 1.0, 2: 5.0, 3: 9.0, 4: None})
+        assert checkpoints.all() == [3, 4]
+        save_scores(checkpoints, {1: 2.0, 2: None, 3: None, 4: None})
+        assert (checkpoints.all(), checkpoints.best()) == ([1, 4], 1)
 
 
 def test_a_crash_while_superseding_loses_nothing(tmp_path):
@@ -97,7 +107,7 @@ def test_an_unwritable_folder_is_an_event_not_a_crash(tmp_path, asynchronous):
         (tmp_path / "checkpoints").unlink()  # mended: the next save succeeds
         assert checkpoints.save(4, {"x": jnp.ones(2)}, POLICY, {})
         assert checkpoints.all() == [4]
-    assert len(events) == 1
+    assert events[1:] == [("checkpoint_saved_again", {"iteration": 4, "failures": 1})]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -122,7 +132,7 @@ def test_a_full_disk_is_an_event_and_keeps_what_there_was(tmp_path, asynchronous
         assert checkpoints.restore({"x": np.zeros(2)})[1] == {"old": True}
         assert checkpoints.save(3, noise, POLICY, {})
         assert checkpoints.all() == [3]
-    assert len(events) == 1
+    assert events[1:] == [("checkpoint_saved_again", {"iteration": 3, "failures": 1})]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]  # nothing torn is left
 
 

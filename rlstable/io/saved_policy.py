@@ -1,0 +1,82 @@
+"""The policy of a run folder, read without a configuration and without touching anything there."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+from rlstable.config import ConfigError
+from rlstable.io.checkpoint import OnEvent, require_step
+from rlstable.io.manifest import Manifest
+from rlstable.io.rundir import steps_in
+from rlstable.io.store import first_readable, open_manager, ranked, read_arrays, read_json, read_scores
+
+
+def restore_policy(
+    directory: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads a policy from a run's folder alone, also while the run goes on.
+
+    Where the best or the latest is damaged, the next best or the one before is taken, with the event
+    `checkpoint_damaged`. What was saved without checksums is the event `checkpoint_unverified`.
+
+    Args:
+        directory: Folder of the run, or its folder `checkpoints`.
+        which: An iteration, or "latest", or "best", which is the latest where nothing was scored.
+        on_event: Called as `on_event(kind, fields)`; None to warn.
+
+    Returns:
+        The policy as a nested dict of NumPy arrays, and the host data.
+
+    Raises:
+        ConfigError: There is no such checkpoint, or it cannot be read.
+    """
+    folder = Path(directory).absolute()
+    if (folder / "checkpoints").is_dir():
+        folder = folder / "checkpoints"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give the folder of a run, it holds checkpoints/")
+    tell = on_event or (lambda kind, fields: _warn(folder, kind, fields))
+    if isinstance(which, int):
+        require_step(folder, steps_in(folder), which)
+    manager = open_manager(folder, None)
+
+    def candidates() -> list[int]:
+        manager.reload()
+        steps = steps_in(folder)
+        if which == "best":
+            scores = read_scores(manager, folder, steps)
+            # First those whose score cannot be read: they may be the best, so that it has to be said.
+            unknown = [step for step in reversed(steps) if step not in scores]
+            best = unknown + ranked(scores, steps)
+            return best + [step for step in reversed(steps) if step not in best]
+        return steps[::-1] if which == "latest" else [step for step in steps if step == which]
+
+    def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], Manifest]:
+        host, manifest = read_json(manager, folder, step)
+        return step, host, read_arrays(manager, step, "policy", manifest.policy), manifest
+
+    try:
+        (step, host, arrays, manifest), _ = first_readable(
+            folder,
+            candidates,
+            read,
+            lambda step, error: tell("checkpoint_damaged", {"iteration": step, "error": error}),
+        )
+    finally:
+        manager.close()
+    if manifest.format == 0:
+        tell("checkpoint_unverified", {"iteration": step})
+    policy: dict[str, Any] = {}
+    for leaf in manifest.policy:
+        inner = policy
+        for key in leaf.keys[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[leaf.keys[-1]] = arrays[leaf.path]
+    return policy, host
+
+
+def _warn(folder: Path, kind: str, fields: dict[str, Any]) -> None:
+    what = f"is damaged ({fields['error']}); another is taken" if "error" in fields else "was saved without checksums"
+    warnings.warn(f"rlstable: {folder / str(fields['iteration'])} {what}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,168 @@
+"""A real disk of two megabytes that is full, and one that cannot be written."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlstable.config import CheckpointConfig, ConfigError
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.jsonlines import JsonLines
+from rlstable.io.lock import RunLock
+from rlstable.io.rundir import open_run_dir
+from rlstable.io.saved_policy import restore_policy
+from rlstable.io.sinks import Sinks
+
+POLICY = {"w": np.ones(2, np.float32)}
+TEMPLATE = {"x": np.zeros(50_000)}
+
+
+def noise(seed: int) -> dict[str, np.ndarray]:
+    """400 kB that cannot be compressed."""
+    return {"x": np.random.default_rng(seed).random(50_000)}
+
+
+def mount(folder: Path, options: str) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"mounting a small disk is not permitted here: {getattr(error, 'stderr', error)}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount(folder, "size=2m")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the room there is."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return filler
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_disk_keeps_the_last_good_one_and_is_tried_again(disk, asynchronous):
+    events: list[tuple[str, int]] = []
+    config = CheckpointConfig(every=100, keep=1, keep_best=0, asynchronous=asynchronous)
+    with Checkpoints(disk, config, lambda kind, fields: events.append((kind, fields["iteration"]))) as checkpoints:
+        assert checkpoints.save(100, noise(100), POLICY, {"i": 100})
+        assert checkpoints.wait()
+        filler, tried = fill(disk), []
+        for iteration in range(101, 232):
+            if iteration == 220:
+                filler.unlink()
+            if checkpoints.due(iteration):
+                tried.append(iteration)
+                checkpoints.save(iteration, noise(iteration), POLICY, {"i": iteration})
+                checkpoints.wait()
+        # 200 is a set time; then 1, 2, 4, 8, 16 later.
+        assert tried == [200, 201, 203, 207, 215, 231]
+        assert events == [
+            *(("checkpoint_failed", iteration) for iteration in tried[:-1]),
+            ("checkpoint_saved_again", 231),
+        ]
+        assert checkpoints.all() == [231]
+        np.testing.assert_array_equal(checkpoints.restore(TEMPLATE)[0]["x"], noise(231)["x"])
+    assert [path.name for path in (disk / "checkpoints").iterdir()] == ["231"]
+
+
+def test_a_save_that_fails_in_the_background_is_heard_of_without_waiting_for_it(disk):
+    events: list[int] = []
+    config = CheckpointConfig(every=1000)
+    with Checkpoints(disk, config, lambda kind, fields: events.append(fields["iteration"])) as checkpoints:
+        assert checkpoints.save(1, {"x": np.zeros(1)}, POLICY, {})
+        assert checkpoints.wait()
+        fill(disk)
+        assert checkpoints.save(2, noise(2), POLICY, {})  # begun
+        end = time.monotonic() + 60
+        while not checkpoints.due(3) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert events == [2]
+
+
+def test_while_the_disk_is_full_what_was_saved_can_be_read(disk):
+    with Checkpoints(disk, CheckpointConfig(keep=1, keep_best=0, asynchronous=False)) as checkpoints:
+        assert checkpoints.save(1, noise(1), POLICY, {"i": 1})
+        fill(disk)
+        assert not checkpoints.save(2, noise(2), POLICY, {"i": 2})
+        assert not checkpoints.save(1, noise(2), POLICY, {"i": 2})  # not even its own successor replaces it
+        assert checkpoints.all() == [1]
+        np.testing.assert_array_equal(checkpoints.restore(TEMPLATE)[0]["x"], noise(1)["x"])
+    assert restore_policy(disk)[1] == {"i": 1}
+
+
+def test_metrics_go_on_when_there_is_room_again(disk):
+    sinks = Sinks([JsonLines(disk)])
+    sinks.log(0, {"x": 0.0})
+    filler = fill(disk)
+    with (disk / "metrics.jsonl").open("rb+") as file:
+        free = 4096 - file.seek(0, 2)  # the rest of its page is still its own
+    with pytest.warns(RuntimeWarning, match="sink_failed: JsonLines: OSError"):
+        for step in range(1, 1 + free // 30 + 10):
+            sinks.log(step, {"x": 1.0})
+    filler.unlink()
+    sinks.log(1000, {"x": 1.0})
+    sinks.close()
+    assert '{"step": 1000, ' in (disk / "metrics.jsonl").read_text().splitlines()[-1]
+    assert '"kind": "sink_recovered"' in (disk / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_run_on_a_full_disk_is_a_mistake_in_one_line(disk, resume):
+    fill(disk)
+    with pytest.raises(
+        ConfigError, match=rf"^hydra\.run\.dir: cannot write to {disk}: No space left on device; choose"
+    ):
+        open_run_dir(disk, resume)
+    assert [path.name for path in disk.iterdir()] == ["filler"]
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake_in_one_line(disk):
+    mount(disk, "remount,ro,size=2m")
+    for folder in (disk, disk / "new"):
+        with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: cannot write to {folder}: Read-only file system; "):
+            open_run_dir(folder, None)
+
+
+def test_a_folder_in_use_is_told_from_one_that_cannot_be_written(tmp_path, monkeypatch):
+    lock = RunLock(tmp_path)
+    with pytest.raises(ConfigError, match="is in use by process"):
+        open_run_dir(tmp_path, None)
+    lock.release()
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("rlstable.io.rundir.write_atomically", refuse)
+    with pytest.raises(ConfigError, match=r"cannot write to .*: Permission denied; choose another folder"):
+        open_run_dir(tmp_path, None)
+
+
+def test_a_run_that_ended_while_its_folder_was_waited_for_is_seen(tmp_path, monkeypatch):
+    """Between looking at a folder and locking it, another run may have begun and ended there."""
+
+    class Late(RunLock):
+        def __init__(self, run_dir: Path):
+            super().__init__(run_dir)
+            (run_dir / "metrics.jsonl").touch()
+
+    monkeypatch.setattr("rlstable.io.rundir.RunLock", Late)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        open_run_dir(tmp_path, None)
+    RunLock(tmp_path).release()  # given free

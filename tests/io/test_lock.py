@@ -1,0 +1,109 @@
+"""A run folder has one process at a time, and a dead one holds nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rlstable.config import ConfigError
+from rlstable.io.lock import RunLock
+
+HOLD = """
+import sys, pathlib
+from rlstable.io.lock import RunLock
+lock = RunLock(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_second_is_told_who_is_there_and_one_after_the_other_works(tmp_path):
+    first = RunLock(tmp_path)
+    message = (
+        f"hydra.run.dir: {tmp_path} is in use by process {os.getpid()} on {socket.gethostname()}; "
+        "wait until that run has ended, stop it, or choose another folder"
+    )
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+            RunLock(tmp_path)
+    first.release()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+    second = RunLock(tmp_path)
+    first.release()  # must not take the second one's away
+    with pytest.raises(ConfigError, match="is in use"):
+        RunLock(tmp_path)
+    second.release()
+
+
+def test_another_process_holds_it_until_it_is_killed(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=f"is in use by process {holder.pid} on "):
+            RunLock(tmp_path)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert (tmp_path / ".lock").exists()  # nobody's now
+    RunLock(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_without_a_name_in_it_is_another_process(tmp_path):
+    lock = RunLock(tmp_path)
+    for text in ("", "{", "[]", '{"pid": 1}'):
+        (tmp_path / ".lock").write_text(text)
+        with pytest.raises(ConfigError, match="is in use by another process; "):
+            RunLock(tmp_path)
+    lock.release()
+
+
+def test_a_file_that_was_deleted_while_we_waited_for_it_is_not_the_lock(tmp_path, monkeypatch):
+    first, others, real = RunLock(tmp_path), [], fcntl.flock
+
+    def flock(file, how):
+        if not others:  # just before the second locks what it has opened, the first ends and a third begins
+            others.append(None)
+            first.release()
+            others[0] = RunLock(tmp_path)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match="is in use"):
+        RunLock(tmp_path)
+    others[0].release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_nothing_can_be_locked_it_says_so(tmp_path, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lock = RunLock(tmp_path)
+    assert lock.unsupported == os.strerror(number)
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_an_os_error_and_leaks_nothing(tmp_path):
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with pytest.raises(OSError, match="No such file"):
+        RunLock(tmp_path / "gone")
+    lock = RunLock(tmp_path)
+    with pytest.raises(ConfigError):
+        RunLock(tmp_path)
+    lock.release()
+    assert (len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0) == before

@@ -1,0 +1,152 @@
+"""A run and its folder: one run at a time, whole checkpoints only, saved again when it is possible again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import Config, ConfigError
+from rlstable.endings import Ending
+from rlstable.policy import load_policy
+from rlstable.runner import Runner
+from rlstable.versions import versions
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
+
+
+def quick(iterations: int = 3, **sections: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "guards": {},
+        "devices": 1,
+        "total_steps": iterations * ITERATION,
+        "eval": {"num_evals": 0},
+        "sinks": {"console": "off"},
+        "checkpoint": {"every": 1, "keep": 3},
+    }
+    return tiny_config(**defaults | sections)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in ("step", "time")} for line in lines]
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    Runner(quick(), tmp_path).run()
+    return tmp_path
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    first = Runner(quick(), tmp_path)
+    with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: {tmp_path} is in use by process {os.getpid()} on "):
+        Runner(quick(resume="auto"), tmp_path)
+    assert first.run().ending is Ending.completed  # unharmed
+    assert not (tmp_path / ".lock").exists()
+    with contextlib.closing(Runner(quick(resume="auto"), tmp_path)) as second:
+        assert second.step == 3 * ITERATION
+    second.close()
+    assert Runner(quick(4, resume="auto"), tmp_path).run().step == 4 * ITERATION
+
+
+def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("rlstable.runner.make_evaluator", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Runner(quick(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    runner = Runner(quick(), tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "_compile", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runner.run()
+    runner = Runner(quick(resume="auto"), tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "_finish", lambda _: 1 / 0)  # the last thing there is
+        with pytest.raises(ZeroDivisionError):
+            runner.run()
+    with contextlib.closing(Runner(quick(resume="auto"), tmp_path)) as again:
+        assert again.step == 3 * ITERATION
+
+
+def test_where_folders_cannot_be_locked_the_run_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert Runner(quick(1), tmp_path).run().ending is Ending.completed
+    assert events(tmp_path)[0] == {"kind": "lock_unsupported", "error": "No locks available"}
+
+
+def test_nothing_is_compiled_for_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr("rlstable.runner.make_evaluator", lambda *_: pytest.fail("too late"))
+    with pytest.raises(
+        ConfigError, match=r"^hydra\.run\.dir: cannot write to .*: Not a directory; choose another folder"
+    ):
+        Runner(quick(), tmp_path / "file" / "run")
+
+
+def test_a_damaged_newest_checkpoint_costs_its_iteration_and_nothing_else(finished: Path, tmp_path: Path) -> None:
+    whole = Runner(quick(5), tmp_path / "whole")
+    whole.run()
+    [path] = (finished / "checkpoints/3/state/d").iterdir()
+    path.write_bytes(path.read_bytes()[:-100])
+    resumed = Runner(quick(5, resume="auto"), finished)
+    assert resumed.step == 2 * ITERATION
+    resumed.run()
+    damaged, went_on = events(finished)[1:3]
+    assert (damaged["kind"], damaged["iteration"]) == ("checkpoint_damaged", 3)
+    assert went_on == {"kind": "resumed", "iteration": 2, "version": versions()["rlstable"]}
+    for ours, theirs in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    rows = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [n * ITERATION for n in range(1, 6)]
+    assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == ["3", "3.damaged", "4", "5"]
+
+
+def test_a_run_without_a_whole_checkpoint_does_not_begin_afresh(finished: Path) -> None:
+    for path in finished.glob("checkpoints/*/host/metadata"):
+        path.unlink()
+    before = (finished / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"checkpoints: none of 3 checkpoints can be read \(3: FileNotFoundError: "):
+        Runner(quick(resume="auto"), finished)
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_failed_save_is_tried_again_before_its_time(tmp_path: Path) -> None:
+    config = quick(8, checkpoint={"every": 3}, fault={"site": "disk", "start": 2, "iterations": 2})
+    Runner(config, tmp_path).run()
+    saves = [(event["kind"], event["iteration"]) for event in events(tmp_path) if "checkpoint" in event["kind"]]
+    assert saves == [("checkpoint_failed", 3), ("checkpoint_failed", 4), ("checkpoint_saved_again", 6)]
+    assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 8
+
+
+def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = load_policy(finished, "latest").host["versions"]
+    assert saved == {**versions(), "device": "cpu"}
+    Runner(quick(4, resume="auto"), finished).run()
+    assert "versions_changed" not in [event["kind"] for event in events(finished)]
+    monkeypatch.setattr("rlstable.runner.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
+    Runner(quick(5, resume="auto"), finished).run()
+    [event] = [event for event in events(finished) if event["kind"] == "versions_changed"]
+    assert event == {
+        "kind": "versions_changed",
+        "python": f"{saved['python']} -> 4.0",
+        "jax": f"{saved['jax']} -> 99.0",
+    }

@@ -1,0 +1,42 @@
+"""What a run was computed with can be told, and what is different now."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+
+import rlstable
+from rlstable.versions import differences, versions
+
+
+def test_versions_are_those_installed() -> None:
+    found = versions()
+    assert list(found) == [
+        "rlstable", "python", "jax", "jaxlib", "brax", "mujoco", "mujoco-mjx", "flax", "optax", "orbax-checkpoint",
+        "numpy",
+    ]  # fmt: skip
+    assert found["rlstable"] == rlstable.__version__
+    assert found["python"] == platform.python_version()
+    assert found["mujoco-mjx"] == metadata.version("mujoco-mjx")
+
+
+def test_what_is_not_installed_is_none(monkeypatch) -> None:
+    monkeypatch.setattr("rlstable.versions.PACKAGES", ("numpy", "no-such-package"))
+    assert versions()["no-such-package"] == "none"
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, rlstable.versions as v; v.versions(); print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout == "[]\n"
+
+
+def test_changes_are_listed_by_name() -> None:
+    old = {"jax": "0.10.1", "brax": "0.14.2", "mujoco": "none", "gone": "1"}
+    new = {"jax": "0.10.2", "brax": "0.14.2", "mujoco": "4.0.0", "fresh": "1"}
+    assert differences(old, new) == {"jax": "0.10.1 -> 0.10.2", "mujoco": "none -> 4.0.0"}
+    assert differences({}, new) == {}
