@@ -74,8 +74,8 @@ def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, limit: float) -> 
                     severity,
                     "stiffness",
                     _joints(model, bad),
-                    f"{what}: sqrt(k/m) * timestep is {worst:.2g}, stable below {limit:g}, good below {_TEN_STEPS:g}",
-                    f"timestep {slower:.1g} s, or lower {blame} {(worst / _TEN_STEPS) ** 2:.0f} times, or armature",
+                    f"{what}: sqrt(k/m) * timestep is {worst:.3g}, stable below {limit:g}, good below {_TEN_STEPS:g}",
+                    f"timestep {slower:.1g} s, or {blame} {(worst / _TEN_STEPS) ** 2:.1f} times less, or armature",
                     {"phase_per_step": worst, "limit": limit},
                 )
             )
@@ -97,8 +97,8 @@ def _dampers(model: Any, decay: np.ndarray, limit: float) -> list[Finding]:
                     severity,
                     "damping",
                     _joints(model, bad),
-                    f"{what}: c * timestep / m is {worst:.2g}, stable below {limit:g}, good below {_OVERSHOOT:g}",
-                    "integrator=implicitfast (or eulerdamp, for joint damping), less damping or kv, or armature",
+                    f"{what}: c * timestep / m is {worst:.3g}, stable below {limit:g}, good below {_OVERSHOOT:g}",
+                    "integrator=implicitfast (or eulerdamp, for joint damping), less damping or kv, or more armature",
                     {"decay_per_step": worst, "limit": limit},
                 )
             )
@@ -183,7 +183,7 @@ def _too_short(model: Any, subject: tuple[str, ...], what: str, solref: np.ndarr
     else:
         time = float(solref[:, 0].min())
         outcome = "will ring or blow up (refsafe is off)" if unsafe else f"are softened to {_REFSAFE * dt:g} s"
-        said = f"{what} with a time constant of {time:g} s, less than two timesteps of {dt:g} s, {outcome}"
+        said = f"the time constant of {what} is {time:g} s, less than two timesteps of {dt:g} s: they {outcome}"
         advice = f"timestep {time / _REFSAFE:g} s or shorter, or solref of {_REFSAFE * dt:g} s or more"
     severity: Severity = "warning" if unsafe or chosen else "note"
     return Finding(severity, "constraint time", subject, said, advice, numbers)
