@@ -1,4 +1,4 @@
-"""Checks of a model in time: springs, dampers, constraints and actuators against the timestep, and the solver.
+"""Checks of a model in time: springs, dampers and constraints against the timestep, and the solver.
 
 The bounds of stability are those of one degree of freedom, x'' = -(k x + c x') / m with m the effective mass at
 `qpos0`. MuJoCo advances velocity first and position with the new velocity, so a spring is stable
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.supervise.finding import Finding, Severity, names
+from rlstable.supervise.actuator_lint import on_joints
+from rlstable.supervise.finding import Finding, Severity, names, short
 from rlstable.supervise.inertia import inverse_masses
 
 # Bounds of sqrt(k/m) dt and c dt/m: 2 and 2.8 are the limits of stability (RK4's is 2.78 for a damper). Ten steps per
@@ -24,8 +25,6 @@ _OVERSHOOT = 1.0
 # MuJoCo's `refsafe`: the time constant of a constraint is at least so many timesteps.
 _REFSAFE = 2.0
 _DEFAULT_SOLREF = (0.02, 1.0)
-# Turn in one timestep, from rest and at full force, in radians or metres: beyond this a step is a jump.
-_JUMP = 0.5
 # Pyramidal cones mix normal and friction directions; MuJoCo's documentation advises against a high ratio with them.
 _IMPRATIO = 10.0
 # MJX advises few iterations (Newton 1 to 6 in the tasks of Brax and Playground); CG needs more of them than Newton.
@@ -47,17 +46,17 @@ def springs_and_dampers(model: Any) -> list[Finding]:
     found = []
     if integrator != getattr(kinds, "mjINT_DISCRETE", None):
         phase = dt * np.sqrt(np.maximum(stiffness + servo_stiffness, 0.0) * inverse_mass)
-        found += _springs(model, phase, servo_stiffness, limit)
+        found += _springs(model, phase, servo_stiffness, inverse_mass, limit)
     # Euler takes joint damping implicitly unless told not to, and never an actuator's; RK4 takes all explicitly.
     explicit = np.zeros(model.nv)
     if integrator in (kinds.mjINT_EULER, kinds.mjINT_RK4):
         explicit += servo_damping
         if integrator == kinds.mjINT_RK4 or model.opt.disableflags & flags.mjDSBL_EULERDAMP:
             explicit += model.dof_damping
-    return found + _dampers(model, dt * explicit * inverse_mass, limit)
+    return found + _dampers(model, dt * explicit * inverse_mass, inverse_mass, limit)
 
 
-def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, limit: float) -> list[Finding]:
+def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, inverse_mass: np.ndarray, limit: float) -> list[Finding]:
     found = []
     kinds: tuple[tuple[float, float, Severity, str], ...] = (
         (limit, np.inf, "error", "oscillates faster than the timestep can follow and will blow up"),
@@ -67,6 +66,9 @@ def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, limit: float) -> 
         bad = np.flatnonzero((phase >= least) & (phase < most))
         if bad.size:
             worst = float(phase[bad].max())
+            # Mass that the inertia of a rotor would have to add for an oscillation of ten steps.
+            excess = (phase[bad] / _TEN_STEPS) ** 2
+            armature = float(np.max((excess - 1) / inverse_mass[bad]))
             slower = model.opt.timestep * _TEN_STEPS / worst
             blame = "the actuators' kp" if servo[bad].any() else "joint stiffness"
             found.append(
@@ -74,15 +76,17 @@ def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, limit: float) -> 
                     severity,
                     "stiffness",
                     _joints(model, bad),
-                    f"{what}: sqrt(k/m) * timestep is {worst:.3g}, stable below {limit:g}, good below {_TEN_STEPS:g}",
-                    f"timestep {slower:.1g} s, or {blame} {(worst / _TEN_STEPS) ** 2:.1f} times less, or armature",
+                    f"{what}: sqrt(k/m) * timestep is {short(worst)}; stable below {limit:g}, good below "
+                    f"{_TEN_STEPS:g}",
+                    f"timestep {slower:.1g} s, or {blame} {short(excess.max())} times less, "
+                    f"or armature {short(armature)} more",
                     {"phase_per_step": worst, "limit": limit},
                 )
             )
     return found
 
 
-def _dampers(model: Any, decay: np.ndarray, limit: float) -> list[Finding]:
+def _dampers(model: Any, decay: np.ndarray, inverse_mass: np.ndarray, limit: float) -> list[Finding]:
     found = []
     kinds: tuple[tuple[float, float, Severity, str], ...] = (
         (limit, np.inf, "error", "is damped more than the timestep can follow and will blow up"),
@@ -92,13 +96,15 @@ def _dampers(model: Any, decay: np.ndarray, limit: float) -> list[Finding]:
         bad = np.flatnonzero((decay >= least) & (decay < most))
         if bad.size:
             worst = float(decay[bad].max())
+            armature = float(np.max((decay[bad] / _OVERSHOOT - 1) / inverse_mass[bad]))
             found.append(
                 Finding(
                     severity,
                     "damping",
                     _joints(model, bad),
-                    f"{what}: c * timestep / m is {worst:.3g}, stable below {limit:g}, good below {_OVERSHOOT:g}",
-                    "integrator=implicitfast (or eulerdamp, for joint damping), less damping or kv, or more armature",
+                    f"{what}: c * timestep / m is {short(worst)}; stable below {limit:g}, good below {_OVERSHOOT:g}",
+                    "integrator=implicitfast (eulerdamp for joint damping), less damping or kv, "
+                    f"or armature {short(armature)} more",
                     {"decay_per_step": worst, "limit": limit},
                 )
             )
@@ -110,26 +116,13 @@ def _servos(model: Any) -> tuple[np.ndarray, np.ndarray]:
     import mujoco
 
     stiffness, damping = np.zeros(model.nv), np.zeros(model.nv)
-    for i in _on_joints(model):
+    for i in on_joints(model):
         if model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE:
             dof = model.jnt_dofadr[model.actuator_trnid[i, 0]]
             gear = model.actuator_gear[i, 0] ** 2
             stiffness[dof] -= model.actuator_biasprm[i, 1] * gear
             damping[dof] -= model.actuator_biasprm[i, 2] * gear
     return stiffness, damping
-
-
-def _on_joints(model: Any) -> list[int]:
-    """Actuators that drive a hinge or a slide."""
-    import mujoco
-
-    single = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
-    return [
-        i
-        for i in range(model.nu)
-        if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
-        and model.jnt_type[model.actuator_trnid[i, 0]] in single
-    ]
 
 
 def constraint_times(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
@@ -233,55 +226,6 @@ def solver(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
             impratio=option.impratio,
         )
     return found
-
-
-def actuators(model: Any) -> list[Finding]:
-    """Actuators that take any command, and those that move a joint too far within one timestep."""
-    found = []
-    open_ended = [i for i in range(model.nu) if not model.actuator_ctrllimited[i]]
-    unbounded = [i for i in open_ended if not model.actuator_forcelimited[i]]
-    if unbounded:
-        found.append(
-            Finding(
-                "warning",
-                "actuator limit",
-                names(model, "actuator", unbounded),
-                "neither the command nor the force is limited: one wild action is one wild force",
-                "ctrlrange, and forcerange from the motor's data sheet",
-            )
-        )
-    inverse_mass = inverse_masses(model)
-    jumps = {i: jump for i in _on_joints(model) if (jump := _jump(model, i, inverse_mass)) > _JUMP}
-    if jumps:
-        worst = max(jumps.values())
-        found.append(
-            Finding(
-                "warning",
-                "actuator strength",
-                names(model, "actuator", jumps),
-                f"full command moves the joint from rest by {worst:.2g} rad or m within one timestep",
-                "lower gear, kp or forcerange, a shorter timestep, or armature (the rotor's inertia times gear ratio²)",
-                {"jump": worst},
-            )
-        )
-    return found
-
-
-def _jump(model: Any, i: int, inverse_mass: np.ndarray) -> float:
-    """How far an actuator moves its joint in one timestep, from rest at `qpos0` with all of its command."""
-    joint = model.actuator_trnid[i, 0]
-    dof = model.jnt_dofadr[joint]
-    if model.actuator_ctrllimited[i]:
-        force = abs(model.actuator_gainprm[i, 0]) * float(np.abs(model.actuator_ctrlrange[i]).max())
-    else:
-        force = abs(model.actuator_gainprm[i, 0])  # a command of 1
-    if model.actuator_forcelimited[i]:
-        force = min(force, float(np.abs(model.actuator_forcerange[i]).max()))
-    if model.jnt_actfrclimited[joint]:
-        force = min(force * abs(model.actuator_gear[i, 0]), float(np.abs(model.jnt_actfrcrange[joint]).max()))
-    else:
-        force *= abs(model.actuator_gear[i, 0])
-    return float(force * inverse_mass[dof] * model.opt.timestep**2)
 
 
 def _joints(model: Any, dofs: np.ndarray) -> tuple[str, ...]:

@@ -51,6 +51,11 @@ def names(model: Any, kind: str, indices: Iterable[int]) -> tuple[str, ...]:
     return tuple(mujoco.mj_id2name(model, types[kind], int(i)) or f"{kind} {int(i)}" for i in indices)
 
 
+def short(value: float) -> str:
+    """Three digits without powers of ten for what is large: `0.0125`, `2.8`, `1,400`."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def listed(words: Sequence[str], most: int = 4) -> str:
     """Words with commas, the rest as a number: `a, b, c, d and 3 more`."""
     rest = len(words) - most

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from rlstable.supervise import contact_lint, dynamics_lint, structure_lint
+from rlstable.supervise import actuator_lint, contact_lint, dynamics_lint, structure_lint
 from rlstable.supervise.finding import Finding
 
 _SEVERITIES = ("error", "warning", "note")
@@ -24,7 +24,7 @@ def lint(model: Any, engine: str = "mjx") -> list[Finding]:
         engine: What will simulate it. Brax's own (`spring`, `generalized`, `positional`) have their own contacts and
             integrators, so that for them only structure and actuators are judged.
     """
-    found = [*structure_lint.joints(model), *structure_lint.masses(model), *dynamics_lint.actuators(model)]
+    found = [*structure_lint.joints(model), *structure_lint.masses(model), *actuator_lint.actuators(model)]
     if engine == "mjx":
         pairs = contact_lint.candidates(model)
         found += dynamics_lint.springs_and_dampers(model)
