@@ -66,6 +66,22 @@ def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
 
 
+def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    """Shapes, types and places of what `place` would put there, to compile for without having the arrays.
+
+    Args:
+        tree: Any pytree of arrays or of their shapes.
+        mesh: The devices.
+        specs: Partition specs, a prefix of `tree`.
+    """
+
+    def lay(spec: PartitionSpec, subtree: Any) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), subtree)
+
+    return jax.tree.map(lay, specs, tree, is_leaf=_is_spec)
+
+
 def _is_spec(x: Any) -> bool:
     return isinstance(x, PartitionSpec)
 

@@ -1,0 +1,75 @@
+"""Checks of actuators: what bounds them, and whether a joint can follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlstable.supervise.finding import Finding, names, short
+from rlstable.supervise.inertia import inverse_masses
+
+# Turn in one timestep, from rest and at full force, in radians or metres: beyond this a step is a jump.
+_JUMP = 0.5
+
+
+def on_joints(model: Any) -> list[int]:
+    """Actuators that drive a hinge or a slide."""
+    import mujoco
+
+    single = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+    return [
+        i
+        for i in range(model.nu)
+        if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+        and model.jnt_type[model.actuator_trnid[i, 0]] in single
+    ]
+
+
+def actuators(model: Any) -> list[Finding]:
+    """Actuators that take any command, and those that move a joint too far within one timestep."""
+    found = []
+    open_ended = [i for i in range(model.nu) if not model.actuator_ctrllimited[i]]
+    unbounded = [i for i in open_ended if not model.actuator_forcelimited[i]]
+    if unbounded:
+        found.append(
+            Finding(
+                "warning",
+                "actuator limit",
+                names(model, "actuator", unbounded),
+                "neither the command nor the force is limited: one wild action is one wild force",
+                "ctrlrange, and forcerange from the motor's data sheet",
+            )
+        )
+    inverse_mass = inverse_masses(model)
+    jumps = {i: jump for i in on_joints(model) if (jump := _jump(model, i, inverse_mass)) > _JUMP}
+    if jumps:
+        worst = max(jumps.values())
+        found.append(
+            Finding(
+                "warning",
+                "actuator strength",
+                names(model, "actuator", jumps),
+                f"full command moves the joint from rest by {short(worst)} rad or m within one timestep",
+                "lower gear, kp or forcerange, a shorter timestep, or armature (rotor inertia times gear ratio²)",
+                {"jump": worst},
+            )
+        )
+    return found
+
+
+def _jump(model: Any, i: int, inverse_mass: np.ndarray) -> float:
+    """How far an actuator moves its joint in one timestep, from rest at `qpos0` with all of its command."""
+    joint = model.actuator_trnid[i, 0]
+    dof = model.jnt_dofadr[joint]
+    if model.actuator_ctrllimited[i]:
+        force = abs(model.actuator_gainprm[i, 0]) * float(np.abs(model.actuator_ctrlrange[i]).max())
+    else:
+        force = abs(model.actuator_gainprm[i, 0])  # a command of 1
+    if model.actuator_forcelimited[i]:
+        force = min(force, float(np.abs(model.actuator_forcerange[i]).max()))
+    if model.jnt_actfrclimited[joint]:
+        force = min(force * abs(model.actuator_gear[i, 0]), float(np.abs(model.jnt_actfrcrange[joint]).max()))
+    else:
+        force *= abs(model.actuator_gear[i, 0])
+    return float(force * inverse_mass[dof] * model.opt.timestep**2)

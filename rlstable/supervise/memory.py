@@ -1,0 +1,138 @@
+"""Memory: what a compiled program needs, what the device may give, and what is in use now.
+
+What is decided from these numbers must not depend on how much memory happens to be free, or a run would not be the
+same twice: `limit` is a property of the configuration and of the machine. `live` is for people to read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+_STEP = 1024.0
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """Bytes that one run of a compiled program needs on each device, as the compiler planned them.
+
+    Attributes:
+        arguments: Of what goes in.
+        outputs: Of what comes out.
+        aliased: Of outputs that take the place of donated arguments; counted in both of the above.
+        temporary: Of everything in between.
+        code: Of the program itself; 0 where the device does not tell.
+    """
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporary: int
+    code: int
+
+    @property
+    def peak(self) -> int:
+        """Bytes of data in use at most while the program runs."""
+        return self.arguments + self.outputs - self.aliased + self.temporary
+
+
+def footprint(compiled: Any) -> Footprint | None:
+    """What a compiled program needs, or None where the backend does not say.
+
+    Args:
+        compiled: `jax.jit(...).lower(...).compile()`. Of a program for many devices these are the bytes of each.
+    """
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return None
+    # jax's own `peak_memory_in_bytes` leaves the temporary buffers out on a CPU (jax 0.10).
+    return Footprint(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+        temporary=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+    )
+
+
+def limit(device: Any, configured: int | None = None) -> int | None:
+    """Bytes that a program on this device may use, whatever else uses memory at the moment.
+
+    Args:
+        device: A `jax.Device`.
+        configured: What the configuration says, which wins.
+
+    Returns:
+        On a GPU what XLA may take of it (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container or
+        of the machine; None where nobody knows.
+    """
+    if configured is not None:
+        return configured
+    told = _statistic(device, "bytes_limit")
+    if told is None and device.platform == "cpu":
+        return host_total()
+    return told
+
+
+def live(device: Any) -> int | None:
+    """Bytes in use on the device now, or None where it does not say, as a CPU."""
+    return _statistic(device, "bytes_in_use")
+
+
+def host_total(root: Path = Path("/")) -> int:
+    """Bytes of main memory that this process may have: the machine's, or less where its control groups allow less.
+
+    Args:
+        root: Where `proc` and `sys` are.
+    """
+    import psutil
+
+    return min([psutil.virtual_memory().total, *_group_limits(root)])
+
+
+def readable(count: float) -> str:
+    """Bytes as a person reads them, in powers of 1024: `512 bytes`, `1.5 GiB`."""
+    size = float(count)
+    for unit in _UNITS[:-1]:
+        # 1023.95 would be printed as 1024.0 of this unit.
+        if abs(size) < _STEP - 0.05:
+            return f"{size:.0f} {unit}" if unit == _UNITS[0] else f"{size:.1f} {unit}"
+        size /= _STEP
+    return f"{size:,.1f} {_UNITS[-1]}"
+
+
+def _statistic(device: Any, name: str) -> int | None:
+    value = (device.memory_stats() or {}).get(name)
+    return None if value is None else int(value)
+
+
+def _group_limits(root: Path) -> list[int]:
+    """Every limit that Linux's control groups put on this process, its group's and those above it, version 1 and 2."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = base / path.strip("/")
+        # In a container the path may be the host's, of which only the mount's root is there.
+        for folder in {base, own, *(p for p in own.parents if p.is_relative_to(base))}:
+            limits += _number_in(folder / name)
+    return limits
+
+
+def _number_in(file: Path) -> list[int]:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return []
+    return [int(text)] if text.isdigit() else []  # `max` is no limit

@@ -1,0 +1,52 @@
+"""Examines the physics of a model for what makes simulations blow up, drift or crawl. Nothing is simulated for it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from rlstable.supervise import actuator_lint, contact_lint, dynamics_lint, structure_lint
+from rlstable.supervise.finding import Finding
+
+_SEVERITIES = ("error", "warning", "note")
+# Options that an environment may change after it has loaded its model.
+_OPTIONS = (
+    "timestep", "iterations", "ls_iterations", "tolerance", "impratio",
+    "integrator", "solver", "cone", "disableflags",
+)  # fmt: skip
+
+
+def lint(model: Any, engine: str = "mjx") -> list[Finding]:
+    """Everything found in a model, the worst first.
+
+    Args:
+        model: A `mujoco.MjModel`; it is not changed.
+        engine: What will simulate it. Brax's own (`spring`, `generalized`, `positional`) have their own contacts and
+            integrators, so that for them only structure and actuators are judged.
+    """
+    found = [*structure_lint.joints(model), *structure_lint.masses(model), *actuator_lint.actuators(model)]
+    if engine == "mjx":
+        pairs = contact_lint.candidates(model)
+        found += dynamics_lint.springs_and_dampers(model)
+        found += dynamics_lint.constraint_times(model, pairs)
+        found += dynamics_lint.solver(model, pairs)
+        found += contact_lint.contacts(model, pairs)
+        found += structure_lint.equalities(model)
+    return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
+
+
+def model_of(env: Any) -> Any | None:
+    """The `mujoco.MjModel` that an environment simulates, with the environment's own options, or None.
+
+    Args:
+        env: Brax's (`env.sys.mj_model`) or MuJoCo Playground's (`env.mj_model`).
+    """
+    system: Any = getattr(env, "sys", None)
+    model = getattr(system, "mj_model", None)
+    if model is None:
+        return getattr(env, "mj_model", None)
+    model = copy.copy(model)
+    for name in _OPTIONS:
+        if (value := getattr(system.opt, name, None)) is not None:
+            setattr(model.opt, name, type(getattr(model.opt, name))(value))
+    return model

@@ -1,0 +1,109 @@
+"""Where a run would take place: devices and their drivers, versions, and the settings that change numbers or memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+# Environment variables that change arithmetic, determinism, memory or the choice of device.
+_VARIABLES = (
+    "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_ENABLE_X64", "JAX_COMPILATION_CACHE_DIR", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_ALLOCATOR", "TF_GPU_ALLOCATOR",
+)  # fmt: skip
+_FLAGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_debug_nans")
+_PACKAGES = ("jax", "jaxlib", "brax", "mujoco", "mujoco-mjx", "flax", "optax", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What a report begins with.
+
+    Attributes:
+        devices: What jax computes on, one line.
+        driver: What jax's backend says of its driver and runtime.
+        nvidia: What `nvidia-smi` says of each GPU: name, driver, memory. Empty where there is none.
+        processor: The CPU's name, and how many cores this process may use.
+        versions: By package.
+        settings: Flags of jax, and environment variables that are set.
+    """
+
+    devices: str
+    driver: str
+    nvidia: tuple[str, ...]
+    processor: str
+    versions: dict[str, str]
+    settings: dict[str, str]
+
+    @property
+    def gpu_unused(self) -> bool:
+        """Whether there is an NVIDIA GPU that this jax does not see."""
+        return bool(self.nvidia) and "gpu" not in self.devices
+
+
+def surroundings(environment: Mapping[str, str] = os.environ) -> Surroundings:
+    """Looks around.
+
+    Args:
+        environment: Environment variables.
+    """
+    devices, driver = _devices()
+    flags = {name: str(getattr(jax.config, name)) for name in _FLAGS}
+    variables = {name: environment[name] for name in _VARIABLES if name in environment}
+    return Surroundings(devices, driver, _nvidia(), _processor(), _versions(), flags | variables)
+
+
+def _devices() -> tuple[str, str]:
+    """All that is asked of jax about its devices."""
+    found = jax.devices()
+    first = found[0]
+    name = first.platform if first.device_kind == first.platform else f"{first.platform} ({first.device_kind})"
+    driver = " ".join(str(first.client.platform_version).split())
+    return f"{len(found)} x {name}", driver
+
+
+def _nvidia() -> tuple[str, ...]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()  # installed without a GPU or without its driver
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    name = platform.processor() or platform.machine()
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            name = value.strip()
+            break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{name}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def _versions() -> dict[str, str]:
+    from rlstable import __version__
+
+    found = {"rlstable": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found

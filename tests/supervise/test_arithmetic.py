@@ -1,0 +1,116 @@
+"""What a matrix product delivers: measured here, told apart, and reported where a flag is not obeyed."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstable.supervise import arithmetic
+from rlstable.supervise.arithmetic import Accuracy, distinct_levels, measure, measure_x64, undelivered
+
+FLOAT32 = Accuracy(2.6e-7, 2.8e-8, 21.1)
+TF32 = Accuracy(2e-4, 3e-5, 11.0)
+BFLOAT16 = Accuracy(1.5e-3, 2e-4, 8.0)
+
+
+def imitated(bits: int):
+    """A product of factors rounded to `bits`, added up in float32, as tensor cores do it."""
+
+    def multiply(x: np.ndarray, y: np.ndarray, level: str) -> np.ndarray:
+        narrow = [arithmetic._rounded(a, bits).astype(np.float32) for a in (x, y)]
+        return np.matmul(*narrow)
+
+    return multiply
+
+
+def test_a_cpu_multiplies_in_float32_at_every_level() -> None:
+    measured = measure()
+    assert list(measured) == ["default", "high", "highest"]
+    assert {accuracy.kind for accuracy in measured.values()} == {"float32"}
+    assert all(accuracy.rms_error < 1e-7 for accuracy in measured.values())
+    assert distinct_levels(measured) == ("default",)
+    assert undelivered(measured) == {}
+    assert measure() == measured
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(24, "float32"), (16, "bfloat16 x3"), (11, "tf32"), (8, "bfloat16")])
+def test_every_arithmetic_is_recognised(bits: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "_multiply", imitated(bits))
+    (accuracy,) = measure(("default",)).values()
+    assert accuracy.kind == kind
+    if bits < 20:  # beyond that float32's own sums are what is seen
+        assert accuracy.bits == pytest.approx(bits, abs=0.1)
+
+
+def test_bfloat16_as_jax_itself_rounds() -> None:
+    """The measure on a product that jax really computes with fewer bits."""
+    x, y = arithmetic._factors()[0]
+    narrow = jax.jit(
+        lambda a, b: jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type="f")
+    )
+    assert arithmetic._accuracy(np.asarray(narrow(x, y)), x, y).bits == pytest.approx(8, abs=0.1)
+
+
+def test_the_level_is_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    jit = jax.jit
+
+    def spy(function):
+        seen.append(jax.config.jax_default_matmul_precision)
+        return jit(function)
+
+    monkeypatch.setattr(arithmetic.jax, "jit", spy)
+    measure(("default", "highest"))
+    assert seen == [None, None, "highest", "highest"]
+
+
+def test_a_product_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "_multiply", lambda x, y, level: np.full((len(x), y.shape[1]), np.nan))
+    measured = measure(("highest",))
+    assert measured["highest"] == Accuracy(math.inf, math.inf, 0.0)
+    assert undelivered(measured) == {"highest": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "distinct"),
+    [
+        ({"default": TF32, "high": TF32, "highest": FLOAT32}, ("default", "highest")),
+        ({"default": BFLOAT16, "high": TF32, "highest": FLOAT32}, ("default", "high", "highest")),
+        ({"default": TF32, "high": TF32, "highest": TF32}, ("default",)),
+        ({"default": FLOAT32, "high": TF32, "highest": FLOAT32}, ("default",)),
+        ({"default": FLOAT32, "highest": Accuracy(2.4e-7, 2.7e-8, 21.2)}, ("default",)),
+        ({}, ()),
+    ],
+)
+def test_levels_that_bring_nothing_are_dropped(measured: dict[str, Accuracy], distinct: tuple[str, ...]) -> None:
+    assert distinct_levels(measured) == distinct
+
+
+def test_a_flag_that_is_not_obeyed_is_reported() -> None:
+    assert undelivered({"default": TF32, "high": TF32, "highest": TF32}) == {"highest": "tf32"}
+    assert undelivered({"default": BFLOAT16, "high": BFLOAT16}) == {"high": "bfloat16"}
+    assert undelivered({"default": BFLOAT16, "tensorfloat32": TF32, "float32": FLOAT32}) == {}
+
+
+def test_x64_computes_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measure_x64() == 0.0
+    assert not jax.config.jax_enable_x64
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+def test_x64_that_computes_in_float32_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    jit = jax.jit
+    monkeypatch.setattr(arithmetic.jax, "jit", lambda _: jit(lambda x, y: x.astype("f") @ y.astype("f")))
+    assert 1e-9 < measure_x64() < 1e-6
+
+
+def test_x64_that_the_device_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: float64")
+
+    monkeypatch.setattr(arithmetic.jax, "jit", lambda _: refuse)
+    assert measure_x64() == math.inf

@@ -1,0 +1,23 @@
+"""The mass matrix and what a force does to each joint."""
+
+from __future__ import annotations
+
+import numpy as np
+from models import arm, world
+
+from rlstable.supervise.inertia import inverse_masses, mass_matrix
+
+NESTED = """
+<body><joint type="slide" axis="1 0 0" {}/><geom size="0.1" mass="2"/>
+  <body><joint type="slide" axis="1 0 0"/><geom size="0.1" mass="1"/></body>
+</body>"""
+
+
+def test_the_mass_matrix() -> None:
+    assert mass_matrix(world(NESTED.format(""))).tolist() == [[3.0, 1.0], [1.0, 1.0]]
+    assert mass_matrix(world(NESTED.format('armature="4"'))).tolist() == [[7.0, 1.0], [1.0, 1.0]]
+
+
+def test_what_a_force_does() -> None:
+    np.testing.assert_allclose(inverse_masses(world(NESTED.format(""))), [1 / 2, 1 / 2 + 1])
+    np.testing.assert_allclose(inverse_masses(arm(joint='armature="3"')), [1 / 4])

@@ -1,0 +1,92 @@
+"""What programs need, what devices give, and how bytes are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import psutil
+import pytest
+
+from rlstable.supervise.memory import Footprint, footprint, host_total, limit, live, readable
+
+GPU = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 60 << 30, "bytes_in_use": 5 << 30})
+
+
+def outer_product(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    square = jnp.sin(x)[:, None] * jnp.cos(x)[None, :]
+    return jnp.sort(square, axis=0)[3], x + 1
+
+
+def test_the_footprint_of_a_program() -> None:
+    x = jax.ShapeDtypeStruct((512,), jnp.float32)
+    plain = footprint(jax.jit(outer_product).lower(x).compile())
+    assert (plain.arguments, plain.aliased) == (4 * 512, 0)
+    assert 2 * 4 * 512 <= plain.outputs < 2 * 4 * 512 + 200  # and the table of the tuple
+    assert plain.temporary >= 4 * 512 * 512
+    donated = footprint(jax.jit(outer_product, donate_argnums=0).lower(x).compile())
+    assert donated.aliased == 4 * 512
+
+
+def test_a_backend_that_tells_nothing() -> None:
+    assert footprint(SimpleNamespace(memory_analysis=lambda: None)) is None
+
+
+def test_peak_counts_what_is_aliased_once() -> None:
+    assert Footprint(arguments=100, outputs=90, aliased=80, temporary=7, code=3).peak == 117
+
+
+def test_the_limit_is_the_configured_one_else_the_devices_else_the_hosts() -> None:
+    cpu = jax.devices()[0]
+    assert limit(GPU, configured=123) == 123
+    assert limit(GPU) == 60 << 30
+    assert limit(cpu) == host_total()
+    assert limit(SimpleNamespace(platform="tpu", memory_stats=lambda: None)) is None
+
+
+def test_memory_in_use() -> None:
+    assert live(GPU) == 5 << 30
+    assert live(jax.devices()[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/", {"memory.max": "1048576"}, 1 << 20),
+        ("0::/", {"memory.max": "max"}, None),
+        ("0::/a/b", {"a/memory.max": "2097152", "a/b/memory.max": "max"}, 2 << 20),
+        ("0::/gone/on/the/host", {"memory.max": "3145728"}, 3 << 20),
+        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": "4194304"}, 4 << 20),
+        ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("7:cpu,cpuacct:/", {"memory.max": "1048576"}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_memory_of_a_container(
+    membership: str | None, files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    if membership is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(membership + "\n")
+    for name, text in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    assert host_total(tmp_path) == (expected or psutil.virtual_memory().total)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (1536 << 20, "1.5 GiB"),
+        ((1 << 30) - 1, "1.0 GiB"),
+        (5 << 50, "5,120.0 TiB"),
+    ],
+)
+def test_bytes_as_people_read_them(count: int, text: str) -> None:
+    assert readable(count) == text

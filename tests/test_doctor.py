@@ -1,0 +1,86 @@
+"""The command line, as a user types it: what it prints where, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlstable.doctor import main
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+TOY = [
+    "env=import", "env.name=toys:PointMass", "devices=1", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2",
+    "ppo.unroll_length=4", "guards=off",
+    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
+]  # fmt: skip
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(args))
+    return int(caught.value.code or 0)
+
+
+def test_a_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*TOY) == 0
+    printed = capsys.readouterr()
+    lines = [line.rstrip() for line in printed.out.splitlines()]
+    titles = ["Machine", "Matrix products", "Memory and environments", "Findings (toys:PointMass, toy)"]
+    assert [line for line in lines if line in titles] == titles
+    assert "  ppo.num_envs       8 configured, 16 at most for this batch (batch_size * num_minibatches)" in printed.out
+    assert "memory is enough for these" in printed.out
+    assert "physics: the environment has no MuJoCo model" in printed.out
+    assert lines[-1] == "toys:PointMass: ready"
+    assert max(map(len, lines)) <= 120
+    assert "compiling the training program" in printed.err
+
+
+def test_a_report_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--json", *TOY, "--no-compile", "precision=highest") == 0
+    printed = capsys.readouterr()
+    data = json.loads(printed.out)
+    assert (data["verdict"], data["exit_code"], data["task"]) == ("ready", 0, "toys:PointMass")
+    assert list(data["matrix_products"]) == ["default", "high", "highest"]
+    assert data["memory"]["footprint"] is None
+    assert "compiling" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["env=humanoyd"], "env: there is no 'humanoyd'; did you mean humanoid?"),
+        (["ppo.num_envs=many"], "ppo.num_envs: 'many' is text where a number is asked"),
+        ([*TOY, "devices=3"], "ppo.batch_size: 8 does not divide among 3 devices"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*args, "--json") == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"rlstable: {message}")
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
+
+
+def test_help_does_not_wait_for_jax(tmp_path: Path) -> None:
+    code = (
+        "import sys; from rlstable import doctor\n"
+        "try: doctor.main(['--help'])\n"
+        "except SystemExit: print(sorted({'jax', 'brax', 'mujoco', 'hydra'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert "key=value" in found.stdout
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["ant", "humanoid", "inverted_pendulum"])
+def test_braxs_tasks_are_ready(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"env={task}", "devices=1", "--no-compile", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "ready"
