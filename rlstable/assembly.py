@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -15,7 +17,7 @@ from rlstable import faults, sharding
 from rlstable.config import Config, ConfigError
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
@@ -30,6 +32,7 @@ class Assembly:
     """The parts of one run that are compiled, at the precision its configuration names.
 
     Attributes:
+        single: One environment, as it is loaded.
         env: The environments that are trained in.
         ppo: What trains.
         evaluator: What judges the policy.
@@ -37,32 +40,35 @@ class Assembly:
     Args:
         config: The whole configuration.
         mesh: The devices.
-        more_guards: Guards besides the configured ones, by site and name.
-        compiling: Context manager that tells the user what is compiling.
+        more_guards: Guards besides the configured ones, by site and name; None for none.
+        compiling: Context manager that tells the user what is compiling; None where nobody is to be told.
 
     Raises:
         ConfigError: The environment cannot be made, or does not go with the configuration.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, more_guards: MoreGuards, compiling: Compiling):
+    def __init__(
+        self, config: Config, mesh: Mesh, more_guards: MoreGuards | None = None, compiling: Compiling | None = None
+    ):
         self._config = config
         self._mesh = mesh
-        self._compiling = compiling
-        single = load_env(config.env)
+        more = more_guards or {}
+        self._compiling = compiling or (lambda _: contextlib.nullcontext())
+        self.single = single = load_env(config.env)
         self.env = VectorEnv(
             single,
             config.env.episode_length,
             config.env.action_repeat,
-            {**env_guards(config.guards), **more_guards.get("env", {})},
+            {**env_guards(config.guards), **more.get("env", {})},
             config.env.reset == "pool",
         )
         faulty = config.fault.site is not None
         if faulty:
             self.env = faults.faulty_env(self.env, config.fault)
-        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more_guards)
+        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
         if faulty:
             self.ppo = faults.arm(self.ppo)
-        self.evaluator: Evaluator = make_evaluator(config, self.ppo.networks, compiling)
+        self.evaluator: Evaluator = make_evaluator(config, self.ppo.networks, self._compiling)
         self._resets: Resets = make_resets(self.env, min(config.env.reset_pool_size, config.ppo.num_envs))
 
     def first_state(self, key: jax.Array, key_resets: jax.Array) -> TrainState:
@@ -85,8 +91,27 @@ class Assembly:
             state = faults.armed_state(state, config.fault)
         return sharding.place(state, self._mesh, SPECS)
 
+    def shapes(self) -> TrainState:
+        """Shapes, types and places of the first training state; nothing is reset, stepped or allocated for it."""
+
+        def first_states(count: int) -> Any:
+            return jax.eval_shape(lambda key: self.env.reset(jax.random.split(key, count)), jax.random.PRNGKey(0))
+
+        config, pool = self._config, None
+        if self.env.draws:
+            # Packed on the host, so from arrays; a pool is small.
+            pool = pool_of(jax.tree.map(_blank, first_states(config.env.reset_pool_size * self._mesh.size)))
+        state = jax.eval_shape(
+            functools.partial(init_state, self.ppo), jax.random.PRNGKey(0), first_states(config.ppo.num_envs), pool
+        )
+        return sharding.placeholders(state, self._mesh, SPECS)
+
     def compiled(self, state: TrainState) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
-        """The training program, compiled once and ahead of its first call."""
+        """The training program, compiled once and ahead of its first call.
+
+        Args:
+            state: A training state, or `shapes` of one.
+        """
         with self._compiling("training"):
             program = sharding.over_devices(
                 self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
@@ -122,3 +147,9 @@ class Assembly:
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
         placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}
         return dataclasses.replace(state, **placed)
+
+
+def _blank(x: jax.ShapeDtypeStruct) -> Any:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), x.shape)
+    return np.zeros(x.shape, x.dtype)

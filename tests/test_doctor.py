@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstable.doctor import main
+from rlstable.doctor.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 TOY = [

@@ -10,6 +10,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 _STEP = 1024.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -136,3 +139,8 @@ def _number_in(file: Path) -> list[int]:
     except OSError:
         return []
     return [int(text)] if text.isdigit() else []  # `max` is no limit
+
+
+def bytes_of(shapes: Any) -> int:
+    """Bytes of all arrays of a pytree, over all devices."""
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))

@@ -32,14 +32,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         try:
             config = compose(args.overrides)  # before jax and brax, for which a mistake need not wait
-            from rlstable.supervise.checkup import examine
+            from rlstable.doctor.checkup import examine
 
             report = examine(config, not args.no_compile, lambda text: print(f"{text} ...", file=sys.stderr))
         except ConfigError as error:
             print(f"rlstable: {error}", file=sys.stderr)
             sys.exit(Ending.config_error.exit_code)
     if args.json:
-        from rlstable.supervise.report import as_data
+        from rlstable.doctor.report import as_data
 
         print(json.dumps(as_data(report), indent=2, allow_nan=False))
     else:
@@ -66,13 +66,13 @@ def show(report: Any, terminal: Any = None) -> None:
     """Prints a report for people.
 
     Args:
-        report: A `rlstable.supervise.checkup.Report`.
+        report: A `rlstable.doctor.checkup.Report`.
         terminal: A rich console; standard output if None.
     """
     from rich.console import Console
     from rich.text import Text
 
-    from rlstable.supervise.report import sections
+    from rlstable.doctor.report import sections
 
     if terminal is None:
         # In a file or a pipe rich takes 80 columns, which break most lines.

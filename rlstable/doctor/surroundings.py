@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import jax
 
+from rlstable.versions import versions
+
 # Environment variables that change arithmetic, determinism, memory or the choice of device.
 _VARIABLES = (
     "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION",
@@ -20,7 +21,6 @@ _VARIABLES = (
     "XLA_PYTHON_CLIENT_ALLOCATOR", "TF_GPU_ALLOCATOR",
 )  # fmt: skip
 _FLAGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_debug_nans")
-_PACKAGES = ("jax", "jaxlib", "brax", "mujoco", "mujoco-mjx", "flax", "optax", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Surroundings:
     devices, driver = _devices()
     flags = {name: str(getattr(jax.config, name)) for name in _FLAGS}
     variables = {name: environment[name] for name in _VARIABLES if name in environment}
-    return Surroundings(devices, driver, _nvidia(), _processor(), _versions(), flags | variables)
+    return Surroundings(devices, driver, _nvidia(), _processor(), versions(), flags | variables)
 
 
 def _devices() -> tuple[str, str]:
@@ -95,15 +95,3 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
             break
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{name}, {cores} {'core' if cores == 1 else 'cores'}"
-
-
-def _versions() -> dict[str, str]:
-    from rlstable import __version__
-
-    found = {"rlstable": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found

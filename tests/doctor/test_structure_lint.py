@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from models import arm, found, world
 
-from rlstable.supervise.structure_lint import equalities, joints, masses
+from rlstable.doctor.structure_lint import equalities, joints, masses
 
 CHAIN = """
 <body name="upper">

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.supervise.actuator_lint import on_joints
-from rlstable.supervise.finding import Finding, Severity, names, short
-from rlstable.supervise.inertia import inverse_masses
+from rlstable.doctor.actuator_lint import on_joints
+from rlstable.doctor.finding import Finding, Severity, names, short
+from rlstable.doctor.inertia import inverse_masses
 
 # Bounds of sqrt(k/m) dt and c dt/m: 2 and 2.8 are the limits of stability (RK4's is 2.78 for a damper). Ten steps per
 # period of an oscillation are what one wants at least: 2 pi / 10.

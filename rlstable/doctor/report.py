@@ -10,9 +10,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from rlstable.doctor.checkup import Environments, Memory, Report
+from rlstable.doctor.finding import listed
 from rlstable.supervise import arithmetic
-from rlstable.supervise.checkup import Environments, Memory, Report
-from rlstable.supervise.finding import listed
 from rlstable.supervise.memory import readable
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}

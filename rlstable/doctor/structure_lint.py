@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.supervise.finding import Finding, names
-from rlstable.supervise.inertia import inverse_masses, mass_matrix
+from rlstable.doctor.finding import Finding, names
+from rlstable.doctor.inertia import inverse_masses, mass_matrix
 
 # Lighter moving bodies are mistakes of units more often than parts of a robot, in kg and kg m². Inertias are those of a
 # 1 g sphere of 5 mm.

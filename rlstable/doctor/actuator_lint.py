@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.supervise.finding import Finding, names, short
-from rlstable.supervise.inertia import inverse_masses
+from rlstable.doctor.finding import Finding, names, short
+from rlstable.doctor.inertia import inverse_masses
 
 # Turn in one timestep, from rest and at full force, in radians or metres: beyond this a step is a jump.
 _JUMP = 0.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from models import found, world
 
-from rlstable.supervise.contact_lint import candidates, contact_count, contacts
-from rlstable.supervise.finding import names
+from rlstable.doctor.contact_lint import candidates, contact_count, contacts
+from rlstable.doctor.finding import names
 
 FLOOR = '<geom name="floor" type="plane" size="1 1 1"/>'
 LEG = """

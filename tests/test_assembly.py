@@ -11,10 +11,10 @@ import pytest
 from toys import PointMass, mesh, tiny_config
 
 from rlstable import sharding
+from rlstable.assembly import Assembly
 from rlstable.ppo.state import SPECS
 from rlstable.runner import Runner
-from rlstable.supervise.memory import footprint
-from rlstable.supervise.program import assemble, bytes_of, compile_training, state_shapes
+from rlstable.supervise.memory import bytes_of, footprint
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -33,7 +33,7 @@ class Keyed(PointMass):
 def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any], tmp_path: Path) -> None:
     config = tiny_config(**{"sinks": {"console": "off"}, "devices": 1, **sections})
     runner = Runner(config, tmp_path)
-    shapes = state_shapes(assemble(config, runner._env), mesh(1))
+    shapes = Assembly(config, mesh()).shapes()
     assert jax.tree.structure(shapes) == jax.tree.structure(runner.state)
     for here, there in zip(jax.tree.leaves(shapes), jax.tree.leaves(runner.state), strict=True):
         assert (here.shape, here.dtype, here.sharding) == (there.shape, there.dtype, there.sharding)
@@ -43,25 +43,26 @@ def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any
 def test_the_program_is_the_runners(tmp_path: Path) -> None:
     config = tiny_config(sinks={"console": "off"}, devices=1)
     runner = Runner(config, tmp_path)
-    ppo = assemble(config, runner._env)
+    assembly = Assembly(config, mesh())
 
     def text(ppo: Any, state: Any) -> str:
         specs = (SPECS, sharding.REPLICATED)
         return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
 
-    assert text(ppo, state_shapes(ppo, mesh(1))) == text(runner.ppo, runner.state)
+    assert text(assembly.ppo, assembly.shapes()) == text(runner.ppo, runner.state)
 
 
 def test_its_footprint() -> None:
-    config = tiny_config()
-    ppo = assemble(config, PointMass())
-    needs = footprint(compile_training(ppo, mesh(1)))
-    assert needs.arguments == needs.aliased == bytes_of(state_shapes(ppo, mesh(1)))
+    assembly = Assembly(tiny_config(), mesh())
+    shapes = assembly.shapes()
+    needs = footprint(assembly.compiled(shapes))
+    assert needs is not None
+    assert needs.arguments == needs.aliased == bytes_of(shapes)
     assert needs.temporary > 0
 
 
 def test_typed_keys_and_several_devices() -> None:
-    shapes = state_shapes(assemble(tiny_config(), Keyed()), mesh(2))
+    shapes = Assembly(tiny_config(env={"name": "test_assembly:Keyed"}), mesh(2)).shapes()
     assert jnp.issubdtype(shapes.env_state.info["typed"].dtype, jax.dtypes.prng_key)
     assert shapes.env_state.obs.sharding.spec == sharding.SPLIT
     assert shapes.params["policy"] is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from models import arm, world
 
-from rlstable.supervise.inertia import inverse_masses, mass_matrix
+from rlstable.doctor.inertia import inverse_masses, mass_matrix
 
 NESTED = """
 <body><joint type="slide" axis="1 0 0" {}/><geom size="0.1" mass="2"/>

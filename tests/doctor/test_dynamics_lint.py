@@ -8,8 +8,8 @@ import mujoco
 import pytest
 from models import arm, found, world
 
-from rlstable.supervise.contact_lint import candidates
-from rlstable.supervise.dynamics_lint import constraint_times, solver, springs_and_dampers
+from rlstable.doctor.contact_lint import candidates
+from rlstable.doctor.dynamics_lint import constraint_times, solver, springs_and_dampers
 
 # The mass is 1 kg and the timestep 1 ms, so that sqrt(k/m) dt = 2 at k = 4e6 and c dt / m = 2 at c = 2e3.
 EULER, FAST, RK4, DISCRETE = (f'integrator="{name}"' for name in ("Euler", "implicitfast", "RK4", "discrete"))

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from rlstable.supervise import surroundings as module
-from rlstable.supervise.surroundings import surroundings
+from rlstable.doctor import surroundings as module
+from rlstable.doctor.surroundings import surroundings
 
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +60,3 @@ def test_the_processors_name(tmp_path: Path) -> None:
     file.write_text("vendor_id\t: X\nmodel name\t: Fast One: 3 GHz\n")
     assert module._processor(file).startswith("Fast One: 3 GHz, ")
     assert module._processor(tmp_path / "none").endswith(("core", "cores"))
-
-
-def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PACKAGES", ("no-such-package",))
-    assert module._versions()["no-such-package"] == "not installed"

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from rlstable import sharding
+from rlstable.assembly import Assembly
 from rlstable.config import Config, ConfigError
-from rlstable.envs.load import load_env
+from rlstable.doctor.finding import Finding
+from rlstable.doctor.physics_lint import lint, model_of
+from rlstable.doctor.surroundings import Surroundings, surroundings
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
-from rlstable.supervise.finding import Finding
-from rlstable.supervise.memory import Footprint, readable
-from rlstable.supervise.physics_lint import lint, model_of
-from rlstable.supervise.program import assemble, bytes_of, compile_training, state_shapes
-from rlstable.supervise.surroundings import Surroundings, surroundings
+from rlstable.supervise.memory import Footprint, bytes_of, readable
 
 # Above this share of the limit a program that fits by the compiler's plan may not fit beside evaluation and resets.
 _TIGHT = 0.9
@@ -120,7 +119,8 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
     """
     mesh = sharding.make_mesh(config.devices)
     config.require_devices(mesh.size)
-    env = load_env(config.env)
+    assembly = Assembly(config, mesh)
+    env = assembly.single
     tell("measuring matrix products")
     products, x64_error = arithmetic.measure(), arithmetic.measure_x64()
     around = surroundings()
@@ -128,7 +128,7 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
     findings = [*_machine(around), *_precision(config, products, x64_error), *_physics(env, engine)]
     usage = environments = None
     try:
-        usage = _memory(config, env, mesh, compiles, tell)
+        usage = _memory(config, assembly, mesh, compiles, tell)
     except ConfigError:
         raise
     except Exception as error:  # whatever it is, training would end by it
@@ -206,18 +206,17 @@ def _physics(env: Any, engine: str) -> list[Finding]:
     return lint(model, engine)
 
 
-def _memory(config: Config, env: Any, mesh: Any, compiles: bool, tell: Callable[[str], None]) -> Memory:
+def _memory(config: Config, assembly: Assembly, mesh: Any, compiles: bool, tell: Callable[[str], None]) -> Memory:
     tell("tracing the environment")
-    ppo = assemble(config, env)
-    shapes = state_shapes(ppo, mesh)
+    shapes = assembly.shapes()
     needs = None
     if compiles:
         tell("compiling the training program for its memory (--no-compile leaves it out)")
-        needs = memory.footprint(compile_training(ppo, mesh))
+        needs = memory.footprint(assembly.compiled(shapes))
     device = mesh.devices.flat[0]
     # What jax calls several CPU devices share one memory.
     sharing = mesh.size if device.platform == "cpu" else 1
-    observation = bytes_of(ppo.networks.select(shapes.env_state.obs)) // config.ppo.num_envs
+    observation = bytes_of(assembly.ppo.networks.select(shapes.env_state.obs)) // config.ppo.num_envs
     return Memory(
         footprint=needs,
         needed=None if needs is None else needs.peak * sharing,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from models import arm, found
 
-from rlstable.supervise.actuator_lint import actuators
+from rlstable.doctor.actuator_lint import actuators
 
 
 @pytest.mark.parametrize(

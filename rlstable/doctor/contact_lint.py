@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.supervise.finding import Finding, Severity, names
+from rlstable.doctor.finding import Finding, Severity, names
 
 # A robot that walks needs its feet on the floor, 4 to 16 contacts; MJX computes every candidate in every step, touching
 # or not, with four solver rows each. Brax's tasks have 0 to 15.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from rlstable.supervise import actuator_lint, contact_lint, dynamics_lint, structure_lint
-from rlstable.supervise.finding import Finding
+from rlstable.doctor import actuator_lint, contact_lint, dynamics_lint, structure_lint
+from rlstable.doctor.finding import Finding
 
 _SEVERITIES = ("error", "warning", "note")
 # Options that an environment may change after it has loaded its model.

@@ -11,13 +11,13 @@ from models import arm, found
 from toys import PointMass, tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.supervise import checkup
+from rlstable.doctor import checkup
+from rlstable.doctor.checkup import Environments, Memory, Report, examine
+from rlstable.doctor.finding import Finding
+from rlstable.doctor.report import as_data, sections
+from rlstable.doctor.surroundings import Surroundings
 from rlstable.supervise.arithmetic import Accuracy
-from rlstable.supervise.checkup import Environments, Memory, Report, examine
-from rlstable.supervise.finding import Finding
 from rlstable.supervise.memory import Footprint
-from rlstable.supervise.report import as_data, sections
-from rlstable.supervise.surroundings import Surroundings
 
 MACHINE = Surroundings("1 x gpu (NVIDIA H100)", "cuda 12090", ("NVIDIA H100",), "CPU, 2 cores", {"jax": "0.10"}, {})
 FLOAT32, TF32 = Accuracy(2.6e-7, 2.8e-8, 21.0), Accuracy(2e-4, 3e-5, 11.0)
@@ -130,7 +130,7 @@ class Modelled(PointMass):
 
 
 def examined(env: Any, monkeypatch: pytest.MonkeyPatch, compiles: bool = False, **sections: Any) -> Report:
-    monkeypatch.setattr(checkup, "load_env", lambda _: env)
+    monkeypatch.setattr("rlstable.assembly.load_env", lambda *_: env)
     monkeypatch.setattr(checkup, "surroundings", lambda: MACHINE)
     return examine(tiny_config(devices=1, **sections), compiles)
 

@@ -1,0 +1,1 @@
+"""What this machine and this model are fit for: `python -m rlstable.doctor env=humanoid`."""
