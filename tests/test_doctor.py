@@ -70,7 +70,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 def test_help_does_not_wait_for_jax(tmp_path: Path) -> None:
     code = (
-        "import sys; from rlstable import doctor\n"
+        "import sys; from rlstable.doctor import __main__ as doctor\n"
         "try: doctor.main(['--help'])\n"
         "except SystemExit: print(sorted({'jax', 'brax', 'mujoco', 'hydra'} & set(sys.modules)))"
     )
