@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from rlstable import faults, sharding
 from rlstable.config import Config, ConfigError
+from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
@@ -24,6 +25,7 @@ from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.precision import level
 
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
@@ -36,6 +38,7 @@ class Assembly:
         env: The environments that are trained in.
         ppo: What trains.
         evaluator: What judges the policy.
+        precision: The level that all of it computes in.
 
     Args:
         config: The whole configuration.
@@ -55,8 +58,9 @@ class Assembly:
         more = more_guards or {}
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
         self.single = single = load_env(config.env)
+        self.precision = level(config.precision)
         self.env = VectorEnv(
-            single,
+            DoublePhysics(single) if self.precision.x64 else single,
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
@@ -69,7 +73,9 @@ class Assembly:
         if faulty:
             self.ppo = faults.arm(self.ppo)
         self.evaluator: Evaluator = make_evaluator(config, self.ppo.networks, self._compiling)
-        self._resets: Resets = make_resets(self.env, min(config.env.reset_pool_size, config.ppo.num_envs))
+        self._resets: Resets = make_resets(
+            self.env, min(config.env.reset_pool_size, config.ppo.num_envs), self.precision
+        )
 
     def first_state(self, key: jax.Array, key_resets: jax.Array) -> TrainState:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
@@ -116,7 +122,14 @@ class Assembly:
             program = sharding.over_devices(
                 self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
             )
-            return program.lower(state).compile()
+            with self.precision.compiled():
+                compiled = program.lower(state).compile()
+
+        def iterate(state: TrainState) -> tuple[TrainState, Metrics]:
+            with self.precision.compiled():
+                return compiled(state)
+
+        return iterate
 
     def redrawn(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with every environment and the whole pool drawn anew."""
