@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import LossScaleConfig, PrecisionConfig
+from rlstable.supervise_config import X64
 
-X64 = "x64"
+_EXPLICIT = "jax_explicit_x64_dtypes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Precision:
         if not self.x64:
             yield
             return
-        before = jax.config.jax_explicit_x64_dtypes
-        jax.config.update("jax_explicit_x64_dtypes", "allow")
+        before = getattr(jax.config, _EXPLICIT)
+        jax.config.update(_EXPLICIT, "allow")
         try:
             with jax.enable_x64(False):
                 yield
         finally:
-            jax.config.update("jax_explicit_x64_dtypes", before)
+            jax.config.update(_EXPLICIT, before)
 
     def compiled(self) -> Any:
         """A context around lowering and calling a program of this level, and around placing what goes into it."""
