@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,26 @@ from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
-from rlstable.precision import level
+from rlstable.precision import Precision, level
 
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+class Program(NamedTuple):
+    """The compiled iteration.
+
+    Attributes:
+        executable: As jax compiled it.
+        precision: The level it was compiled for.
+    """
+
+    executable: Any
+    precision: Precision
+
+    def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        """One iteration; the state is donated to it."""
+        with self.precision.compiled():
+            return self.executable(state)
 
 
 class Assembly:
@@ -64,6 +81,7 @@ class Assembly:
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
             config.env.reset == "pool",
+            config.env.envs_per_pass,
         )
         faulty = config.fault.site is not None
         if faulty:
@@ -114,7 +132,7 @@ class Assembly:
         state = shapes_of(self._initial, key, first_states(config.ppo.num_envs), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
-    def compiled(self, state: TrainState) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+    def compiled(self, state: TrainState) -> Program:
         """The training program, compiled once and ahead of its first call.
 
         Args:
@@ -127,11 +145,7 @@ class Assembly:
             with self.precision.compiled():
                 compiled = program.lower(state).compile()
 
-        def iterate(state: TrainState) -> tuple[TrainState, Metrics]:
-            with self.precision.compiled():
-                return compiled(state)
-
-        return iterate
+        return Program(compiled, self.precision)
 
     def adopted(self, state: TrainState) -> TrainState:
         """A training state of another precision as one of this, placed; its pool of first states is this one's."""

@@ -50,6 +50,7 @@ class EnvConfig(Section):
     reset: Literal["cached", "pool"] = "cached"
     reset_pool_size: Count = 64
     reset_pool_refresh: CountOrZero = 10
+    envs_per_pass: Count | None = None
     kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")

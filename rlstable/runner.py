@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from rlstable import __version__, faults, sharding
+from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
 from rlstable.guards.base import MoreGuards, check_more
@@ -28,9 +29,10 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.supervise import advice
 from rlstable.supervise.ladder import Level, Rungs
+from rlstable.supervise.memory_plan import MemoryPlan, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.signals import Signals
-from rlstable.supervisor import Supervisor
+from rlstable.supervisor import Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
@@ -78,6 +80,7 @@ class HostState:
         wandb_run_id: To go on with the same wandb run.
         attempts: What recovery has tried.
         rungs: Where on the ladder of precision it stands.
+        plan: How it makes do with the memory there is.
     """
 
     iteration: int = 0
@@ -89,12 +92,13 @@ class HostState:
     wandb_run_id: str | None = None
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     rungs: Rungs = dataclasses.field(default_factory=Rungs)
+    plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it."""
-        own = {"attempts": Attempts(**saved.get("attempts", {})), "rungs": Rungs(**saved.get("rungs", {}))}
-        return cls(**saved | own)
+        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan}
+        return cls(**saved | {name: kind(**saved.get(name, {})) for name, kind in kinds.items()})
 
 
 class Runner:
@@ -140,10 +144,11 @@ class Runner:
         self._last_evaluation: Row = {}
         self._stopped_by_callback = False
         self._cause: Ending | None = None
+        self._advice: str | None = None
         self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
         self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event)
-        self._supervisor.recall(self.host.attempts, self.host.rungs)
+        self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
@@ -187,6 +192,9 @@ class Runner:
         ending = Ending.error
         try:
             ending = self._loop()
+        except OutOfMemory as error:
+            self._advice = str(error)
+            ending = Ending.out_of_memory
         except KeyboardInterrupt:
             ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
@@ -245,7 +253,7 @@ class Runner:
         configured = [saved["config"]["precision"][key] for key in Level._fields]
         if configured != [getattr(self.config.precision, key) for key in Level._fields]:
             self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
-        self._supervisor.recall(self.host.attempts, self.host.rungs)
+        self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
         return self._supervisor.shapes_at(Level(*saved.get("level", configured)))
 
     def _versions(self) -> dict[str, str]:
@@ -254,26 +262,41 @@ class Runner:
     def _loop(self) -> Ending:
         if self.step >= self.config.total_steps:
             return Ending.completed
-        self._supervisor.program(self.state)
+        self._program()
         stopped = self._told_to_stop()  # while the program compiled, or before that
         if stopped is not None:
             return stopped
         while True:
             before = self.step
-            iterate = self._supervisor.program(self.state)
+            iterate = self._program()
             metrics = self._iterate(iterate)
+            if metrics is None:
+                continue
             if self._telemetry.split_is_due(self.host.iteration):
-                self._telemetry.measure_split(iterate, self.state)
+                self._telemetry.measure_split(iterate.__call__, self.state)
             ending = self._after_iteration(before, metrics)
             if ending is not None:
                 return ending
 
-    def _iterate(self, iterate: Callable[[TrainState], tuple[TrainState, Metrics]]) -> Metrics:
-        """One iteration, and what the host keeps count of."""
+    def _program(self) -> Program:
+        """The program of the next iteration, and the state as it takes it."""
+        program, self.state = self._supervisor.program(self.state, self._key_of_iteration(3))
+        self.host.plan = self._supervisor.plan
+        return program
+
+    def _iterate(self, iterate: Program) -> Metrics | None:
+        """One iteration, and what the host keeps count of; None where the device refused memory and it goes back."""
         started = time.perf_counter()
-        with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
-            self.state, metrics = iterate(self.state)
-            metrics = jax.device_get(metrics)
+        try:
+            with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
+                self.state, metrics = iterate(self.state)
+                metrics = jax.device_get(metrics)
+        except jax.errors.JaxRuntimeError as error:
+            if not exhausted(error):
+                raise
+            key = self._key_of_iteration(3)
+            self._go_back(self._supervisor.make_do(self.state, self.host.iteration, self.step, key))
+            return None
         self.step = int(metrics.counters.env_steps)
         elapsed = time.perf_counter() - started
         self._unsaved = True
@@ -315,8 +338,8 @@ class Runner:
 
     def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
         """The ending by a guard whose patience is at its end; a run must not complete with a state that is bad."""
-        for name, exhausted in metrics.exhausted.items():
-            if exhausted or (finished and name == "state" and metrics.trips[name].any()):
+        for name, over in metrics.exhausted.items():
+            if over or (finished and name == "state" and metrics.trips[name].any()):
                 return Ending.of_guard(name)
         update = self.config.guards.update
         return Ending.no_update_accepted if update.enabled and self.host.idle >= update.patience else None
@@ -331,13 +354,17 @@ class Runner:
         found = self._supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
         if isinstance(found, Ending):
             return found
-        self.state, self.host.iteration, self.step = found
+        self._go_back(found)
+        return None
+
+    def _go_back(self, to: Rollback) -> None:
+        self.state, self.host.iteration, self.step = to
+        self.host.plan = self._supervisor.plan
         self.host.idle, self.host.drawn = 0, False
         # Before anything else can happen: a crash must not forget the attempt.
         self._save(None)
         self._checkpoints.wait()
         self._keep()
-        return None
 
     def _told_to_stop(self) -> Ending | None:
         """The ending by a signal or by the clock."""
@@ -457,7 +484,10 @@ class Runner:
         }
         given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
         if given_up and self._cause is not None:
-            fields |= {"cause": self._cause.name, "advice": advice.paragraph(self._cause, self.host.attempts)}
+            fields["cause"] = self._cause.name
+            self._advice = advice.paragraph(self._cause, self.host.attempts)
+        if self._advice is not None:
+            fields["advice"] = self._advice
         self._event("stopped", **fields)
         try:
             write_result(self.run_dir, fields)

@@ -97,9 +97,17 @@ class LadderConfig(Section):
         return self
 
 
+class MemoryConfig(Section):
+    """Memory: what there is, and whether to make do with less."""
+
+    adapt: Flag = True
+    limit_gib: Positive | None = None
+
+
 class SuperviseConfig(Section):
     """The supervisor."""
 
     recovery: RecoveryConfig = RecoveryConfig()
     ladder: LadderConfig = LadderConfig()
+    memory: MemoryConfig = MemoryConfig()
     max_wall_time: Positive | None = None

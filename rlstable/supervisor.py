@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults, sharding
-from rlstable.assembly import Assembly, Compiling
+from rlstable.assembly import Assembly, Compiling, Program
 from rlstable.config import Config
 from rlstable.endings import Ending
 from rlstable.guards.base import MoreGuards
@@ -19,10 +19,10 @@ from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import arithmetic, remedies
 from rlstable.supervise.ladder import Change, Ladder, Level, Rungs, Signs
 from rlstable.supervise.last_good import LastGood
+from rlstable.supervise.memory_plan import Memory, MemoryPlan, exhausted
 from rlstable.supervise.recovery import Attempts, Plan, Recovery
 from rlstable.supervise_config import X64, Remedy
 
-Program = Callable[[TrainState], tuple[TrainState, Metrics]]
 Report = Callable[..., None]
 
 
@@ -46,6 +46,7 @@ class Supervisor:
     Attributes:
         attempts: What recovery remembers; saved with the run.
         rungs: What the ladder remembers; likewise.
+        plan: How it makes do with the memory there is; likewise.
 
     Args:
         config: The whole configuration.
@@ -61,15 +62,16 @@ class Supervisor:
         self._more_guards = more_guards
         self._compiling = compiling
         self._report = report
-        self._assemblies: dict[Level, Assembly] = {}
-        self._programs: dict[Level, Program] = {}
+        self._assemblies: dict[tuple[Level, str], Assembly] = {}
+        self._programs: dict[tuple[Level, str], Program] = {}
         self._last_good = LastGood()
-        self.recall(Attempts(), Rungs())
+        self._memory = Memory(config, mesh, report)
+        self.recall(Attempts(), Rungs(), MemoryPlan())
 
-    def recall(self, attempts: Attempts, rungs: Rungs) -> None:
+    def recall(self, attempts: Attempts, rungs: Rungs, plan: MemoryPlan) -> None:
         """Goes on from what a run has saved."""
         config = self._config
-        self.attempts, self.rungs = attempts, rungs
+        self.attempts, self.rungs, self.plan = attempts, rungs, plan
         self._recovery = Recovery(config.supervise.recovery, attempts)
         start = Level(config.precision.matmul, config.precision.network)
         self._ladder = Ladder(config.supervise.ladder, start, rungs, self._distinct)
@@ -99,18 +101,63 @@ class Supervisor:
         return assembly.adopted(assembly.with_fresh_pool(state, key) if assembly.env.draws else state)
 
     def _at(self, level: Level) -> Assembly:
-        if level not in self._assemblies:
+        which = (level, str(self.plan))
+        if which not in self._assemblies:
             precision = self._config.precision.model_copy(update={"matmul": level.matmul, "network": level.network})
-            config = self._config.model_copy(update={"precision": precision})
-            self._assemblies[level] = Assembly(config, self._mesh, self._more_guards, self._compiling)
-        return self._assemblies[level]
+            config = self.plan.of(self._config.model_copy(update={"precision": precision}))
+            self._assemblies[which] = Assembly(config, self._mesh, self._more_guards, self._compiling)
+        return self._assemblies[which]
 
-    def program(self, state: TrainState) -> Program:
-        """The training program of the present level; compiled at most once."""
-        level = self._ladder.level
-        if level not in self._programs:
-            self._programs[level] = self.assembly.compiled(state)
-        return self._programs[level]
+    def program(self, state: TrainState, key: jax.Array) -> tuple[Program, TrainState]:
+        """The training program of the present level, compiled at most once, and the state that goes into it.
+
+        Where it needs more memory than there is, the plan is made smaller until it does not.
+
+        Args:
+            state: The training state.
+            key: Random key for what a smaller number of environments draws anew.
+
+        Raises:
+            OutOfMemory: It does not fit, however it is divided.
+        """
+        while (self.level, str(self.plan)) not in self._programs:
+            program = needed = None
+            try:
+                program = self.assembly.compiled(state)
+                needed = self._memory.needed(program)
+            except jax.errors.JaxRuntimeError as error:
+                if not exhausted(error):
+                    raise
+            if program is not None and self._memory.fits(needed):
+                self._programs[self.level, str(self.plan)] = program
+            else:
+                state = self._shrunk(state, needed, key)
+        return self._programs[self.level, str(self.plan)], state
+
+    def make_do(self, state: TrainState, iteration: int, step: int, key: jax.Array) -> Rollback:
+        """Goes back to the last good state with a smaller plan, after the device has refused its memory.
+
+        Args:
+            state: The one that went into the iteration that failed; its arrays may be gone.
+            iteration: Number of the iteration before.
+            step: Environment steps then.
+            key: Random key for what is drawn anew.
+
+        Raises:
+            OutOfMemory: It does not fit, however it is divided.
+        """
+        good = self._last_good
+        self.plan = self._memory.smaller(self.plan, None)
+        state = self.assembly.redrawn(good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration))
+        self.attempts.lost_iterations += iteration - good.iteration
+        self.attempts.lost_steps += step - good.step
+        return Rollback(self.assembly.adopted(state), good.iteration, good.step)
+
+    def _shrunk(self, state: TrainState, needed: int | None, key: jax.Array) -> TrainState:
+        """The state for a smaller plan; other environments where there are fewer of them."""
+        before = self.plan.num_envs
+        self.plan = self._memory.smaller(self.plan, needed)
+        return state if self.plan.num_envs == before else self.assembly.redrawn(state, key)
 
     def keep(self, state: TrainState, iteration: int, step: int) -> None:
         """Makes a state the one to go back to; its verdict was read and was good."""

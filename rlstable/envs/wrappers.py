@@ -35,6 +35,7 @@ class VectorEnv:
         action_repeat: Environment steps per action.
         guards: The env site's, by name; without any nothing is judged and nothing is traced for it.
         reset_from_pool: Whether ordinary episode ends draw a new first state; otherwise each environment keeps its own.
+        per_pass: How many of them are stepped at once; None for all.
     """
 
     env: Any
@@ -42,6 +43,7 @@ class VectorEnv:
     action_repeat: int
     guards: Mapping[str, Guard]
     reset_from_pool: bool = False
+    per_pass: int | None = None
 
     @property
     def draws(self) -> bool:
@@ -107,7 +109,7 @@ class VectorEnv:
 
         def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
             state, alive, guard_state = carry
-            stepped = _like(jax.vmap(self.env.step)(state, action), state)
+            stepped = _like(self._step(state, action), state)
             _, ok, guard_state = fold(self.guards, EnvContext(stepped, action, alive), guard_state)
             return (stepped, alive if ok is True else alive & ok, guard_state), stepped.reward
 
@@ -119,6 +121,12 @@ class VectorEnv:
             reward = jnp.sum(rewards, axis=0)
         state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], **kept})
         return state, (alive if self.guards else None), guard_state
+
+    def _step(self, state: Any, action: jax.Array) -> Any:
+        """One step of every environment, all at once or some after others."""
+        if self.per_pass is None or self.per_pass >= action.shape[0]:
+            return jax.vmap(self.env.step)(state, action)
+        return jax.lax.map(lambda both: self.env.step(*both), (state, action), batch_size=self.per_pass)
 
     def _episode(self, before: Any, state: Any, ok: jax.Array | None) -> dict[str, Any]:
         """Advances the episode's own bookkeeping, with the choices of Brax's EpisodeWrapper."""
