@@ -299,7 +299,7 @@ class Runner:
             return None
         self.step = int(metrics.counters.env_steps)
         elapsed = time.perf_counter() - started
-        self._unsaved = True
+        self._unsaved = bool(metrics.healthy)
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
         bad = any(metrics.trips[name].any() for name in self._supervisor.assembly.env.guards)
