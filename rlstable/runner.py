@@ -28,7 +28,7 @@ from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import advice, remedies
-from rlstable.supervise.last_good import LastGood
+from rlstable.supervise.last_good import SAVED_AS, LastGood
 from rlstable.supervise.recovery import Attempts, Plan, Recovery
 from rlstable.supervise.signals import Signals
 from rlstable.telemetry import Telemetry
@@ -36,8 +36,8 @@ from rlstable.versions import differences, versions
 
 Row = dict[str, float | int | None]
 Callback = Callable[[int, Row], Any]
-# Numbers of the training state that checkpoints without a format do not have.
-_LATER = ("tuning/clip_scale",)
+# What not every checkpoint has: a number that those without a format lack, and a last good state of its own.
+_LATER = ("tuning/clip_scale", SAVED_AS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,11 +153,12 @@ class Runner:
                 self._event("lock_unsupported", error=self._lock.unsupported)
             self.state: TrainState = self._assembly.first_state(key_init, key_resets)
             self.step = int(self.state.counters.env_steps)
+            self._last_good = LastGood()
             if resumes:
                 self._resume()
             self._recovery = Recovery(config.supervise.recovery, self.host.attempts)
-            self._last_good = LastGood()
-            self._keep()
+            if self._last_good.empty:
+                self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
@@ -220,7 +221,8 @@ class Runner:
 
     def _resume(self) -> None:
         fresh = self.state.tuning
-        self.state, host = self._checkpoints.restore(self.state, check=self._require_devices, later=_LATER)
+        template = self._last_good.template(self.state)
+        saved, host = self._checkpoints.restore(template, check=self._require_devices, later=_LATER)
         # What schedules and searches moved goes on; what was typed anew counts from here.
         old, new = host["config"], self.config.model_dump(mode="json")
         changed: dict[str, Any] = {}
@@ -230,7 +232,8 @@ class Runner:
             changed["epochs"] = fresh.epochs
         if old["precision"] != new["precision"]:
             changed["loss_scale"] = fresh.loss_scale
-        self.state = dataclasses.replace(self.state, tuning=dataclasses.replace(self.state.tuning, **changed))
+        kept = host.get(SAVED_AS) if self.config.supervise.recovery.enabled else None
+        self.state = self._last_good.load(saved, kept, **changed)
         self.host = HostState.of(host["host"])
         self.step = int(self.state.counters.env_steps)
         self._event("resumed", iteration=self.host.iteration, version=host["version"])
@@ -294,10 +297,12 @@ class Runner:
         self._redraw(before)  # before saving: what is saved is what the next iteration starts from
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
+        # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
+        times = (config.supervise.recovery.every, config.checkpoint.every)
+        if healthy and self.host.idle == 0 and (row or any(self.host.iteration % every == 0 for every in times)):
+            self._keep()
         if healthy and due:
             self._save(row.get("eval/episode_reward"))
-        if healthy and self.host.idle == 0 and (due or self.host.iteration % config.supervise.recovery.every == 0):
-            self._keep()
         return ending
 
     def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
@@ -334,10 +339,10 @@ class Runner:
             to_iteration=self.host.iteration,
             lost_steps=lost,
         )
+        self._keep()
         # Before anything else can happen: a crash must not forget the attempt.
         self._save(None)
         self._checkpoints.wait()
-        self._keep()
         return None
 
     def _roll_back(self, plan: Plan, undone: int) -> None:
@@ -410,8 +415,10 @@ class Runner:
         if not self.config.checkpoint.enabled:
             return
         self.host.wandb_run_id = self._sinks.wandb_run_id
+        saved, kept = self._last_good.save(self.state, self.host.iteration)
         host = {
             "host": dataclasses.asdict(self.host),
+            SAVED_AS: kept,
             "policy": policy_spec(self.ppo.networks, self.config.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
@@ -420,7 +427,7 @@ class Runner:
             "version": __version__,
             "versions": self._versions(),
         }
-        self._checkpoints.save(self.host.iteration, self.state, policy_arrays(self.state), host, score=score)
+        self._checkpoints.save(self.host.iteration, saved, policy_arrays(self.state), host, score=score)
         self._unsaved = False
 
     def _redraw(self, before: int) -> None:

@@ -156,7 +156,7 @@ class Checkpoints:
                 with a sharding. NumPy arrays come back as NumPy arrays.
             iteration: Which one; the latest that can be read if None.
             check: Called with the host data before the state is compared with the template; may raise `ConfigError`.
-            later: Paths of arrays that older checkpoints do not have; those are the template's then.
+            later: Paths of arrays, or of trees of them, that not every checkpoint has; those are the template's then.
 
         Returns:
             The state and the host data.
@@ -173,7 +173,7 @@ class Checkpoints:
             if check is not None:
                 check(host)
             saved = {leaf.path for leaf in manifest.state}
-            asked = [leaf for leaf in wanted if leaf.path in saved or leaf.path not in later]
+            asked = [leaf for leaf in wanted if leaf.path in saved or not _within(leaf.path, later)]
             require_fit(manifest.state, asked, self.directory / str(step))
             return step, host, read_arrays(manager, step, "state", manifest.state), manifest.format
 
@@ -270,6 +270,10 @@ class Checkpoints:
     def _event(self, kind: str, **fields: Any) -> None:
         if self._on_event is not None:
             self._on_event(kind, fields)
+
+
+def _within(path: str, trees: Collection[str]) -> bool:
+    return any(path == tree or path.startswith(f"{tree}/") for tree in trees)
 
 
 def require_step(folder: Path, steps: list[int], iteration: int) -> None:
