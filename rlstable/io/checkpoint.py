@@ -24,6 +24,7 @@ from rlstable.io.store import (
     first_readable,
     items_of,
     keep_damaged,
+    make_room_to_retire,
     one_line,
     open_manager,
     ranked,
@@ -109,12 +110,12 @@ class Checkpoints:
             if superseded:
                 set_aside(self.directory, superseded, iteration)
                 manager.reload()
+            make_room_to_retire(self.directory)
             self._scores[iteration] = score
             self._pending = iteration
             manager.save(iteration, args=items, force=True)
             if superseded or not self._config.asynchronous:
                 manager.wait_until_finished()
-                settle(self.directory)
                 self._committed()
         except Exception as error:
             self._fail(iteration, error)
@@ -135,7 +136,8 @@ class Checkpoints:
         """Every iteration on disk, ascending; waits for a save under way."""
         self.wait()
         if self._manager is None:
-            settle(self.directory)
+            with contextlib.suppress(OSError):  # a disk that cannot be written can be read
+                settle(self.directory)
         return steps_in(self.directory)
 
     def restore(
@@ -237,7 +239,9 @@ class Checkpoints:
         return self._manager
 
     def _committed(self) -> None:
-        """The save under way is on disk."""
+        """The save under way is on disk, and what it makes superfluous is not needed any longer."""
+        with contextlib.suppress(OSError):  # tried again at the next save
+            settle(self.directory)
         iteration, self._pending = self._pending, None
         failures = self._retry.saved()
         if failures:
