@@ -20,12 +20,12 @@ from rlstable.io.store import open_manager, read_arrays, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 ITERATION = 64
-ITERATIONS = 40
+ITERATIONS = 60
 TINY = [
     "env=import", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8", "resume=auto",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2",
-    "eval.num_evals=8", "checkpoint.every=2", "checkpoint.keep=100", "sinks.console=off",
+    "eval.num_evals=12", "checkpoint.every=2", "checkpoint.keep=100", "sinks.console=off",
 ]  # fmt: skip
 # Two rollbacks: a storm of seven iterations, three of which are one too many.
 STORM = [
@@ -142,7 +142,7 @@ def moments(seed: int, storm: bool) -> list[Moment]:
     draw = random.Random(seed)
 
     def saving() -> Moment:
-        return {"at": "write", "n": draw.randint(2, 3), "step": draw.randint(1, 45)}
+        return {"at": "write", "n": draw.randint(2, 5), "step": draw.randint(1, 45)}
 
     def rolling_back() -> Moment:
         return {"at": "rollback", "n": 1, "step": draw.choice([0, draw.randint(1, 45)])}
@@ -150,8 +150,8 @@ def moments(seed: int, storm: bool) -> list[Moment]:
     def other() -> Moment:
         compiled = draw.choice([("training", 0.8), ("evaluation", 0.1)])
         return draw.choice([
-            {"at": "iteration", "n": draw.randint(1, 5)},
-            {"at": "evaluation", "n": 1},
+            {"at": "iteration", "n": draw.randint(1, 10)},
+            {"at": "evaluation", "n": draw.randint(1, 2)},
             {"at": "compile", "what": compiled[0], "seconds": round(draw.uniform(0.0, compiled[1]), 3)},
             saving(),
         ])  # fmt: skip

@@ -23,13 +23,13 @@ ITERATION = 64
 PATIENCE = 3
 
 
-def config(recovery: dict[str, Any] | None = None, **sections: Any) -> Config:
+def config(recovery: dict[str, Any] | None = None, limit: float | None = None, **sections: Any) -> Config:
     """20 iterations; a storm is three of them, copies are taken every second one, and relaxing comes after four."""
     own = {"every": 2, "relax_after": 4, "remedies": ["fresh_resets", {"scale_learning_rate": 0.5}]}
     defaults: dict[str, Any] = {
         "guards": {"storm": {"patience": PATIENCE}}, "devices": 1, "total_steps": 20 * ITERATION,
         "eval": {"num_evals": 2, "num_envs": 4}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
-        "supervise": {"recovery": own | (recovery or {})},
+        "supervise": {"recovery": own | (recovery or {}), "max_wall_time": limit},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 
@@ -207,6 +207,29 @@ def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_
     } == {to}
     assert rest.host.attempts == whole.host.attempts
     same(rest.state, whole.state)
+
+
+def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
+    tmp_path: Path, recovered: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a queue does it with resume=auto. Every part has time for six iterations; two rollbacks are among them."""
+
+    class Clock:  # the runner's own: it looks once when it begins, once when all is compiled, twice per iteration
+        seconds, ticks = itertools.count(), itertools.count()
+        monotonic = staticmethod(lambda: float(next(Clock.seconds)))
+        perf_counter = staticmethod(lambda: 0.001 * next(Clock.ticks))
+
+    monkeypatch.setattr("rlstable.runner.time", Clock)
+    kept = {"every": 2, "asynchronous": False}
+    limited = config(limit=11.5, fault=storm(iterations=7), resume="auto", checkpoint=kept)
+    ends: list[tuple[str, int]] = []
+    while not ends or ends[-1][0] == "time_limit":
+        runner = Runner(limited, tmp_path)
+        ends.append((runner.run().ending.name, runner.host.iteration))
+    # The first two end in the storm, unsaved; the next ones go on from the checkpoint that the rollback left.
+    assert ends == [*(("time_limit", iteration) for iteration in (3, 5, 11, 17)), ("completed", 20)]
+    same(runner.state, recovered.state)
+    assert runner.host.attempts == recovered.host.attempts
 
 
 def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> None:
