@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from rlstable import faults, sharding
 from rlstable.config import Config, ConfigError
+from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
@@ -24,6 +25,7 @@ from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.precision import level
 
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
@@ -36,6 +38,7 @@ class Assembly:
         env: The environments that are trained in.
         ppo: What trains.
         evaluator: What judges the policy.
+        precision: The level that all of it computes in.
 
     Args:
         config: The whole configuration.
@@ -55,8 +58,9 @@ class Assembly:
         more = more_guards or {}
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
         self.single = single = load_env(config.env)
+        self.precision = level(config.precision)
         self.env = VectorEnv(
-            single,
+            DoublePhysics(single) if self.precision.x64 else single,
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
@@ -69,7 +73,9 @@ class Assembly:
         if faulty:
             self.ppo = faults.arm(self.ppo)
         self.evaluator: Evaluator = make_evaluator(config, self.ppo.networks, self._compiling)
-        self._resets: Resets = make_resets(self.env, min(config.env.reset_pool_size, config.ppo.num_envs))
+        self._resets: Resets = make_resets(
+            self.env, min(config.env.reset_pool_size, config.ppo.num_envs), self.precision
+        )
 
     def first_state(self, key: jax.Array, key_resets: jax.Array) -> TrainState:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
@@ -94,16 +100,23 @@ class Assembly:
     def shapes(self) -> TrainState:
         """Shapes, types and places of the first training state; nothing is reset, stepped or allocated for it."""
 
-        def first_states(count: int) -> Any:
-            return jax.eval_shape(lambda key: self.env.reset(jax.random.split(key, count)), jax.random.PRNGKey(0))
+        def shapes_of(function: Callable[..., Any], *args: Any) -> Any:
+            def narrow(*args: Any) -> Any:
+                with self.precision.narrow():
+                    return function(*args)
 
-        config, pool = self._config, None
+            with self.precision.compiled():
+                return jax.eval_shape(narrow, *args)
+
+        def first_states(count: int) -> Any:
+            return shapes_of(lambda key: self.env.reset(jax.random.split(key, count)), key)
+
+        config, key, pool = self._config, jax.random.PRNGKey(0), None
         if self.env.draws:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, first_states(config.env.reset_pool_size * self._mesh.size)))
-        state = jax.eval_shape(
-            functools.partial(init_state, self.ppo), jax.random.PRNGKey(0), first_states(config.ppo.num_envs), pool
-        )
+        first = functools.partial(init_state, self.ppo)
+        state = shapes_of(first, key, first_states(config.ppo.num_envs), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def compiled(self, state: TrainState) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
@@ -116,7 +129,29 @@ class Assembly:
             program = sharding.over_devices(
                 self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
             )
-            return program.lower(state).compile()
+            with self.precision.compiled():
+                compiled = program.lower(state).compile()
+
+        def iterate(state: TrainState) -> tuple[TrainState, Metrics]:
+            with self.precision.compiled():
+                return compiled(state)
+
+        return iterate
+
+    def adopted(self, state: TrainState) -> TrainState:
+        """A training state of another precision as one of this, placed; its pool of first states is this one's."""
+
+        def widened(x: jax.Array, like: Any) -> jax.Array:
+            return x if x.dtype == like.dtype else x.astype(like.dtype)
+
+        wanted = self.shapes().env_state
+        with jax.enable_x64(True):
+            env_state = jax.tree.map(widened, state.env_state, wanted)
+        scale, now = self.precision.loss_scale, state.tuning.loss_scale
+        # Without a loss scale it is 1, and a search for one begins at its beginning.
+        now = jnp.ones_like(now) if scale is None else jnp.where(now > 1.0, now, scale.initial).astype(now.dtype)
+        tuning = dataclasses.replace(state.tuning, loss_scale=now)
+        return sharding.place(dataclasses.replace(state, env_state=env_state, tuning=tuning), self._mesh, SPECS)
 
     def redrawn(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with every environment and the whole pool drawn anew."""

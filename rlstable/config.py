@@ -246,7 +246,7 @@ class LossScaleConfig(Section):
 class PrecisionConfig(Section):
     """What is computed in which precision. Parameters and optimizer state are float32 always."""
 
-    matmul: Literal["default", "high", "highest"] = "default"
+    matmul: Literal["default", "high", "highest", "x64"] = "default"
     network: Literal["float32", "bfloat16", "float16"] = "float32"
     loss_scale: LossScaleConfig = LossScaleConfig()
 

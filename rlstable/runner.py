@@ -15,7 +15,6 @@ from typing import Any
 import jax
 
 from rlstable import __version__, faults, sharding
-from rlstable.assembly import Assembly
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
 from rlstable.guards.base import MoreGuards, check_more
@@ -26,11 +25,13 @@ from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
 from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.state import SPECS, Metrics, TrainState
-from rlstable.supervise import advice, remedies
-from rlstable.supervise.last_good import SAVED_AS, LastGood
-from rlstable.supervise.recovery import Attempts, Plan, Recovery
+from rlstable.ppo.state import Metrics, TrainState
+from rlstable.supervise import advice
+from rlstable.supervise.ladder import Level, Rungs
+from rlstable.supervise.last_good import SAVED_AS, Saved
+from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.signals import Signals
+from rlstable.supervisor import Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
@@ -77,6 +78,7 @@ class HostState:
         elapsed: Seconds of training so far, over all processes.
         wandb_run_id: To go on with the same wandb run.
         attempts: What recovery has tried.
+        rungs: Where on the ladder of precision it stands.
     """
 
     iteration: int = 0
@@ -87,11 +89,13 @@ class HostState:
     elapsed: float = 0.0
     wandb_run_id: str | None = None
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
+    rungs: Rungs = dataclasses.field(default_factory=Rungs)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it."""
-        return cls(**saved | {"attempts": Attempts(**saved.get("attempts", {}))})
+        own = {"attempts": Attempts(**saved.get("attempts", {})), "rungs": Rungs(**saved.get("rungs", {}))}
+        return cls(**saved | own)
 
 
 class Runner:
@@ -139,7 +143,8 @@ class Runner:
         self._cause: Ending | None = None
         self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
-        self._assembly = Assembly(config, self._mesh, more, self._compiling)
+        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event)
+        self._supervisor.recall(self.host.attempts, self.host.rungs)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
@@ -151,13 +156,11 @@ class Runner:
             resumes, self._lock = open_run_dir(self.run_dir, config.resume)
             if self._lock.unsupported is not None:
                 self._event("lock_unsupported", error=self._lock.unsupported)
-            self.state: TrainState = self._assembly.first_state(key_init, key_resets)
+            self.state: TrainState = self._supervisor.assembly.first_state(key_init, key_resets)
             self.step = int(self.state.counters.env_steps)
-            self._last_good = LastGood()
             if resumes:
                 self._resume()
-            self._recovery = Recovery(config.supervise.recovery, self.host.attempts)
-            if self._last_good.empty:
+            else:
                 self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
@@ -168,7 +171,7 @@ class Runner:
     @property
     def ppo(self) -> PPO:
         """What trains."""
-        return self._assembly.ppo
+        return self._supervisor.assembly.ppo
 
     @property
     def logged_step(self) -> int:
@@ -211,20 +214,11 @@ class Runner:
             return faults.FailingCheckpoints(config.fault, *args)
         return Checkpoints(*args)
 
-    def _require_devices(self, host: Mapping[str, Any]) -> None:
-        trained_on = host["devices"]
-        if trained_on != self._mesh.size:
-            raise ConfigError(
-                f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
-                f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
-            )
-
     def _resume(self) -> None:
         fresh = self.state.tuning
-        template = self._last_good.template(self.state)
-        saved, host = self._checkpoints.restore(template, check=self._require_devices, later=_LATER)
+        tree, saved = self._checkpoints.restore(self._like, later=_LATER)
         # What schedules and searches moved goes on; what was typed anew counts from here.
-        old, new = host["config"], self.config.model_dump(mode="json")
+        old, new = saved["config"], self.config.model_dump(mode="json")
         changed: dict[str, Any] = {}
         if old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"]:
             changed["learning_rate"] = fresh.learning_rate
@@ -232,14 +226,26 @@ class Runner:
             changed["epochs"] = fresh.epochs
         if old["precision"] != new["precision"]:
             changed["loss_scale"] = fresh.loss_scale
-        kept = host.get(SAVED_AS) if self.config.supervise.recovery.enabled else None
-        self.state = self._last_good.load(saved, kept, **changed)
-        self.host = HostState.of(host["host"])
+        self.state = self._supervisor.read(tree, saved.get(SAVED_AS), self.host.iteration, **changed)
         self.step = int(self.state.counters.env_steps)
-        self._event("resumed", iteration=self.host.iteration, version=host["version"])
-        different = differences(host.get("versions", {"rlstable": host["version"]}), self._versions())
+        self._event("resumed", iteration=self.host.iteration, version=saved["version"])
+        different = differences(saved.get("versions", {"rlstable": saved["version"]}), self._versions())
         if different:
             self._event("versions_changed", **different)
+
+    def _like(self, saved: Mapping[str, Any]) -> Saved:
+        """What a saved training state has to look like: that of the level it was trained at."""
+        trained_on = saved["devices"]
+        if trained_on != self._mesh.size:
+            raise ConfigError(
+                f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
+                f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
+            )
+        self.host = HostState.of(saved["host"])
+        if any(saved["config"]["precision"][key] != getattr(self.config.precision, key) for key in Level._fields):
+            self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
+        self._supervisor.recall(self.host.attempts, self.host.rungs)
+        return self._supervisor.like()
 
     def _versions(self) -> dict[str, str]:
         return {**versions(), "device": sharding.device_kind(self._mesh)}
@@ -247,12 +253,13 @@ class Runner:
     def _loop(self) -> Ending:
         if self.step >= self.config.total_steps:
             return Ending.completed
-        iterate = self._assembly.compiled(self.state)
+        self._supervisor.program(self.state)
         stopped = self._told_to_stop()  # while the program compiled, or before that
         if stopped is not None:
             return stopped
         while True:
             before = self.step
+            iterate = self._supervisor.program(self.state)
             metrics = self._iterate(iterate)
             if self._telemetry.split_is_due(self.host.iteration):
                 self._telemetry.measure_split(iterate, self.state)
@@ -271,7 +278,7 @@ class Runner:
         self._unsaved = True
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
-        bad = any(metrics.trips[name].any() for name in self._assembly.env.guards)
+        bad = any(metrics.trips[name].any() for name in self._supervisor.assembly.env.guards)
         self.host.drawn |= bad or self.config.env.reset == "pool"
         self.host.elapsed += elapsed
         self._telemetry.add(metrics, elapsed)
@@ -293,13 +300,14 @@ class Runner:
             self._log(self._telemetry.flush(self.host.elapsed) | self._supervision() | row)
         if cause is not None:
             return self._try_again(cause)
-        self._relax(healthy and self.host.idle == 0)
-        self._redraw(before)  # before saving: what is saved is what the next iteration starts from
+        # Before saving: what is saved is what the next iteration starts from.
+        learns = healthy and self.host.idle == 0
+        self.state = self._supervisor.watch(self.state, metrics, learns, self._key_of_iteration(2))
+        self._redraw(before)
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
-        times = (config.supervise.recovery.every, config.checkpoint.every)
-        if healthy and self.host.idle == 0 and (row or any(self.host.iteration % every == 0 for every in times)):
+        if learns and (row or self._supervisor.keep_is_due(self.host.iteration)):
             self._keep()
         if healthy and due:
             self._save(row.get("eval/episode_reward"))
@@ -315,54 +323,21 @@ class Runner:
 
     def _keep(self) -> None:
         """Makes this state the one to go back to."""
-        if self.config.supervise.recovery.enabled:
-            self._last_good.keep(self.state, self.host.iteration, self.step)
+        self._supervisor.keep(self.state, self.host.iteration, self.step)
 
     def _try_again(self, cause: Ending) -> Ending | None:
-        """Goes back to the last good state with the next remedy; the ending where there have been too many attempts."""
+        """Goes back to the last good state; the ending where there have been too many attempts."""
         self._cause = cause
-        attempts = self.host.attempts
-        plan = self._recovery.plan(cause.name, self.host.iteration + attempts.lost_iterations)
-        if plan is None:
-            tried = bool(attempts.recent) and cause is not Ending.physics_unstable
-            return Ending.recovery_exhausted if tried else cause
-        undone = self.host.iteration - self._last_good.iteration
-        lost = self.step - self._last_good.step
-        attempts.lost_iterations += undone
-        attempts.lost_steps += lost
-        self._roll_back(plan, undone)
-        self._event(
-            "rolled_back",
-            cause=cause.name,
-            attempt=plan.number,
-            remedy=str(plan.remedy),
-            to_iteration=self.host.iteration,
-            lost_steps=lost,
-        )
+        found = self._supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
+        if isinstance(found, Ending):
+            return found
+        self.state, self.host.iteration, self.step = found
+        self.host.idle, self.host.drawn = 0, False
         self._keep()
         # Before anything else can happen: a crash must not forget the attempt.
         self._save(None)
         self._checkpoints.wait()
         return None
-
-    def _roll_back(self, plan: Plan, undone: int) -> None:
-        """The last good state under a remedy, with random numbers and clean environments of this attempt's own."""
-        state = self._last_good.restored(self.state, self._mesh)
-        self.host.iteration, self.step, self.host.idle = self._last_good.iteration, self._last_good.step, 0
-        key = jax.random.fold_in(jax.random.fold_in(self._key_redraw, self.host.iteration), 2**31 + plan.number)
-        state = self._assembly.redrawn(state, key)
-        self.host.drawn = False
-        if state.fault is not None:
-            state = faults.carried_on(state, undone)
-        state = dataclasses.replace(state, key=jax.random.fold_in(state.key, plan.number))
-        self.state = self._placed(remedies.apply(plan.remedy, state, self.ppo.optimizer))
-
-    def _relax(self, good: bool) -> None:
-        """Takes a remedy back after a long healthy stretch."""
-        remedy = self._recovery.healthy(good)
-        if remedy is not None:
-            self.state = self._placed(remedies.take_back(remedy, self.state))
-            self._event("remedy_taken_back", remedy=str(remedy), after=self.host.attempts.stretch)
 
     def _told_to_stop(self) -> Ending | None:
         """The ending by a signal or by the clock."""
@@ -388,7 +363,7 @@ class Runner:
 
     def _evaluate(self) -> Row:
         key = jax.random.fold_in(self._key_eval, self.host.iteration)
-        row = self._assembly.evaluator.run(self.state, key)
+        row = self._supervisor.assembly.evaluator.run(self.state, key)
         self._last_evaluation = row
         value = row["eval/episode_reward"]
         self.host.last_return = value
@@ -415,11 +390,11 @@ class Runner:
         if not self.config.checkpoint.enabled:
             return
         self.host.wandb_run_id = self._sinks.wandb_run_id
-        saved, kept = self._last_good.save(self.state, self.host.iteration)
+        saved, kept = self._supervisor.to_save(self.state, self.host.iteration)
         host = {
             "host": dataclasses.asdict(self.host),
             SAVED_AS: kept,
-            "policy": policy_spec(self.ppo.networks, self.config.precision.matmul),
+            "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
             "step": self.step,
@@ -433,18 +408,20 @@ class Runner:
     def _redraw(self, before: int) -> None:
         """Brax's `num_resets_per_eval` and the refill of the pool, both from clean resets."""
         ppo, env = self.config.ppo, self.config.env
-        key = jax.random.fold_in(self._key_redraw, self.host.iteration)
+        key = self._key_of_iteration(0)
         if ppo.num_resets_per_eval and self._crossed(
             before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
         ):
-            self.state = self._assembly.with_fresh_envs(self.state, key)
+            self.state = self._supervisor.assembly.with_fresh_envs(self.state, key)
         due = env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0
         if due and self.host.drawn:
             self.host.drawn = False
-            self.state = self._assembly.with_fresh_pool(self.state, jax.random.fold_in(key, 1))
+            self.state = self._supervisor.assembly.with_fresh_pool(self.state, self._key_of_iteration(1))
 
-    def _placed(self, state: TrainState) -> TrainState:
-        return sharding.place(state, self._mesh, SPECS)
+    def _key_of_iteration(self, purpose: int) -> jax.Array:
+        """A random key for what is drawn between two iterations."""
+        key = jax.random.fold_in(self._key_redraw, self.host.iteration)
+        return jax.random.fold_in(key, purpose) if purpose else key
 
     @contextlib.contextmanager
     def _compiling(self, name: str) -> Iterator[None]:

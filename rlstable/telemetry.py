@@ -98,7 +98,8 @@ class Telemetry:
         }
 
     def _time_collecting(self, iterate: Callable[[TrainState], Any], state: TrainState) -> float:
-        copy = jax.tree.map(jnp.copy, state)
+        with jax.enable_x64(True):  # or physics in float64 would be narrowed
+            copy = jax.tree.map(jnp.copy, state)
         no_epochs = jax.tree.map(jnp.zeros_like, copy.tuning.epochs)
         copy = _with_epochs(copy, no_epochs)
         jax.block_until_ready(copy)

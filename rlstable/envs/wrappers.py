@@ -194,7 +194,13 @@ def _restart(state: Any) -> Any:
 
 def _like(new: Any, old: Any) -> Any:
     """`new` with the types and shapes of `old`: environments return Python floats, weak types and other widths."""
-    return jax.tree.map(lambda n, o: jnp.broadcast_to(jnp.asarray(n, o.dtype), o.shape), new, old)
+
+    def one(n: Any, o: Any) -> jax.Array:
+        # Asked for by name, float64 would be narrowed here; what has it already keeps it.
+        n = n if getattr(n, "dtype", None) == o.dtype else jnp.asarray(n, o.dtype)
+        return jnp.broadcast_to(n, o.shape)
+
+    return jax.tree.map(one, new, old)
 
 
 def apply_if(predicate: jax.Array, function: Callable[[Any], Any], operand: Any) -> Any:
