@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,10 +91,7 @@ class Assembly:
                 f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
                 "from an end; set it to false"
             )
-        state = init_state(self.ppo, key, env_state, pool)
-        if config.fault.site is not None:
-            state = faults.armed_state(state, config.fault)
-        return sharding.place(state, self._mesh, SPECS)
+        return sharding.place(self._initial(key, env_state, pool), self._mesh, SPECS)
 
     def shapes(self) -> TrainState:
         """Shapes, types and places of the first training state; nothing is reset, stepped or allocated for it."""
@@ -115,8 +111,7 @@ class Assembly:
         if self.env.draws:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, first_states(config.env.reset_pool_size * self._mesh.size)))
-        first = functools.partial(init_state, self.ppo)
-        state = shapes_of(first, key, first_states(config.ppo.num_envs), pool)
+        state = shapes_of(self._initial, key, first_states(config.ppo.num_envs), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def compiled(self, state: TrainState) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
@@ -166,6 +161,12 @@ class Assembly:
     def with_fresh_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with other clean first states to draw from."""
         return self._with(state, reset_pool=self._pool(key))
+
+    def _initial(self, key: jax.Array, env_state: Any, pool: Any) -> TrainState:
+        """The training state before the first iteration, with its fault if it is to have one."""
+        state = init_state(self.ppo, key, env_state, pool)
+        fault = self._config.fault
+        return state if fault.site is None else faults.armed_state(state, fault)
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""

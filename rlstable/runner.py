@@ -228,6 +228,8 @@ class Runner:
             changed["loss_scale"] = fresh.loss_scale
         self.state = self._supervisor.read(tree, saved.get(SAVED_AS), self.host.iteration, **changed)
         self.step = int(self.state.counters.env_steps)
+        if old["precision"] != new["precision"]:
+            self.state = self._supervisor.adopt(self.state, self._key_of_iteration(2))
         self._event("resumed", iteration=self.host.iteration, version=saved["version"])
         different = differences(saved.get("versions", {"rlstable": saved["version"]}), self._versions())
         if different:
@@ -242,10 +244,11 @@ class Runner:
                 f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
             )
         self.host = HostState.of(saved["host"])
-        if any(saved["config"]["precision"][key] != getattr(self.config.precision, key) for key in Level._fields):
+        configured = [saved["config"]["precision"][key] for key in Level._fields]
+        if configured != [getattr(self.config.precision, key) for key in Level._fields]:
             self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
         self._supervisor.recall(self.host.attempts, self.host.rungs)
-        return self._supervisor.like()
+        return self._supervisor.like(Level(*saved.get("level", configured)))
 
     def _versions(self) -> dict[str, str]:
         return {**versions(), "device": sharding.device_kind(self._mesh)}
@@ -397,6 +400,7 @@ class Runner:
             "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
+            "level": self._supervisor.level,
             "step": self.step,
             "return": score,
             "version": __version__,

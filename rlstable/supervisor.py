@@ -75,9 +75,26 @@ class Supervisor:
         self._ladder = Ladder(config.supervise.ladder, start, rungs, self._distinct)
 
     @property
+    def level(self) -> Level:
+        """The precision that is computed in."""
+        return self._ladder.level
+
+    @property
     def assembly(self) -> Assembly:
         """What computes at the present level."""
-        level = self._ladder.level
+        return self._at(self._ladder.level)
+
+    def adopt(self, state: TrainState, key: jax.Array) -> TrainState:
+        """A training state of another level as one of this.
+
+        Args:
+            state: At any level.
+            key: Random key for its pool of first states.
+        """
+        assembly = self.assembly
+        return assembly.adopted(assembly.with_fresh_pool(state, key) if assembly.env.draws else state)
+
+    def _at(self, level: Level) -> Assembly:
         if level not in self._assemblies:
             precision = self._config.precision.model_copy(update={"matmul": level.matmul, "network": level.network})
             config = self._config.model_copy(update={"precision": precision})
@@ -105,9 +122,9 @@ class Supervisor:
         """What a checkpoint of a state has to hold, and what `read` has to be told of it."""
         return self._last_good.save(state, iteration)
 
-    def like(self) -> Saved:
-        """What a checkpoint holds at the present level, as shapes; not every one has its part `SAVED_AS`."""
-        return self._last_good.template(self.assembly.shapes())
+    def like(self, level: Level) -> Saved:
+        """What a checkpoint holds at some level, as shapes; not every one has its part `SAVED_AS`."""
+        return self._last_good.template(self._at(level).shapes())
 
     def read(self, saved: Saved, kept: Mapping[str, int] | None, iteration: int, **tuning: Any) -> TrainState:
         """The training state of a checkpoint; keeps what the run that saved it would have gone back to.
@@ -197,9 +214,7 @@ class Supervisor:
 
     def _moved(self, state: TrainState, before: Level, change: Change, key: jax.Array) -> TrainState:
         self._report("precision_changed", level=str(change.to), before=str(before), cause=change.cause)
-        if self.assembly.env.draws:
-            state = self.assembly.with_fresh_pool(state, key)
-        return self.assembly.adopted(state)
+        return self.adopt(state, key)
 
     def _signs(self, state: TrainState, metrics: Metrics) -> Signs:
         assembly, config = self.assembly, self._config
