@@ -263,6 +263,9 @@ class Runner:
         while True:
             before = self.step
             iterate = self._supervisor.program(self.state)
+            if self._crossed(before, self.config.eval.num_evals, before + self.config.env_steps_per_iteration):
+                # Now, between two iterations: a signal while it compiles saves the state as it is.
+                self._supervisor.assembly.evaluator.prepare(self.state, self._key_eval)
             metrics = self._iterate(iterate)
             if self._telemetry.split_is_due(self.host.iteration):
                 self._telemetry.measure_split(iterate, self.state)
@@ -278,7 +281,7 @@ class Runner:
             metrics = jax.device_get(metrics)
         self.step = int(metrics.counters.env_steps)
         elapsed = time.perf_counter() - started
-        self._unsaved = True
+        self._unsaved = bool(metrics.healthy)  # a bad state is never saved
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
         bad = any(metrics.trips[name].any() for name in self._supervisor.assembly.env.guards)
@@ -359,10 +362,10 @@ class Runner:
             return Ending.target_reached
         return Ending.stopped if self._stopped_by_callback else None
 
-    def _crossed(self, before: int, times: int) -> bool:
-        """Whether one of `times` equal parts of the run ended between the step before and now."""
-        total = self.config.total_steps
-        return min(self.step, total) * times // total > min(before, total) * times // total
+    def _crossed(self, before: int, times: int, after: int | None = None) -> bool:
+        """Whether one of `times` equal parts of the run ended between a step and a later one, by default now."""
+        total, after = self.config.total_steps, self.step if after is None else after
+        return min(after, total) * times // total > min(before, total) * times // total
 
     def _evaluate(self) -> Row:
         key = jax.random.fold_in(self._key_eval, self.host.iteration)

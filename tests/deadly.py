@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlstable import evaluation, runner, train
+from rlstable import evaluation, runner, supervisor, train
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 
@@ -73,13 +73,12 @@ def plant(moment: dict[str, Any]) -> None:
     elif at == "write":
         runner.Runner._save = counted(runner.Runner._save, moment["n"], True, lambda: die_at_file(moment["step"]))
     elif at == "rollback":
-        roll_back = runner.Runner._roll_back
         save = runner.Runner._save
 
         def next_save() -> None:
             runner.Runner._save = counted(save, 1, True, lambda: die_at_file(moment["step"]))
 
-        runner.Runner._roll_back = counted(roll_back, moment["n"], True, next_save)
+        supervisor.Supervisor._back = counted(supervisor.Supervisor._back, moment["n"], True, next_save)
     elif at == "compile":
         compiling = runner.Runner._compiling
 
