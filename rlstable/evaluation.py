@@ -28,12 +28,18 @@ class Evaluator:
     """Plays evaluation episodes with the current policy.
 
     Attributes:
-        program: The compiled program, (params, statistics, key) to `Episodes`.
+        program: What plays, (params, statistics, key) to `Episodes`.
+        compile: Compiles it for such arguments, once; `program` does it where nobody has.
         walltime: Seconds spent in it so far.
     """
 
     program: Callable[..., Episodes]
+    compile: Callable[..., Any]
     walltime: float = 0.0
+
+    def prepare(self, state: TrainState, key: jax.Array) -> None:
+        """Compiles what `run` will need."""
+        self.compile(*sharding.first_device((state.params, state.normalizer)), key)
 
     def run(self, state: TrainState, key: jax.Array) -> dict[str, float | None]:
         """Metrics under `eval/`; means are over episodes that were not aborted, None when none is left."""
@@ -109,11 +115,14 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
 
     compiled: dict[str, Any] = {}
 
+    def compile_for(*args: Any) -> None:
+        if "evaluation" not in compiled:
+            with precision.compiled(), compiling("evaluation"):
+                compiled["evaluation"] = jax.jit(episodes).lower(*args).compile()
+
     def program(*args: Any) -> Episodes:
+        compile_for(*args)
         with precision.compiled():
-            if "evaluation" not in compiled:
-                with compiling("evaluation"):
-                    compiled["evaluation"] = jax.jit(episodes).lower(*args).compile()
             return compiled["evaluation"](*args)
 
-    return Evaluator(program)
+    return Evaluator(program, compile_for)

@@ -29,6 +29,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.supervise import advice
 from rlstable.supervise.ladder import Level, Rungs
+from rlstable.supervise.last_good import SAVED_AS, Saved
 from rlstable.supervise.memory_plan import MemoryPlan, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.signals import Signals
@@ -38,8 +39,8 @@ from rlstable.versions import differences, versions
 
 Row = dict[str, float | int | None]
 Callback = Callable[[int, Row], Any]
-# Numbers of the training state that checkpoints without a format do not have.
-_LATER = ("tuning/clip_scale",)
+# What not every checkpoint has: a number that those without a format lack, and a last good state of its own.
+_LATER = ("tuning/clip_scale", SAVED_AS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +165,8 @@ class Runner:
             self.step = int(self.state.counters.env_steps)
             if resumes:
                 self._resume()
-            self._keep()
+            else:
+                self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
@@ -222,7 +224,7 @@ class Runner:
 
     def _resume(self) -> None:
         fresh = self.state.tuning
-        self.state, saved = self._checkpoints.restore(self._like, later=_LATER)
+        tree, saved = self._checkpoints.restore(self._like, later=_LATER)
         # What schedules and searches moved goes on; what was typed anew counts from here.
         old, new = saved["config"], self.config.model_dump(mode="json")
         changed: dict[str, Any] = {}
@@ -232,7 +234,7 @@ class Runner:
             changed["epochs"] = fresh.epochs
         if old["precision"] != new["precision"]:
             changed["loss_scale"] = fresh.loss_scale
-        self.state = dataclasses.replace(self.state, tuning=dataclasses.replace(self.state.tuning, **changed))
+        self.state = self._supervisor.read(tree, saved.get(SAVED_AS), self.host.iteration, **changed)
         self.step = int(self.state.counters.env_steps)
         if old["precision"] != new["precision"]:
             self.state = self._supervisor.adopt(self.state, self._key_of_iteration(2))
@@ -241,7 +243,7 @@ class Runner:
         if different:
             self._event("versions_changed", **different)
 
-    def _like(self, saved: Mapping[str, Any]) -> TrainState:
+    def _like(self, saved: Mapping[str, Any]) -> Saved:
         """What a saved training state has to look like: that of the level it was trained at."""
         trained_on = saved["devices"]
         if trained_on != self._mesh.size:
@@ -254,7 +256,7 @@ class Runner:
         if configured != [getattr(self.config.precision, key) for key in Level._fields]:
             self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
         self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
-        return self._supervisor.shapes_at(Level(*saved.get("level", configured)))
+        return self._supervisor.like(Level(*saved.get("level", configured)))
 
     def _versions(self) -> dict[str, str]:
         return {**versions(), "device": sharding.device_kind(self._mesh)}
@@ -269,6 +271,9 @@ class Runner:
         while True:
             before = self.step
             iterate = self._program()
+            if self._crossed(before, self.config.eval.num_evals, before + self.config.env_steps_per_iteration):
+                # Now, between two iterations: a signal while it compiles saves the state as it is.
+                self._supervisor.assembly.evaluator.prepare(self.state, self._key_eval)
             metrics = self._iterate(iterate)
             if metrics is None:
                 continue
@@ -299,7 +304,7 @@ class Runner:
             return None
         self.step = int(metrics.counters.env_steps)
         elapsed = time.perf_counter() - started
-        self._unsaved = bool(metrics.healthy)
+        self._unsaved = bool(metrics.healthy)  # a bad state is never saved
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
         bad = any(metrics.trips[name].any() for name in self._supervisor.assembly.env.guards)
@@ -330,10 +335,11 @@ class Runner:
         self._redraw(before)
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
+        # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
+        if learns and (row or self._supervisor.keep_is_due(self.host.iteration)):
+            self._keep()
         if healthy and due:
             self._save(row.get("eval/episode_reward"))
-        if learns and (due or self._supervisor.keep_is_due(self.host.iteration)):
-            self._keep()
         return ending
 
     def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
@@ -361,10 +367,10 @@ class Runner:
         self.state, self.host.iteration, self.step = to
         self.host.plan = self._supervisor.plan
         self.host.idle, self.host.drawn = 0, False
+        self._keep()
         # Before anything else can happen: a crash must not forget the attempt.
         self._save(None)
         self._checkpoints.wait()
-        self._keep()
 
     def _told_to_stop(self) -> Ending | None:
         """The ending by a signal or by the clock."""
@@ -383,10 +389,10 @@ class Runner:
             return Ending.target_reached
         return Ending.stopped if self._stopped_by_callback else None
 
-    def _crossed(self, before: int, times: int) -> bool:
-        """Whether one of `times` equal parts of the run ended between the step before and now."""
-        total = self.config.total_steps
-        return min(self.step, total) * times // total > min(before, total) * times // total
+    def _crossed(self, before: int, times: int, after: int | None = None) -> bool:
+        """Whether one of `times` equal parts of the run ended between a step and a later one, by default now."""
+        total, after = self.config.total_steps, self.step if after is None else after
+        return min(after, total) * times // total > min(before, total) * times // total
 
     def _evaluate(self) -> Row:
         key = jax.random.fold_in(self._key_eval, self.host.iteration)
@@ -417,8 +423,10 @@ class Runner:
         if not self.config.checkpoint.enabled:
             return
         self.host.wandb_run_id = self._sinks.wandb_run_id
+        saved, kept = self._supervisor.to_save(self.state, self.host.iteration)
         host = {
             "host": dataclasses.asdict(self.host),
+            SAVED_AS: kept,
             "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
@@ -428,7 +436,7 @@ class Runner:
             "version": __version__,
             "versions": self._versions(),
         }
-        self._checkpoints.save(self.host.iteration, self.state, policy_arrays(self.state), host, score=score)
+        self._checkpoints.save(self.host.iteration, saved, policy_arrays(self.state), host, score=score)
         self._unsaved = False
 
     def _redraw(self, before: int) -> None:

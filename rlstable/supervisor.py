@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from rlstable.guards.base import MoreGuards
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import arithmetic, remedies
 from rlstable.supervise.ladder import Change, Ladder, Level, Rungs, Signs
-from rlstable.supervise.last_good import LastGood
+from rlstable.supervise.last_good import LastGood, Saved
 from rlstable.supervise.memory_plan import Memory, MemoryPlan, exhausted
 from rlstable.supervise.recovery import Attempts, Plan, Recovery
 from rlstable.supervise_config import X64, Remedy
@@ -85,10 +85,6 @@ class Supervisor:
     def assembly(self) -> Assembly:
         """What computes at the present level."""
         return self._at(self._ladder.level)
-
-    def shapes_at(self, level: Level) -> TrainState:
-        """What a training state looks like at some level."""
-        return self._at(level).shapes()
 
     def adopt(self, state: TrainState, key: jax.Array) -> TrainState:
         """A training state of another level as one of this.
@@ -165,8 +161,32 @@ class Supervisor:
             self._last_good.keep(state, iteration, step)
 
     def keep_is_due(self, iteration: int) -> bool:
-        """Whether a good state is to be kept after this iteration though it is not saved."""
-        return iteration % self._config.supervise.recovery.every == 0
+        """Whether a good state is to be kept after this iteration: where one is to be saved too, and in between."""
+        config = self._config
+        return any(iteration % every == 0 for every in (config.supervise.recovery.every, config.checkpoint.every))
+
+    def to_save(self, state: TrainState, iteration: int) -> tuple[TrainState, dict[str, int] | None]:
+        """What a checkpoint of a state has to hold, and what `read` has to be told of it."""
+        return self._last_good.save(state, iteration)
+
+    def like(self, level: Level) -> Saved:
+        """What a checkpoint holds at some level, as shapes; not every one has its part `SAVED_AS`."""
+        return self._last_good.template(self._at(level).shapes())
+
+    def read(self, saved: Saved, kept: Mapping[str, int] | None, iteration: int, **tuning: Any) -> TrainState:
+        """The training state of a checkpoint; keeps what the run that saved it would have gone back to.
+
+        Args:
+            saved: What the checkpoint holds.
+            kept: What `to_save` said of it.
+            iteration: That of the checkpoint.
+            **tuning: Numbers of `Tuning` that are others from now on.
+        """
+        enabled = self._config.supervise.recovery.enabled
+        state = self._last_good.load(saved, kept if enabled else None, **tuning)
+        if self._last_good.empty:
+            self.keep(state, iteration, int(state.counters.env_steps))
+        return state
 
     def watch(self, state: TrainState, metrics: Metrics, good: bool, key: jax.Array) -> TrainState:
         """Takes in an iteration that goes on: relaxes remedies and moves on the ladder where that is due.

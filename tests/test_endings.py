@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
     }  # fmt: skip
     assert all(ending.meaning for ending in Ending)
     assert [ending.name for ending in Ending if ending.succeeded] == ["completed", "target_reached", "stopped"]
+
+
+def test_the_page_has_every_ending_with_its_code() -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "endings.md"
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", page.read_text(), flags=re.MULTILINE)
+    assert len(rows) == len(Ending)
+    assert {name: int(code) for name, code in rows} == {ending.name: ending.exit_code for ending in Ending}
+    assert [int(code) for _, code in rows] == sorted(int(code) for _, code in rows)
 
 
 def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,13 @@ ITERATION = 64
 PATIENCE = 3
 
 
-def config(recovery: dict[str, Any] | None = None, **sections: Any) -> Config:
+def config(recovery: dict[str, Any] | None = None, limit: float | None = None, **sections: Any) -> Config:
     """20 iterations; a storm is three of them, copies are taken every second one, and relaxing comes after four."""
     own = {"every": 2, "relax_after": 4, "remedies": ["fresh_resets", {"scale_learning_rate": 0.5}]}
     defaults: dict[str, Any] = {
         "guards": {"storm": {"patience": PATIENCE}}, "devices": 1, "total_steps": 20 * ITERATION,
         "eval": {"num_evals": 2, "num_envs": 4}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
-        "supervise": {"recovery": own | (recovery or {})},
+        "supervise": {"recovery": own | (recovery or {}), "max_wall_time": limit},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 
@@ -171,6 +171,89 @@ def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, reco
     assert rest.host.attempts == whole.host.attempts
     steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [ITERATION * n for n in range(1, 27)]  # the third iteration was saved, and is what it goes back to
+
+
+# What goes wrong after five iterations, under which guards, and the iteration that is gone back to.
+STOPPED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "between two copies": ({"storm": {"patience": PATIENCE}}, storm(start=6, iterations=4), 4),
+    "nothing accepted": (
+        GUARDS_OFF | {"update": {"enabled": True, "patience": PATIENCE}},
+        {"site": "gradient", "probability": 1.0, "start": 5, "iterations": 4}, 5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_path: Path, case: str) -> None:
+    """The latest checkpoint is not the last good state: nobody copied that one, or it is not good enough."""
+    guards, fault, to = STOPPED[case]
+    every = 4 if to == 4 else 1
+    sections = {"guards": guards, "fault": fault, "eval": {"num_evals": 0}, "total_steps": 14 * ITERATION}
+
+    def runner(folder: str, *more: Any, **resume: Any) -> Runner:
+        return Runner(config({"every": every, "relax_after": 100}, **sections, **resume), tmp_path / folder, *more)
+
+    whole = runner("whole")
+    whole.run()
+    part = runner("part", lambda step, _: step == 6 * ITERATION)
+    assert part.run().ending is Ending.stopped
+    # Once more, so that what is kept comes from a checkpoint and goes into one.
+    again = runner("part", lambda step, _: step == 7 * ITERATION, resume="auto")
+    assert (again.step, again.run().ending) == (6 * ITERATION, Ending.stopped)
+    rest = runner("part", resume="auto")
+    rest.run()
+    assert {
+        event["to_iteration"] for name in ("whole", "part") for event in events(tmp_path / name, "rolled_back")
+    } == {to}
+    assert rest.host.attempts == whole.host.attempts
+    same(rest.state, whole.state)
+
+
+def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
+    tmp_path: Path, recovered: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a queue does it with resume=auto. Every part has time for six iterations; two rollbacks are among them."""
+
+    class Clock:  # the runner's own: it looks once when it begins, once when all is compiled, twice per iteration
+        seconds, ticks = itertools.count(), itertools.count()
+        monotonic = staticmethod(lambda: float(next(Clock.seconds)))
+        perf_counter = staticmethod(lambda: 0.001 * next(Clock.ticks))
+
+    monkeypatch.setattr("rlstable.runner.time", Clock)
+    kept = {"every": 2, "asynchronous": False}
+    limited = config(limit=11.5, fault=storm(iterations=7), resume="auto", checkpoint=kept)
+    ends: list[tuple[str, int]] = []
+    while not ends or ends[-1][0] == "time_limit":
+        runner = Runner(limited, tmp_path)
+        ends.append((runner.run().ending.name, runner.host.iteration))
+    # The first two end in the storm, unsaved; the next ones go on from the checkpoint that the rollback left.
+    assert ends == [*(("time_limit", iteration) for iteration in (3, 5, 11, 17)), ("completed", 20)]
+    same(runner.state, recovered.state)
+    assert runner.host.attempts == recovered.host.attempts
+
+
+def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> None:
+    """A checkpoint that is saved late is not what the run would have gone back to otherwise."""
+    sections = {"guards": GUARDS_OFF | {"update": {"enabled": True, "patience": PATIENCE}}, "eval": {"num_evals": 0}}
+    recovery = {"every": 100}
+    fault = {"site": "gradient", "probability": 1.0, "start": 5, "iterations": 4}
+    saves = {"every": 4, "asynchronous": False}
+    runner = Runner(config(recovery, fault=fault, checkpoint=saves, **sections), tmp_path)
+    save, failed = runner._checkpoints.save, []
+
+    def full(iteration: int, *args: Any, **kwargs: Any) -> bool:
+        if iteration == 4 and not failed:
+            failed.append(iteration)
+            runner._checkpoints._fail(iteration, OSError("No space left on device"))
+            return False
+        return save(iteration, *args, **kwargs)
+
+    runner._checkpoints.save = full  # type: ignore[method-assign]
+    runner.run()
+    assert failed == [4]
+    assert [event["iteration"] for event in events(tmp_path, "checkpoint_saved_again")] == [5]
+    (back,) = events(tmp_path, "rolled_back")
+    assert back["to_iteration"] == 4
 
 
 def test_a_crash_in_the_middle_of_an_attempt_neither_forgets_nor_repeats_it(tmp_path: Path) -> None:

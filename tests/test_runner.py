@@ -263,6 +263,40 @@ def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, 
     assert Runner(quick(resume="auto"), tmp_path).step == ITERATION
 
 
+def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluation is compiled before the iteration that it follows: after it, counts and redraws would be missing."""
+    iterated: list[int] = []
+    seen: list[tuple[str, int, int]] = []
+    compiling, after_iteration = Runner._compiling, Runner._after_iteration
+
+    def look(self: Runner, name: str) -> Any:
+        if name in ("training", "evaluation"):
+            seen.append((name, self.host.iteration, len(iterated)))
+        return compiling(self, name)
+
+    def after(self: Runner, before: int, metrics: Any) -> Any:
+        ending = after_iteration(self, before, metrics)
+        iterated.append(self.host.iteration)  # only now it is whole
+        return ending
+
+    monkeypatch.setattr(Runner, "_compiling", look)
+    monkeypatch.setattr(Runner, "_after_iteration", after)
+    Runner(quick(), tmp_path).run()
+    assert seen == [("training", 0, 0), ("evaluation", 1, 1)]
+
+
+def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) -> None:
+    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
+    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 2}}
+    unsaved: list[bool] = []
+    config = quick(guards=guards, env=faulty, eval={"num_evals": 0})
+    runner = Runner(config, tmp_path, lambda *_: unsaved.append(runner._unsaved))
+    runner.run()
+    assert unsaved == [False, False]
+
+
 def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
     """As a queue wants it: after a whole iteration, saved, and with a code that says: go on later."""
     started = time.monotonic()

@@ -24,6 +24,7 @@ from rlstable.io.store import (
     first_readable,
     items_of,
     keep_damaged,
+    make_room_to_retire,
     one_line,
     open_manager,
     ranked,
@@ -109,12 +110,12 @@ class Checkpoints:
             if superseded:
                 set_aside(self.directory, superseded, iteration)
                 manager.reload()
+            make_room_to_retire(self.directory)
             self._scores[iteration] = score
             self._pending = iteration
             manager.save(iteration, args=items, force=True)
             if superseded or not self._config.asynchronous:
                 manager.wait_until_finished()
-                settle(self.directory)
                 self._committed()
         except Exception as error:
             self._fail(iteration, error)
@@ -135,7 +136,8 @@ class Checkpoints:
         """Every iteration on disk, ascending; waits for a save under way."""
         self.wait()
         if self._manager is None:
-            settle(self.directory)
+            with contextlib.suppress(OSError):  # a disk that cannot be written can be read
+                settle(self.directory)
         return steps_in(self.directory)
 
     def restore(
@@ -155,7 +157,7 @@ class Checkpoints:
                 with a sharding. NumPy arrays come back as NumPy arrays. Or a function of the host data that gives
                 it, and may raise `ConfigError`.
             iteration: Which one; the latest that can be read if None.
-            later: Paths of arrays that older checkpoints do not have; those are the template's then.
+            later: Paths of arrays, or of trees of them, that not every checkpoint has; those are the template's then.
 
         Returns:
             The state and the host data.
@@ -170,7 +172,7 @@ class Checkpoints:
             like = template(host) if callable(template) else template
             wanted = [describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
             saved = {leaf.path for leaf in manifest.state}
-            asked = [leaf for leaf in wanted if leaf.path in saved or leaf.path not in later]
+            asked = [leaf for leaf in wanted if leaf.path in saved or not _within(leaf.path, later)]
             require_fit(manifest.state, asked, self.directory / str(step))
             return step, host, read_arrays(manager, step, "state", manifest.state), like, manifest.format
 
@@ -235,7 +237,9 @@ class Checkpoints:
         return self._manager
 
     def _committed(self) -> None:
-        """The save under way is on disk."""
+        """The save under way is on disk, and what it makes superfluous is not needed any longer."""
+        with contextlib.suppress(OSError):  # tried again at the next save
+            settle(self.directory)
         iteration, self._pending = self._pending, None
         failures = self._retry.saved()
         if failures:
@@ -268,6 +272,10 @@ class Checkpoints:
     def _event(self, kind: str, **fields: Any) -> None:
         if self._on_event is not None:
             self._on_event(kind, fields)
+
+
+def _within(path: str, trees: Collection[str]) -> bool:
+    return any(path == tree or path.startswith(f"{tree}/") for tree in trees)
 
 
 def require_step(folder: Path, steps: list[int], iteration: int) -> None:

@@ -29,6 +29,8 @@ class Logbook:
         self._sinks: Sinks | None = None
         self._wandb: Wandb | None = None
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
+        self._step = 0
+        self._closed = False
 
     @property
     def wandb_run_id(self) -> str | None:
@@ -44,6 +46,7 @@ class Logbook:
         """
         sinks: list[Sink] = [self._console, *self._more]
         chosen = self._config.sinks
+        self._step = resume_step or 0
         if chosen.tensorboard:
             sinks.append(TensorBoard(self._run_dir, resume_step))
         if chosen.wandb.mode != "disabled":
@@ -58,6 +61,7 @@ class Logbook:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Writes one row everywhere."""
+        self._step = step
         if self._sinks is not None:
             self._sinks.log(step, metrics)
 
@@ -70,10 +74,15 @@ class Logbook:
 
     def close(self) -> None:
         """Closes what was opened."""
+        self._closed = True
         if self._sinks is not None:
             self._sinks.close()
         else:
             self._console.close()
 
     def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._console.event(0, kind, fields)
+        """What a sink says of itself, when it is opened, at work or closed, after which only the console is left."""
+        if self._closed:
+            self._console.event(self._step, kind, fields)
+        else:
+            self.event(self._step, kind, fields)

@@ -15,6 +15,8 @@ from rlstable.config import ConfigError
 from rlstable.io.lock import RunLock
 
 _RESULT = "result.json"
+# Between the numbers of a checkpoint and of that which is about to take its place.
+ASIDE = ".superseded-by-"
 _LEAST_ROOM = 64 * 1024  # bytes that must be free, for config.yaml and the first lines
 
 
@@ -59,7 +61,9 @@ def open_run_dir(run_dir: Path, resume: str | None) -> tuple[bool, RunLock]:
 
 
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None) -> bool:
-    has_checkpoint = bool(steps_in(run_dir / "checkpoints"))
+    checkpoints = run_dir / "checkpoints"
+    # The only one may have been set aside when the process was killed; it is brought back before it is read.
+    has_checkpoint = bool(steps_in(checkpoints)) or any(checkpoints.glob(f"*{ASIDE}*"))
     if resume is None and (run_dir / "metrics.jsonl").exists():
         raise ConfigError(
             f"hydra.run.dir: {run_dir} holds a run already; go on with it by resume=auto, or choose another folder"

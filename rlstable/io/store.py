@@ -17,9 +17,10 @@ from rlstable.config import CheckpointConfig, ConfigError
 from rlstable.io import manifest as manifests
 from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
 from rlstable.io.manifest import Damaged, Manifest
+from rlstable.io.rundir import ASIDE
 
-_ASIDE = ".superseded-by-"
 _DAMAGED = ".damaged"
+_RETIRED = ".retired"
 
 
 def open_manager(
@@ -47,6 +48,8 @@ def open_manager(
         # A reader must leave alone what a running trainer is about to commit.
         cleanup_tmp_directories=config is not None,
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies) if policies else None,
+        # Renamed at once and deleted afterwards, so that a crash leaves no half of a checkpoint under its number.
+        todelete_subdir=None if config is None else _RETIRED,
         enable_async_checkpointing=config is not None and config.asynchronous,
     )
 
@@ -230,15 +233,24 @@ def keep_damaged(directory: Path, step: int) -> None:
 def set_aside(directory: Path, steps: Sequence[int], by: int) -> None:
     """Renames steps that a new one supersedes, so that a crash before it is complete loses neither."""
     for step in steps:
-        (directory / str(step)).rename(directory / f"{step}{_ASIDE}{by}")
+        (directory / str(step)).rename(directory / f"{step}{ASIDE}{by}")
+
+
+def make_room_to_retire(directory: Path) -> None:
+    """Makes the folder for what a save retires, which may be impossible once that save has filled the disk."""
+    (directory / _RETIRED).mkdir(exist_ok=True)
 
 
 def settle(directory: Path) -> None:
-    """Deletes what a complete checkpoint superseded and brings back what an incomplete one was to."""
-    for aside in directory.glob(f"*{_ASIDE}*"):
-        step, by = aside.name.split(_ASIDE)
+    """Deletes what was retired or superseded by a complete checkpoint, brings back what an incomplete one was to.
+
+    What cannot be deleted is in nobody's way, and is tried again the next time.
+    """
+    shutil.rmtree(directory / _RETIRED, ignore_errors=True)
+    for aside in directory.glob(f"*{ASIDE}*"):
+        step, by = aside.name.split(ASIDE)
         if (directory / by).is_dir():
-            shutil.rmtree(aside)
+            shutil.rmtree(aside, ignore_errors=True)
         else:
             aside.rename(directory / step)
 

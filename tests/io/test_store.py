@@ -12,6 +12,7 @@ import pytest
 
 from rlstable.config import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.rundir import open_run_dir, steps_in
 from rlstable.io.saved_policy import restore_policy
 
 POLICY = {"w": np.ones(2, np.float32)}
@@ -145,3 +146,34 @@ def test_state_that_cannot_be_saved_is_an_event(tmp_path):
         "ValueError: two arrays have the path 'a/b'",
         "TypeError: host data must be JSON, got object",
     ]
+
+
+def test_a_crash_while_deleting_leaves_no_half_of_a_checkpoint(tmp_path, monkeypatch):
+    """What is retired loses its number first, so that nobody takes what is left of it for a damaged checkpoint."""
+    retired = tmp_path / "checkpoints/.retired"
+    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=0, asynchronous=False)) as checkpoints:
+        save_scores(checkpoints, {1: None})
+        with monkeypatch.context() as crashed:
+            crashed.setattr(
+                "rlstable.io.store.shutil.rmtree", lambda path, **_: next(path.rglob("manifest/*")).unlink()
+            )
+            save_scores(checkpoints, {2: None})
+        assert [path.name for path in retired.iterdir()] == ["1"]
+        assert steps_in(tmp_path / "checkpoints") == [2]
+    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=0, asynchronous=False)) as checkpoints:
+        assert checkpoints.all() == [2]
+        save_scores(checkpoints, {3: None})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+
+
+def test_a_run_whose_only_checkpoint_was_being_superseded_is_gone_on_with(tmp_path):
+    """Killed in a rollback to it: neither begun afresh, which would delete it, nor refused."""
+    with Checkpoints(tmp_path, SYNC) as checkpoints:
+        save_scores(checkpoints, {2: None})
+    (tmp_path / "checkpoints/2").rename(tmp_path / "checkpoints/2.superseded-by-2")
+    for resume in ("auto", str(tmp_path)):
+        resumes, lock = open_run_dir(tmp_path, resume)
+        lock.release()
+        assert resumes is True
+    with Checkpoints(tmp_path, SYNC) as checkpoints:
+        assert checkpoints.restore({"x": np.zeros(2, int)})[1] == {"i": 2}

@@ -1,0 +1,99 @@
+"""`python -m rlstable.train` that is killed at a set moment: `python tests/deadly.py <moment as JSON> <arguments...>`.
+
+The process sends SIGKILL to itself, so that it comes neither sooner nor later. Moments are counted in this process:
+
+- `{"at": "iteration", "n": 3}`: after the third iteration;
+- `{"at": "evaluation", "n": 1}`: when the first evaluation has played its episodes;
+- `{"at": "compile", "what": "training", "seconds": 0.1}`: that long into a compilation;
+- `{"at": "write", "n": 2, "step": 5}`: at the fifth thing that Python does to files of checkpoints in the second save;
+- `{"at": "rollback", "n": 1, "step": 5}`: likewise in the save that ends the first rollback, with 0 before it begins;
+- `{"at": "end"}`: never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rlstable import evaluation, runner, supervisor, train
+
+_TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def counted(call: Callable[..., Any], n: int, before: bool, then: Callable[[], None]) -> Callable[..., Any]:
+    """The function, with something done before or after its n-th call."""
+    calls = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if before and calls == n:
+            then()
+        result = call(*args, **kwargs)
+        if not before and calls == n:
+            then()
+        return result
+
+    return wrapped
+
+
+def die_at_file(step: int) -> None:
+    """Counts from now on what is done to files under `checkpoints`, and dies before that is done so often."""
+    if step == 0:
+        die()
+    left = step
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in _TOUCHES and "/checkpoints" in str(args[0]):
+            left -= 1
+            if left == 0:
+                die()
+
+    sys.addaudithook(hook)
+
+
+def plant(moment: dict[str, Any]) -> None:
+    at = moment["at"]
+    if at == "iteration":
+        runner.Runner._iterate = counted(runner.Runner._iterate, moment["n"], False, die)
+    elif at == "evaluation":
+        evaluation.summarize = counted(evaluation.summarize, moment["n"], True, die)
+    elif at == "write":
+        runner.Runner._save = counted(runner.Runner._save, moment["n"], True, lambda: die_at_file(moment["step"]))
+    elif at == "rollback":
+        save = runner.Runner._save
+
+        def next_save() -> None:
+            runner.Runner._save = counted(save, 1, True, lambda: die_at_file(moment["step"]))
+
+        supervisor.Supervisor._back = counted(supervisor.Supervisor._back, moment["n"], True, next_save)
+    elif at == "compile":
+        compiling = runner.Runner._compiling
+
+        @contextlib.contextmanager
+        def timed(self: Any, name: str) -> Iterator[None]:
+            if name == moment["what"]:
+                threading.Timer(moment["seconds"], die).start()
+            with compiling(self, name):
+                yield
+
+        runner.Runner._compiling = timed
+    elif at != "end":
+        raise ValueError(f"no such moment: {at}")
+
+
+if __name__ == "__main__":
+    plant(json.loads(sys.argv.pop(1)))
+    train.main()

@@ -1,0 +1,229 @@
+"""What goes wrong around a run and is not its fault: disks, services, clocks. Nothing that was saved is lost."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result, steps_in
+from rlstable.io.sinks import Wandb
+from rlstable.policy import load_policy
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ITERATION = 64
+FULL, ROOM = 4, 10  # iterations at which the disk is filled and emptied again
+
+
+def quick(**sections: Any) -> Config:
+    """14 iterations, each of them saved, and said on the console."""
+    defaults: dict[str, Any] = {
+        "guards": {}, "devices": 1, "total_steps": 14 * ITERATION, "eval": {"num_evals": 0},
+        "sinks": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def kinds(folder: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines() if line]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """The run with which nothing interferes."""
+    runner = Runner(quick(), tmp_path_factory.mktemp("healthy"))
+    runner.run()
+    return runner
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, of four megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"mounting a small disk is not permitted here: {getattr(error, 'stderr', error)}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            # What has begun a page may write to its end: lines of another run's length.
+            for path in folder.glob("*.jsonl"):
+                with path.open("ab") as lines:
+                    lines.write(b"\n" * (-path.stat().st_size % 4096))
+
+
+def run_on_a_full_disk(disk: Path, room: int | None) -> Runner:
+    def watch(step: int, _: Any) -> None:
+        if step == FULL * ITERATION:
+            fill(disk)
+        if room is not None and step == room * ITERATION:
+            (disk / "filler").unlink()
+
+    runner = Runner(quick(), disk, watch)
+    assert runner.run().ending is Ending.completed
+    return runner
+
+
+def test_a_run_whose_disk_is_full_to_the_end_trains_on_and_keeps_what_was_saved(
+    disk: Path, healthy: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = run_on_a_full_disk(disk, None)
+    same(runner.state, healthy.state)
+    printed = capsys.readouterr().out
+    assert "checkpoint_failed: iteration 4, error " in printed
+    assert "No space left on device" in printed
+    assert "sink_failed: sink JsonLines, error OSError" in printed
+    assert "result.json could not be written: [Errno 28] No space left on device" in printed
+    assert "stop reason    completed" in printed
+    assert steps_in(disk / "checkpoints") == [2, 3]  # the fourth met the full disk
+    assert load_policy(disk, "latest").host["host"]["iteration"] == 3
+    (disk / "filler").unlink()
+    again = Runner(quick(resume="auto"), disk)
+    assert again.step == 3 * ITERATION
+    again.run()
+    same(again.state, healthy.state)
+    rows = [json.loads(line)["step"] for line in (disk / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [ITERATION * n for n in range(1, 15)]
+
+
+def test_a_run_whose_disk_has_room_again_saves_again(
+    disk: Path, healthy: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = run_on_a_full_disk(disk, ROOM)
+    same(runner.state, healthy.state)
+    assert steps_in(disk / "checkpoints") == [13, 14]
+    told = kinds(disk)
+    assert "sink_recovered" in told and "checkpoint_saved_again" in told and told[-1] == "stopped"
+    left = read_result(disk)
+    assert left is not None and left["stop_reason"] == "completed"
+    assert capsys.readouterr().out.count("sink_failed") == 1
+    rows = [json.loads(line)["step"] // ITERATION for line in (disk / "metrics.jsonl").read_text().splitlines() if line]
+    assert rows[:FULL] == [1, 2, 3, 4] and rows[-4:] == [11, 12, 13, 14]
+
+
+def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
+    tmp_path: Path, healthy: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights & Biases behind a port that nobody listens to; by default it is waited for 60 s."""
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setattr("rlstable.io.logbook.Wandb", functools.partial(Wandb, timeout=2.0))
+    began = time.monotonic()
+    runner = Runner(quick(sinks={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
+    assert runner.run().ending is Ending.completed
+    assert time.monotonic() - began < 60
+    same(runner.state, healthy.state)
+    [failed] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines() if "wandb" in line]
+    assert (failed["kind"], failed["step"], failed["at"]) == ("wandb_failed", 0, "start")
+    assert "127.0.0.1:9" in failed["error"] and "connection refused" in failed["error"]
+    assert capsys.readouterr().out.count("wandb_failed: at start, error ") == 1
+
+
+class ReadOnly:
+    """A folder in which nothing can be written from now on: an open file neither."""
+
+    on: Path | None = None
+
+    @classmethod
+    def hook(cls, event: str, args: tuple[Any, ...]) -> None:
+        changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir") or (
+            event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
+        )
+        if cls.on is not None and changes and str(args[0]).startswith(str(cls.on)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(args[0]))
+
+
+@pytest.fixture
+def read_only() -> Iterator[type[ReadOnly]]:
+    sys.addaudithook(ReadOnly.hook)  # it cannot be removed, only made idle
+    yield ReadOnly
+    ReadOnly.on = None
+
+
+def test_a_folder_that_becomes_read_only_loses_nothing(
+    tmp_path: Path, healthy: Runner, capsys: pytest.CaptureFixture[str], read_only: type[ReadOnly]
+) -> None:
+    """As a kernel makes a file system whose disk fails."""
+
+    class Deaf:
+        def write(self, _: bytes) -> int:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        def close(self) -> None:
+            pass
+
+    def watch(step: int, _: Any) -> None:
+        if step == FULL * ITERATION:
+            read_only.on = tmp_path
+            lines = runner._sinks._sinks._sinks[0]
+            lines._metrics._file = lines._events._file = Deaf()
+
+    runner = Runner(quick(), tmp_path, watch)
+    assert runner.run().ending is Ending.completed
+    same(runner.state, healthy.state)
+    printed = capsys.readouterr().out
+    assert "checkpoint_failed: iteration 4, error OSError: [Errno 30] Read-only file system" in printed
+    assert "result.json could not be written: [Errno 30] Read-only file system" in printed
+    assert steps_in(tmp_path / "checkpoints") == [2, 3]
+    assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 3
+    read_only.on = None
+    again = Runner(quick(resume="auto"), tmp_path)
+    assert again.step == 3 * ITERATION
+    again.close()
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0], ids=["back", "forth"])
+def test_a_clock_that_is_set_changes_nothing_but_the_time_that_is_written(
+    tmp_path: Path, healthy: Runner, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    def watch(step: int, _: Any) -> None:
+        if step == FULL * ITERATION:
+            clock, clock_ns = time.time, time.time_ns
+            monkeypatch.setattr(time, "time", lambda: clock() + jump)
+            monkeypatch.setattr(time, "time_ns", lambda: clock_ns() + int(jump * 1e9))
+
+    config = quick(supervise={"recovery": {"enabled": False}, "max_wall_time": 3600})
+    runner = Runner(config, tmp_path, watch)
+    began = time.monotonic()
+    assert runner.run().ending is Ending.completed
+    same(runner.state, healthy.state)
+    assert 0 < runner.host.elapsed < time.monotonic() - began
+    assert steps_in(tmp_path / "checkpoints") == [13, 14]
+    assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 14
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 15)]
+    assert rows[FULL]["time"] - rows[FULL - 1]["time"] == pytest.approx(jump, abs=600)
+    assert all(0 < row["training/sps"] < 1e9 for row in rows)
+    assert 0 <= rows[-1]["training/walltime"] - rows[0]["training/walltime"] < 600
