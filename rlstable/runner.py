@@ -256,7 +256,9 @@ class Runner:
         if configured != [getattr(self.config.precision, key) for key in Level._fields]:
             self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
         self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
-        return self._supervisor.like(Level(*saved.get("level", configured)))
+        like = self._supervisor.like(Level(*saved.get("level", configured)))
+        # Numbers, not shapes: what older checkpoints do not have of these is as it is at the beginning.
+        return dataclasses.replace(like, tuning=self.state.tuning)
 
     def _versions(self) -> dict[str, str]:
         return {**versions(), "device": sharding.device_kind(self._mesh)}
@@ -265,7 +267,7 @@ class Runner:
         if self.step >= self.config.total_steps:
             return Ending.completed
         self._program()
-        stopped = self._told_to_stop()  # while the program compiled, or before that
+        stopped = self._ending_by_signal()  # while the program compiled, or before that
         if stopped is not None:
             return stopped
         while True:
@@ -372,14 +374,17 @@ class Runner:
         self._save(None)
         self._checkpoints.wait()
 
-    def _told_to_stop(self) -> Ending | None:
-        """The ending by a signal or by the clock."""
+    def _ending_by_signal(self) -> Ending | None:
         number = None if self._signals is None else self._signals.received
-        if number is not None:
-            return Ending.interrupted if number == signal.SIGINT else Ending.preempted
-        limit = self.config.supervise.max_wall_time
-        if limit is None:
+        if number is None:
             return None
+        return Ending.interrupted if number == signal.SIGINT else Ending.preempted
+
+    def _told_to_stop(self) -> Ending | None:
+        """The ending by a signal, or by the clock: after at least one iteration, or a run could never get on."""
+        by_signal, limit = self._ending_by_signal(), self.config.supervise.max_wall_time
+        if by_signal is not None or limit is None:
+            return by_signal
         next_one = self._telemetry.last_seconds or 0.0
         return Ending.time_limit if time.monotonic() - self._started + next_one > limit else None
 
@@ -466,7 +471,7 @@ class Runner:
 
     def _leave(self) -> None:
         """Saves what is not and ends the process; in another thread, while this one's is deaf."""
-        ending = self._told_to_stop() or Ending.interrupted
+        ending = self._ending_by_signal() or Ending.interrupted
         try:
             if self._unsaved:
                 self._save(None)

@@ -15,11 +15,11 @@ from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.packed import Packed
 from rlstable.ppo import overshoot
-from rlstable.ppo.build import init_state, make_networks, make_ppo
+from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO, Learning, Progress
 from rlstable.ppo.loss import ppo_loss
-from rlstable.ppo.state import SPECS, Counters, Tuning
+from rlstable.ppo.state import SPECS, Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -102,7 +102,8 @@ def steps():
     data = prepared(ppo.networks, statistics, data._replace(distribution=policy))
     zero = WideCounter.zero()
     counters = Counters(zero, zero, zero, zero, Packed.of({}))
-    tuning = Tuning(*(jnp.float32(x) for x in (RATE, 1.0, 1.0, 1.0)), jnp.int32(0), jnp.int32(1))
+    settings = tiny_config(ppo={"learning_rate": RATE, "num_updates_per_batch": 1})
+    tuning = first_tuning(settings)
 
     def bare(progress):
         return progress._replace(sums={})
