@@ -86,7 +86,7 @@ class Assembly:
                 f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
                 "from an end; set it to false"
             )
-        state = init_state(self.ppo, key, env_state, pool)
+        state = init_state(self.ppo, key, env_state, pool, self._mesh.size)
         if config.fault.site is not None:
             state = faults.armed_state(state, config.fault)
         return sharding.place(state, self._mesh, SPECS)
@@ -101,9 +101,8 @@ class Assembly:
         if self.env.draws:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, first_states(config.env.reset_pool_size * self._mesh.size)))
-        state = jax.eval_shape(
-            functools.partial(init_state, self.ppo), jax.random.PRNGKey(0), first_states(config.ppo.num_envs), pool
-        )
+        init = functools.partial(init_state, self.ppo, devices=self._mesh.size)
+        state = jax.eval_shape(init, jax.random.PRNGKey(0), first_states(config.ppo.num_envs), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def compiled(self, state: TrainState) -> Callable[[TrainState], tuple[TrainState, Metrics]]:

@@ -72,8 +72,18 @@ class RecoveryConfig(Section):
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.remedies)
 
 
+class IncidentConfig(Section):
+    """Folders from which a bad simulation can be replayed."""
+
+    enabled: Flag = True
+    window: Count = 1000
+    keep: Count = 10
+    max_mb: Positive = 16.0
+
+
 class SuperviseConfig(Section):
     """The supervisor."""
 
     recovery: RecoveryConfig = RecoveryConfig()
+    incident: IncidentConfig = IncidentConfig()
     max_wall_time: Positive | None = None

@@ -11,8 +11,9 @@ import numpy as np
 from rlstable import sharding
 from rlstable.ppo.state import SPECS, TrainState
 
-# Environments start from clean resets after a rollback, and a fault on purpose is of the world, not of the state.
-_LEFT_OUT = ("env_state", "reset_pool", "running_return", "fault")
+# Environments start from clean resets after a rollback; a fault on purpose, and what was caught of a bad simulation, are
+# of the world, not of the state.
+_LEFT_OUT = ("env_state", "reset_pool", "running_return", "fault", "incident")
 
 
 class LastGood:
