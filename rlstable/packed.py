@@ -69,7 +69,7 @@ def _length(x: Any) -> int | None:
 def joined(parts: Sequence[Any], axis: int = 0) -> Any:
     """Arrays one after another, on the host unless they are traced or, what NumPy does not know, typed random keys."""
     traced = isinstance(parts[0], jax.core.Tracer) or jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key)
-    return jnp.concatenate(parts, axis) if traced else np.concatenate(parts, axis)
+    return jax.lax.concatenate(parts, axis) if traced else np.concatenate(parts, axis)
 
 
 @jax.tree_util.register_dataclass
@@ -101,7 +101,7 @@ class Rows:
     def __len__(self) -> int:
         return next(iter(self.matrices.values())).shape[0]
 
-    def take(self, index: jax.Array) -> Any:
+    def take(self, index: Any) -> Any:
         """The pytree of the rows at `index`, whose axes replace the leading one."""
         taken = {kind: matrix[index] for kind, matrix in self.matrices.items()}
         used = dict.fromkeys(taken, 0)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from rlstable import __version__, faults, sharding
 from rlstable.assembly import Assembly
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
+from rlstable.envs.capture import causes_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
@@ -26,8 +28,9 @@ from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
 from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.ppo.state import SPECS, Metrics, Slot, TrainState
 from rlstable.supervise import advice, remedies
+from rlstable.supervise.incident import Caught, Incidents
 from rlstable.supervise.last_good import LastGood
 from rlstable.supervise.recovery import Attempts, Plan, Recovery
 from rlstable.supervise.signals import Signals
@@ -77,6 +80,7 @@ class HostState:
         elapsed: Seconds of training so far, over all processes.
         wandb_run_id: To go on with the same wandb run.
         attempts: What recovery has tried.
+        incidents: What was written of bad simulations.
     """
 
     iteration: int = 0
@@ -87,11 +91,13 @@ class HostState:
     elapsed: float = 0.0
     wandb_run_id: str | None = None
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
+    incidents: Caught = dataclasses.field(default_factory=Caught)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it."""
-        return cls(**saved | {"attempts": Attempts(**saved.get("attempts", {}))})
+        attempts, incidents = Attempts(**saved.get("attempts", {})), Caught(**saved.get("incidents", {}))
+        return cls(**saved | {"attempts": attempts, "incidents": incidents})
 
 
 class Runner:
@@ -156,6 +162,7 @@ class Runner:
             if resumes:
                 self._resume()
             self._recovery = Recovery(config.supervise.recovery, self.host.attempts)
+            self._incidents = self._open_incidents()
             self._last_good = LastGood()
             self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
@@ -210,6 +217,10 @@ class Runner:
             return faults.FailingCheckpoints(config.fault, *args)
         return Checkpoints(*args)
 
+    def _open_incidents(self) -> Incidents:
+        causes, told = causes_of(self._assembly.env.guards), lambda kind, fields: self._event(kind, **fields)
+        return Incidents(self.run_dir, self.config, causes, self._versions(), self.host.incidents, told)
+
     def _require_devices(self, host: Mapping[str, Any]) -> None:
         trained_on = host["devices"]
         if trained_on != self._mesh.size:
@@ -220,7 +231,11 @@ class Runner:
 
     def _resume(self) -> None:
         fresh = self.state.tuning
-        self.state, host = self._checkpoints.restore(self.state, check=self._require_devices, later=_LATER)
+        # What was caught is on disk or of no interest: an empty slot does for the rest of the run.
+        state, host = self._checkpoints.restore(
+            dataclasses.replace(self.state, incident=None), check=self._require_devices, later=_LATER
+        )
+        self.state = dataclasses.replace(state, incident=self.state.incident)
         # What schedules and searches moved goes on; what was typed anew counts from here.
         old, new = host["config"], self.config.model_dump(mode="json")
         changed: dict[str, Any] = {}
@@ -274,7 +289,18 @@ class Runner:
         self._telemetry.add(metrics, elapsed)
         for name, causes in self._telemetry.trips(metrics).items():
             self._event("guard_tripped", guard=name, **causes)
+        if self.state.incident is not None:
+            self._note_incident(self.state.incident, bad)
         return metrics
+
+    def _note_incident(self, slot: Slot, bad: bool) -> None:
+        """Writes what was caught in this iteration if anything went bad, and empties the slots where that is due."""
+        at = self.host.iteration + self.host.attempts.lost_iterations
+        if bad and self._incidents.wanted(at):
+            self._incidents.write(jax.device_get(slot), self.host.iteration, at)
+        if self._incidents.opens_after(at):
+            empty = sharding.place(np.zeros(slot.taken.shape, bool), self._mesh, sharding.SPLIT)
+            self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
 
     def _after_iteration(self, before: int, metrics: Metrics) -> Ending | None:
         """Evaluates, logs, goes back, saves and redraws where these are due, and says whether the run is over."""
@@ -420,7 +446,8 @@ class Runner:
             "version": __version__,
             "versions": self._versions(),
         }
-        self._checkpoints.save(self.host.iteration, self.state, policy_arrays(self.state), host, score=score)
+        state = dataclasses.replace(self.state, incident=None)
+        self._checkpoints.save(self.host.iteration, state, policy_arrays(self.state), host, score=score)
         self._unsaved = False
 
     def _redraw(self, before: int) -> None:

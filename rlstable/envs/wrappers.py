@@ -81,7 +81,7 @@ class VectorEnv:
             action_size: Elements of an action.
             devices: How many slots.
         """
-        return capture.empty(self.guards, _inner(state), action_size, devices)
+        return capture.empty(self.guards, inner(state), action_size, devices)
 
     def step(
         self,
@@ -122,7 +122,7 @@ class VectorEnv:
         """Repeats the action. The verdict is sticky: a repeat that looks healthy again does not clear it."""
         kept = {name: state.info[name] for name in _FIRST}
         over = state.done
-        start = _inner(state)
+        start = inner(state)
         steps = jnp.where(over > 0, 0.0, start.info["steps"])
         start = start.replace(done=jnp.zeros_like(over), info={**start.info, "steps": steps})
         alive = jnp.ones(over.shape, bool)
@@ -188,7 +188,7 @@ class VectorEnv:
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
 
 
-def _inner(state: Any) -> Any:
+def inner(state: Any) -> Any:
     """What the environment itself is given: everything but the cached first state."""
     return state.replace(info={name: value for name, value in state.info.items() if name not in _FIRST})
 
@@ -262,7 +262,7 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
     def play(carry: Any, _: None) -> tuple[Any, None]:
         state, active, episodes, key = carry
         key, next_key = jax.random.split(key)
-        stepped, ok, _, _ = env._act(state, policy(state.obs, key), guard_state)
+        stepped, ok, _states, _slot = env._act(state, policy(state.obs, key), guard_state)
         going = active if ok is None else active & ok
         gained = {**stepped.metrics, "reward": stepped.reward}
         steps = stepped.info["steps"] + env.action_repeat

@@ -15,8 +15,8 @@ from rlstable.guard_config import GuardsConfig
 from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
 # The names of Brax's engines and of MuJoCo.
-_COORDINATES = ("q", "qd", "qpos", "qvel")
-_ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
+COORDINATES = ("q", "qd", "qpos", "qvel")
+ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
 
 
 class EnvContext(NamedTuple):
@@ -93,7 +93,7 @@ class Quarantine:
 
     def _physics_fine(self, simulated: Any) -> jax.Array:
         fine = norm_within(simulated, self.max_other_norm, 1)
-        for names, limit in ((_COORDINATES, self.max_abs_state), (_ACCELERATIONS, self.max_abs_acceleration)):
+        for names, limit in ((COORDINATES, self.max_abs_state), (ACCELERATIONS, self.max_abs_acceleration)):
             found = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
             if found and limit is not None:
                 fine &= all_within(found, limit, 1)

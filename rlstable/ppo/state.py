@@ -71,8 +71,8 @@ class Slot:
         record: `[devices]`, the environment before and after its step, the action, and why it is bad.
     """
 
-    taken: jax.Array
-    clock: jax.Array
+    taken: Any
+    clock: Any
     record: Rows
 
 
@@ -116,7 +116,8 @@ class TrainState:
 _placement: dict[str, Any] = dict.fromkeys(
     (field.name for field in dataclasses.fields(TrainState)), sharding.REPLICATED
 )
-SPECS = TrainState(**_placement | dict.fromkeys(("env_state", "reset_pool", "running_return", "incident"), sharding.SPLIT))
+_split = dict.fromkeys(("env_state", "reset_pool", "running_return", "incident"), sharding.SPLIT)
+SPECS = TrainState(**_placement | _split)
 
 
 class Transition(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 from rlstable import sharding
 from rlstable.ppo.state import SPECS, TrainState
 
-# Environments start from clean resets after a rollback; a fault on purpose, and what was caught of a bad simulation, are
-# of the world, not of the state.
+# Environments start from clean resets after a rollback; a fault on purpose and an incident are of the world, not of the
+# state.
 _LEFT_OUT = ("env_state", "reset_pool", "running_return", "fault", "incident")
 
 

@@ -14,7 +14,6 @@ import pytest
 from brax import envs
 from brax.training import acting
 
-from rlstable.envs.rarely import apply_if
 from rlstable.envs.wrappers import VectorEnv, pool_of, run_episodes
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards, physics
