@@ -130,11 +130,11 @@ class VectorEnv:
         def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
             state, alive, guard_state, incident = carry
             stepped = _like(jax.vmap(self.env.step)(state, action), state)
-            _, ok, judged = fold(self.guards, EnvContext(stepped, action, alive), guard_state)
+            context = EnvContext(stepped, action, alive)
+            _, ok, judged = fold(self.guards, context, guard_state)
             if incident is not None:
-                tripped = capture.trips_between(guard_state, judged)
-                seen = capture.Seen(state, action, stepped, alive, tripped, key)
-                incident = capture.catch(incident, self.guards, seen, alive & ~ok)
+                causes = capture.flags(self.guards, context, guard_state, judged)
+                incident = capture.catch(incident, capture.Seen(state, action, stepped, causes, key), alive & ~ok)
             return (stepped, alive if ok is True else alive & ok, judged, incident), stepped.reward
 
         carry = (start, alive, guard_state, incident)

@@ -18,7 +18,7 @@ from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, is_key
 from rlstable.precision import level
 from rlstable.supervise.incident import Incident, limits_of
-from rlstable.supervise.quantities import Bad, bad_ones
+from rlstable.supervise.quantities import Bad, bad_ones, group
 
 FLOAT32, FLOAT64, C = "float32", "float64", "C MuJoCo"
 _INPUTS = (
@@ -50,16 +50,18 @@ def step_again(incident: Incident) -> list[Outcome]:
     Raises:
         ConfigError: The environment cannot be built here, or is not the one that the incident is of.
     """
-    outcomes = [in_jax(incident, FLOAT32), in_jax(incident, FLOAT64)]
+    before = _whole(incident)
+    outcomes = [in_jax(incident, before, FLOAT32), in_jax(incident, before, FLOAT64)]
     in_c = in_mujoco(incident, outcomes[1].arrays)
     return outcomes if in_c is None else [*outcomes, in_c]
 
 
-def in_jax(incident: Incident, engine: str) -> Outcome:
+def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) -> Outcome:
     """The step by the environment itself.
 
     Args:
         incident: What is stepped.
+        before: The whole state before the step.
         engine: `float32`, in the arithmetic of the run, or `float64`, the model included.
 
     Raises:
@@ -68,8 +70,8 @@ def in_jax(incident: Incident, engine: str) -> Outcome:
     config, wide = incident.config, engine == FLOAT64
     with jax.enable_x64(wide), level(config.precision).traced() if not wide else contextlib.nullcontext():
         env = load_env(config.env)
-        template = _template(env, config)
-        state = _restored(template, incident)
+        template = jax.eval_shape(lambda key: _inputs(env, config, key), jax.random.PRNGKey(0))
+        state = _restored(template, incident, before)
         action = jnp.asarray(incident.arrays["action"], jnp.float64 if wide else jnp.float32)
         # One of a batch, as in the run.
         stepped = jax.jit(jax.vmap(env.step))(jax.tree.map(lambda x: x[None], state), action[None])
@@ -106,8 +108,7 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
     env: Any = load_env(incident.config.env)
     env = getattr(env, "unwrapped", env)
     before = incident.part("before")
-    root = next((root for root in ("pipeline_state", "data") if f"{root}/qacc_warmstart" in before), None)
-    model = model_of(env)
+    root, model = _physics_of(before), model_of(env)
     if root is None or model is None:
         return None
     # It would put the first state in the place of a bad one, as if nothing had been.
@@ -144,43 +145,61 @@ def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:
         mujoco.set_mju_user_warning(None)
 
 
-def _template(env: Any, config: Config) -> Any:
-    """Shapes and types of what `env.step` takes."""
-    envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
-    batch = jax.eval_shape(lambda key: inner(envs.reset(key[None])), jax.random.PRNGKey(0))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-
-
-def _restored(template: Any, incident: Incident) -> Any:
+def _whole(incident: Incident) -> dict[str, np.ndarray]:
     """The state before the step; without what an injected fault adds.
+
+    Of MuJoCo's physics only that is kept which a step starts from. The rest is a first state's, and computed anew.
+    """
+    saved = {name: x for name, x in incident.part("before").items() if name.rsplit("/", 1)[-1] not in PROBES}
+    if _physics_of(saved) is None:
+        return saved
+    config = incident.config
+    with jax.enable_x64(False):
+        env = load_env(config.env)
+        first = jax.jit(lambda key: _inputs(env, config, key))(jax.random.PRNGKey(0))
+        derived = {name: np.asarray(x) for name, x in _named(first) if group(name) == "physics"}
+    left_out = {name.removeprefix("before/") for name in incident.facts["left_out"]}
+    return {name: x for name, x in derived.items() if name not in left_out} | saved
+
+
+def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
+    """The name under which a state has MuJoCo's physics, None where it has another one's."""
+    return next((root for root in ("pipeline_state", "data") if f"{root}/qacc_warmstart" in before), None)
+
+
+def _inputs(env: Any, config: Config, key: jax.Array) -> Any:
+    """A first state as `env.step` takes it."""
+    envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
+    return jax.tree.map(lambda x: x[0], inner(envs.reset(key[None])))
+
+
+def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray]) -> Any:
+    """The state before the step.
 
     Raises:
         ConfigError: It is not that of this environment, or not whole.
     """
-    saved = {name: x for name, x in incident.part("before").items() if name.rsplit("/", 1)[-1] not in PROBES}
+    folder, name, left = incident.folder, incident.config.env.name, dict(before)
     wanted, structure = jax.tree_util.tree_flatten_with_path(template)
     leaves = []
     for path, like in wanted:
         leaf = describe(path, like)
-        array = saved.pop(leaf.path, None)
+        array = left.pop(leaf.path, None)
         if array is None and f"before/{leaf.path}" in incident.facts["left_out"]:
             raise ConfigError(
-                f"{incident.folder}: {leaf.path} was left out for its size, so that the step cannot be done again; "
+                f"{folder}: {leaf.path} was left out for its size, so that the step cannot be done again; "
                 "raise supervise.incident.max_mb for the next one"
             )
         if array is None or array.shape != leaf.shape:
-            here, there = (
-                f"{leaf} here",
-                "missing there" if array is None else f"{array.dtype}{list(array.shape)} there",
-            )
+            there = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise ConfigError(
-                f"{incident.folder}: is not of this {incident.config.env.name}: {leaf.path} is {here} and {there}; "
+                f"{folder}: is not of this {name}: {leaf.path} is {leaf} here and {there} there; "
                 "replay it with the code that the run was trained with"
             )
         leaves.append(_as(array, like))
-    if saved:
+    if left:
         raise ConfigError(
-            f"{incident.folder}: is not of this {incident.config.env.name}, which has no {next(iter(saved))}; "
+            f"{folder}: is not of this {name}, which has no {next(iter(left))}; "
             "replay it with the code that the run was trained with"
         )
     return jax.tree_util.tree_unflatten(structure, leaves)

@@ -135,7 +135,7 @@ class Incidents:
                 self._on_event("incident_failed", {"iteration": iteration, "error": f"{error}"})
                 break
             self._caught.count += 1
-            first = facts["bad"][0]["text"] if facts["bad"] else "none by itself"
+            first = facts["bad"][0]["text"] if facts["bad"] else "none of the numbers that are kept"
             self._on_event("incident", {"causes": facts["causes"], "first": first, "path": str(path)})
         self._caught.last = at
 

@@ -1,4 +1,4 @@
-"""The first bad environment is caught, whole, and catching it changes nothing and costs no operation where it is off."""
+"""The first bad environment is caught whole; catching it changes nothing, and where it is off it is not there."""
 
 import collections
 import dataclasses
@@ -148,7 +148,7 @@ def test_off_is_absent_from_the_program(monkeypatch):
     assert off.incident is None
     on = primitives(ppo, placed(state))
     monkeypatch.setattr(capture, "catch", None)
-    monkeypatch.setattr(capture, "trips_between", None)
+    monkeypatch.setattr(capture, "flags", None)
     without = primitives(plain, placed(off))
     # The state decides, so one that has no slot is trained by the same program whatever is configured.
     assert without == primitives(ppo, placed(dataclasses.replace(state, incident=None)))
