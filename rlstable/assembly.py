@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from jax.sharding import Mesh
 
 from rlstable import faults, sharding
 from rlstable.config import Config, ConfigError
+from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
@@ -24,8 +24,26 @@ from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.precision import Precision, level
 
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+class Program(NamedTuple):
+    """The compiled iteration.
+
+    Attributes:
+        executable: As jax compiled it.
+        precision: The level it was compiled for.
+    """
+
+    executable: Any
+    precision: Precision
+
+    def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        """One iteration; the state is donated to it."""
+        with self.precision.compiled():
+            return self.executable(state)
 
 
 class Assembly:
@@ -36,6 +54,7 @@ class Assembly:
         env: The environments that are trained in.
         ppo: What trains.
         evaluator: What judges the policy.
+        precision: The level that all of it computes in.
 
     Args:
         config: The whole configuration.
@@ -55,12 +74,14 @@ class Assembly:
         more = more_guards or {}
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
         self.single = single = load_env(config.env)
+        self.precision = level(config.precision)
         self.env = VectorEnv(
-            single,
+            DoublePhysics(single) if self.precision.x64 else single,
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
             config.env.reset == "pool",
+            config.env.envs_per_pass,
         )
         faulty = config.fault.site is not None
         if faulty:
@@ -69,7 +90,9 @@ class Assembly:
         if faulty:
             self.ppo = faults.arm(self.ppo)
         self.evaluator: Evaluator = make_evaluator(config, self.ppo.networks, self._compiling)
-        self._resets: Resets = make_resets(self.env, min(config.env.reset_pool_size, config.ppo.num_envs))
+        self._resets: Resets = make_resets(
+            self.env, min(config.env.reset_pool_size, config.ppo.num_envs), self.precision
+        )
 
     def first_state(self, key: jax.Array, key_resets: jax.Array) -> TrainState:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
@@ -86,26 +109,30 @@ class Assembly:
                 f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
                 "from an end; set it to false"
             )
-        state = init_state(self.ppo, key, env_state, pool, self._mesh.size)
-        if config.fault.site is not None:
-            state = faults.armed_state(state, config.fault)
-        return sharding.place(state, self._mesh, SPECS)
+        return sharding.place(self._initial(key, env_state, pool), self._mesh, SPECS)
 
     def shapes(self) -> TrainState:
         """Shapes, types and places of the first training state; nothing is reset, stepped or allocated for it."""
 
-        def first_states(count: int) -> Any:
-            return jax.eval_shape(lambda key: self.env.reset(jax.random.split(key, count)), jax.random.PRNGKey(0))
+        def shapes_of(function: Callable[..., Any], *args: Any) -> Any:
+            def narrow(*args: Any) -> Any:
+                with self.precision.narrow():
+                    return function(*args)
 
-        config, pool = self._config, None
+            with self.precision.compiled():
+                return jax.eval_shape(narrow, *args)
+
+        def first_states(count: int) -> Any:
+            return shapes_of(lambda key: self.env.reset(jax.random.split(key, count)), key)
+
+        config, key, pool = self._config, jax.random.PRNGKey(0), None
         if self.env.draws:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, first_states(config.env.reset_pool_size * self._mesh.size)))
-        init = functools.partial(init_state, self.ppo, devices=self._mesh.size)
-        state = jax.eval_shape(init, jax.random.PRNGKey(0), first_states(config.ppo.num_envs), pool)
+        state = shapes_of(self._initial, key, first_states(config.ppo.num_envs), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
-    def compiled(self, state: TrainState) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+    def compiled(self, state: TrainState) -> Program:
         """The training program, compiled once and ahead of its first call.
 
         Args:
@@ -115,7 +142,31 @@ class Assembly:
             program = sharding.over_devices(
                 self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
             )
-            return program.lower(state).compile()
+            with self.precision.compiled():
+                compiled = program.lower(state).compile()
+
+        return Program(compiled, self.precision)
+
+    def adopted(self, state: TrainState) -> TrainState:
+        """A training state of another precision as one of this, placed; its pool of first states is this one's."""
+
+        def widened(x: jax.Array, like: Any) -> jax.Array:
+            return x if x.dtype == like.dtype else x.astype(like.dtype)
+
+        shapes = self.shapes()
+        with jax.enable_x64(True):
+            env_state = jax.tree.map(widened, state.env_state, shapes.env_state)
+        scale, now = self.precision.loss_scale, state.tuning.loss_scale
+        # Without a loss scale it is 1, and a search for one begins at its beginning.
+        now = jnp.ones_like(now) if scale is None else jnp.where(now > 1.0, now, scale.initial).astype(now.dtype)
+        tuning = dataclasses.replace(state.tuning, loss_scale=now)
+        slots = jax.tree.map(_blank, shapes.incident)
+        parts = {"env_state": env_state, "tuning": tuning, "incident": slots}
+        return sharding.place(dataclasses.replace(state, **parts), self._mesh, SPECS)
+
+    def with_empty_slots(self, state: TrainState) -> TrainState:
+        """The state with nothing caught of any environment; one that was saved has no slots."""
+        return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
     def redrawn(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with every environment and the whole pool drawn anew."""
@@ -130,6 +181,12 @@ class Assembly:
     def with_fresh_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with other clean first states to draw from."""
         return self._with(state, reset_pool=self._pool(key))
+
+    def _initial(self, key: jax.Array, env_state: Any, pool: Any) -> TrainState:
+        """The training state before the first iteration, with its fault if it is to have one."""
+        state = init_state(self.ppo, key, env_state, pool, self._mesh.size)
+        fault = self._config.fault
+        return state if fault.site is None else faults.armed_state(state, fault)
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""

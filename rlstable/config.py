@@ -50,6 +50,7 @@ class EnvConfig(Section):
     reset: Literal["cached", "pool"] = "cached"
     reset_pool_size: Count = 64
     reset_pool_refresh: CountOrZero = 10
+    envs_per_pass: Count | None = None
     kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -246,7 +247,7 @@ class LossScaleConfig(Section):
 class PrecisionConfig(Section):
     """What is computed in which precision. Parameters and optimizer state are float32 always."""
 
-    matmul: Literal["default", "high", "highest"] = "default"
+    matmul: Literal["default", "high", "highest", "x64"] = "default"
     network: Literal["float32", "bfloat16", "float16"] = "float32"
     loss_scale: LossScaleConfig = LossScaleConfig()
 

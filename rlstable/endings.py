@@ -46,6 +46,10 @@ class Ending(Enum):
         9,
         "as many attempts as supervise.recovery allows have failed; the last good checkpoint is kept",
     )
+    out_of_memory = (
+        10,
+        "training needs more memory than there is, however it is divided; the last good checkpoint is kept",
+    )
     time_limit = (75, "supervise.max_wall_time is over; the iteration was finished and saved, resume to go on")
     error = (1, "the program failed; the traceback was printed")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlstable import faults, sharding
 from rlstable.config import Config
+from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
 from rlstable.guard_config import GuardsConfig
@@ -19,6 +20,7 @@ from rlstable.guards.env import env_guards
 from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
+from rlstable.precision import level
 
 
 @dataclasses.dataclass
@@ -76,8 +78,10 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
     Raises:
         ConfigError: `eval.env_kwargs` does not fit the environment.
     """
+    precision = level(config.precision)
+    single = load_env(config.env, config.eval.env_kwargs)
     env = VectorEnv(
-        load_env(config.env, config.eval.env_kwargs),
+        DoublePhysics(single) if precision.x64 else single,
         config.env.episode_length,
         config.env.action_repeat,
         env_guards(config.guards) or env_guards(GuardsConfig()),
@@ -92,7 +96,7 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
             selected = networks.select(obs)
             return choose_action(
                 networks,
-                config.precision.matmul,
+                precision.matmul,
                 params,
                 statistics,
                 selected,
@@ -100,14 +104,16 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
                 config.eval.deterministic,
             )
 
-        return run_episodes(env, policy, jax.random.split(key_resets, config.eval.num_envs), key)
+        with precision.narrow():
+            return run_episodes(env, policy, jax.random.split(key_resets, config.eval.num_envs), key)
 
     compiled: dict[str, Any] = {}
 
     def program(*args: Any) -> Episodes:
-        if "evaluation" not in compiled:
-            with compiling("evaluation"):
-                compiled["evaluation"] = jax.jit(episodes).lower(*args).compile()
-        return compiled["evaluation"](*args)
+        with precision.compiled():
+            if "evaluation" not in compiled:
+                with compiling("evaluation"):
+                    compiled["evaluation"] = jax.jit(episodes).lower(*args).compile()
+            return compiled["evaluation"](*args)
 
     return Evaluator(program)

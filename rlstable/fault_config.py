@@ -40,12 +40,13 @@ class FaultConfig(Section):
     probability: Share | None = None
     start: CountOrZero = 0
     iterations: Count | None = None
+    below: Literal["high", "highest", "x64"] | None = None
     eval: Flag = False
 
     @model_validator(mode="after")
     def _check(self) -> FaultConfig:
         if self.site is None:
-            for key in ("value", "probability", "start", "iterations"):
+            for key in ("value", "probability", "start", "iterations", "below"):
                 if getattr(self, key):
                     raise KeyedError(key, f"needs fault.site, one of {', '.join(self.sites())}")
         if self.eval and self.site not in _ENV_SITES:

@@ -28,6 +28,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.optimizer import Candidate, Optimizer
 from rlstable.ppo.rollout import Collected
 from rlstable.ppo.state import Metrics, TrainState
+from rlstable.supervise_config import MATMUL_LEVELS
 
 SITES = FaultConfig.sites()
 _FOREVER = 2**32 - 1
@@ -236,7 +237,8 @@ class FaultyPPO(PPO):
         """One iteration in which something may go wrong."""
         fault: Fault = state.fault
         iterations = state.counters.iterations
-        injection = Injection(fault, (iterations >= fault.start) & (iterations < fault.end))
+        active = (iterations >= fault.start) & (iterations < fault.end) & self._precision_is_low
+        injection = Injection(fault, active)
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
         parts["env"] = under(self.env, injection)
         parts["optimizer"] = FaultyOptimizer(self.optimizer.config, self.optimizer.limits, injection)
@@ -245,6 +247,12 @@ class FaultyPPO(PPO):
         scale = state.tuning.learning_rate_scale
         new_state, metrics = _ArmedPPO(**parts, injection=injection).iteration(_with_scale(state, scale * factor))
         return _with_scale(new_state, scale), metrics
+
+    @property
+    def _precision_is_low(self) -> bool:
+        """Whether the level is one that the fault strikes at."""
+        below = self.config.fault.below
+        return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
 
 
 def _with_scale(state: TrainState, scale: jax.Array) -> TrainState:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config import LossScaleConfig, PrecisionConfig
+from rlstable.supervise_config import X64
+
+_EXPLICIT = "jax_explicit_x64_dtypes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,18 +24,52 @@ class Precision:
         matmul: A name that `jax.default_matmul_precision` takes; `default` is the device's own choice.
         network: The type activations are computed in.
         loss_scale: Bounds of the dynamic loss scale; None where the type has float32's range of exponents.
+        x64: Whether physics is computed in float64.
     """
 
     matmul: str
     network: Any
     loss_scale: LossScaleConfig | None
+    x64: bool = False
 
-    def traced(self) -> Any:
-        """A context in which programs are traced with this level's matrix products."""
-        return jax.default_matmul_precision(None if self.matmul == "default" else self.matmul)
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
+        """A context in which training is traced, with this level's matrix products."""
+        with jax.default_matmul_precision(None if self.matmul == "default" else self.matmul), self.narrow():
+            yield
+
+    @contextlib.contextmanager
+    def narrow(self) -> Iterator[None]:
+        """A context in which what is made is float32 in any case; `envs.double` widens physics, and nothing else.
+
+        Arrays that are float64 already are compared, selected and copied as such.
+        """
+        if not self.x64:
+            yield
+            return
+        before = getattr(jax.config, _EXPLICIT)
+        jax.config.update(_EXPLICIT, "allow")
+        try:
+            with jax.enable_x64(False):
+                yield
+        finally:
+            jax.config.update(_EXPLICIT, before)
+
+    def compiled(self) -> Any:
+        """A context around lowering and calling a program of this level, and around placing what goes into it."""
+        return jax.enable_x64(True) if self.x64 else contextlib.nullcontext()
+
+
+SINGLE = Precision("default", jnp.dtype(jnp.float32), None)
 
 
 def level(config: PrecisionConfig) -> Precision:
     """The level that a configuration asks for."""
     needs_scaling = config.network == "float16"
-    return Precision(config.matmul, jnp.dtype(config.network), config.loss_scale if needs_scaling else None)
+    x64 = config.matmul == X64
+    return Precision(
+        "highest" if x64 else config.matmul,
+        jnp.dtype(config.network),
+        config.loss_scale if needs_scaling else None,
+        x64,
+    )

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rlstable import __version__, faults, sharding
-from rlstable.assembly import Assembly
+from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
 from rlstable.envs.capture import causes_of
@@ -28,12 +28,14 @@ from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
 from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.state import SPECS, Metrics, Slot, TrainState
-from rlstable.supervise import advice, remedies
+from rlstable.ppo.state import Metrics, Slot, TrainState
+from rlstable.supervise import advice
 from rlstable.supervise.incident import Caught, Incidents
-from rlstable.supervise.last_good import LastGood
-from rlstable.supervise.recovery import Attempts, Plan, Recovery
+from rlstable.supervise.ladder import Level, Rungs
+from rlstable.supervise.memory_plan import MemoryPlan, OutOfMemory, exhausted
+from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.signals import Signals
+from rlstable.supervisor import Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
@@ -80,6 +82,8 @@ class HostState:
         elapsed: Seconds of training so far, over all processes.
         wandb_run_id: To go on with the same wandb run.
         attempts: What recovery has tried.
+        rungs: Where on the ladder of precision it stands.
+        plan: How it makes do with the memory there is.
         incidents: What was written of bad simulations.
     """
 
@@ -91,13 +95,15 @@ class HostState:
     elapsed: float = 0.0
     wandb_run_id: str | None = None
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
+    rungs: Rungs = dataclasses.field(default_factory=Rungs)
+    plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
     incidents: Caught = dataclasses.field(default_factory=Caught)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it."""
-        attempts, incidents = Attempts(**saved.get("attempts", {})), Caught(**saved.get("incidents", {}))
-        return cls(**saved | {"attempts": attempts, "incidents": incidents})
+        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "incidents": Caught}
+        return cls(**saved | {name: kind(**saved.get(name, {})) for name, kind in kinds.items()})
 
 
 class Runner:
@@ -143,9 +149,11 @@ class Runner:
         self._last_evaluation: Row = {}
         self._stopped_by_callback = False
         self._cause: Ending | None = None
+        self._advice: str | None = None
         self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
-        self._assembly = Assembly(config, self._mesh, more, self._compiling)
+        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event)
+        self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
@@ -157,13 +165,11 @@ class Runner:
             resumes, self._lock = open_run_dir(self.run_dir, config.resume)
             if self._lock.unsupported is not None:
                 self._event("lock_unsupported", error=self._lock.unsupported)
-            self.state: TrainState = self._assembly.first_state(key_init, key_resets)
+            self.state: TrainState = self._supervisor.assembly.first_state(key_init, key_resets)
             self.step = int(self.state.counters.env_steps)
             if resumes:
                 self._resume()
-            self._recovery = Recovery(config.supervise.recovery, self.host.attempts)
             self._incidents = self._open_incidents()
-            self._last_good = LastGood()
             self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
@@ -174,7 +180,7 @@ class Runner:
     @property
     def ppo(self) -> PPO:
         """What trains."""
-        return self._assembly.ppo
+        return self._supervisor.assembly.ppo
 
     @property
     def logged_step(self) -> int:
@@ -192,6 +198,9 @@ class Runner:
         ending = Ending.error
         try:
             ending = self._loop()
+        except OutOfMemory as error:
+            self._advice = str(error)
+            ending = Ending.out_of_memory
         except KeyboardInterrupt:
             ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
@@ -218,26 +227,15 @@ class Runner:
         return Checkpoints(*args)
 
     def _open_incidents(self) -> Incidents:
-        causes, told = causes_of(self._assembly.env.guards), lambda kind, fields: self._event(kind, **fields)
-        return Incidents(self.run_dir, self.config, causes, self._versions(), self.host.incidents, told)
-
-    def _require_devices(self, host: Mapping[str, Any]) -> None:
-        trained_on = host["devices"]
-        if trained_on != self._mesh.size:
-            raise ConfigError(
-                f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
-                f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
-            )
+        causes = causes_of(self._supervisor.assembly.env.guards)
+        return Incidents(self.run_dir, self.config, causes, self._versions(), self.host.incidents, self._event)
 
     def _resume(self) -> None:
         fresh = self.state.tuning
-        # What was caught is on disk or of no interest: an empty slot does for the rest of the run.
-        state, host = self._checkpoints.restore(
-            dataclasses.replace(self.state, incident=None), check=self._require_devices, later=_LATER
-        )
-        self.state = dataclasses.replace(state, incident=self.state.incident)
+        self.state, saved = self._checkpoints.restore(self._like, later=_LATER)
+        self.state = self._supervisor.assembly.with_empty_slots(self.state)
         # What schedules and searches moved goes on; what was typed anew counts from here.
-        old, new = host["config"], self.config.model_dump(mode="json")
+        old, new = saved["config"], self.config.model_dump(mode="json")
         changed: dict[str, Any] = {}
         if old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"]:
             changed["learning_rate"] = fresh.learning_rate
@@ -246,12 +244,29 @@ class Runner:
         if old["precision"] != new["precision"]:
             changed["loss_scale"] = fresh.loss_scale
         self.state = dataclasses.replace(self.state, tuning=dataclasses.replace(self.state.tuning, **changed))
-        self.host = HostState.of(host["host"])
         self.step = int(self.state.counters.env_steps)
-        self._event("resumed", iteration=self.host.iteration, version=host["version"])
-        different = differences(host.get("versions", {"rlstable": host["version"]}), self._versions())
+        if old["precision"] != new["precision"]:
+            self.state = self._supervisor.adopt(self.state, self._key_of_iteration(2))
+        self._event("resumed", iteration=self.host.iteration, version=saved["version"])
+        different = differences(saved.get("versions", {"rlstable": saved["version"]}), self._versions())
         if different:
             self._event("versions_changed", **different)
+
+    def _like(self, saved: Mapping[str, Any]) -> TrainState:
+        """What a saved training state has to look like: that of the level it was trained at."""
+        trained_on = saved["devices"]
+        if trained_on != self._mesh.size:
+            raise ConfigError(
+                f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
+                f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
+            )
+        self.host = HostState.of(saved["host"])
+        configured = [saved["config"]["precision"][key] for key in Level._fields]
+        if configured != [getattr(self.config.precision, key) for key in Level._fields]:
+            self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
+        self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
+        shapes = self._supervisor.shapes_at(Level(*saved.get("level", configured)))
+        return dataclasses.replace(shapes, incident=None)  # no slot is saved
 
     def _versions(self) -> dict[str, str]:
         return {**versions(), "device": sharding.device_kind(self._mesh)}
@@ -259,31 +274,47 @@ class Runner:
     def _loop(self) -> Ending:
         if self.step >= self.config.total_steps:
             return Ending.completed
-        iterate = self._assembly.compiled(self.state)
+        self._program()
         stopped = self._told_to_stop()  # while the program compiled, or before that
         if stopped is not None:
             return stopped
         while True:
             before = self.step
+            iterate = self._program()
             metrics = self._iterate(iterate)
+            if metrics is None:
+                continue
             if self._telemetry.split_is_due(self.host.iteration):
-                self._telemetry.measure_split(iterate, self.state)
+                self._telemetry.measure_split(iterate.__call__, self.state)
             ending = self._after_iteration(before, metrics)
             if ending is not None:
                 return ending
 
-    def _iterate(self, iterate: Callable[[TrainState], tuple[TrainState, Metrics]]) -> Metrics:
-        """One iteration, and what the host keeps count of."""
+    def _program(self) -> Program:
+        """The program of the next iteration, and the state as it takes it."""
+        program, self.state = self._supervisor.program(self.state, self._key_of_iteration(3))
+        self.host.plan = self._supervisor.plan
+        return program
+
+    def _iterate(self, iterate: Program) -> Metrics | None:
+        """One iteration, and what the host keeps count of; None where the device refused memory and it goes back."""
         started = time.perf_counter()
-        with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
-            self.state, metrics = iterate(self.state)
-            metrics = jax.device_get(metrics)
+        try:
+            with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
+                self.state, metrics = iterate(self.state)
+                metrics = jax.device_get(metrics)
+        except jax.errors.JaxRuntimeError as error:
+            if not exhausted(error):
+                raise
+            key = self._key_of_iteration(3)
+            self._go_back(self._supervisor.make_do(self.state, self.host.iteration, self.step, key))
+            return None
         self.step = int(metrics.counters.env_steps)
         elapsed = time.perf_counter() - started
-        self._unsaved = True
+        self._unsaved = bool(metrics.healthy)
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
-        bad = any(metrics.trips[name].any() for name in self._assembly.env.guards)
+        bad = any(metrics.trips[name].any() for name in self._supervisor.assembly.env.guards)
         self.host.drawn |= bad or self.config.env.reset == "pool"
         self.host.elapsed += elapsed
         self._telemetry.add(metrics, elapsed)
@@ -297,7 +328,8 @@ class Runner:
         """Writes what was caught in this iteration if anything went bad, and empties the slots where that is due."""
         at = self.host.iteration + self.host.attempts.lost_iterations
         if bad and self._incidents.wanted(at):
-            self._incidents.write(jax.device_get(slot), self.host.iteration, at)
+            level, envs = self._supervisor.level, self.state.env_state.done.shape[0]
+            self._incidents.write(jax.device_get(slot), self.host.iteration, at, level._asdict(), envs)
         if self._incidents.opens_after(at):
             empty = sharding.place(np.zeros(slot.taken.shape, bool), self._mesh, sharding.SPLIT)
             self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
@@ -316,74 +348,47 @@ class Runner:
             self._log(self._telemetry.flush(self.host.elapsed) | self._supervision() | row)
         if cause is not None:
             return self._try_again(cause)
-        self._relax(healthy and self.host.idle == 0)
-        self._redraw(before)  # before saving: what is saved is what the next iteration starts from
+        # Before saving: what is saved is what the next iteration starts from.
+        learns = healthy and self.host.idle == 0
+        self.state = self._supervisor.watch(self.state, metrics, learns, self._key_of_iteration(2))
+        self._redraw(before)
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         if healthy and due:
             self._save(row.get("eval/episode_reward"))
-        if healthy and self.host.idle == 0 and (due or self.host.iteration % config.supervise.recovery.every == 0):
+        if learns and (due or self._supervisor.keep_is_due(self.host.iteration)):
             self._keep()
         return ending
 
     def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
         """The ending by a guard whose patience is at its end; a run must not complete with a state that is bad."""
-        for name, exhausted in metrics.exhausted.items():
-            if exhausted or (finished and name == "state" and metrics.trips[name].any()):
+        for name, over in metrics.exhausted.items():
+            if over or (finished and name == "state" and metrics.trips[name].any()):
                 return Ending.of_guard(name)
         update = self.config.guards.update
         return Ending.no_update_accepted if update.enabled and self.host.idle >= update.patience else None
 
     def _keep(self) -> None:
         """Makes this state the one to go back to."""
-        if self.config.supervise.recovery.enabled:
-            self._last_good.keep(self.state, self.host.iteration, self.step)
+        self._supervisor.keep(self.state, self.host.iteration, self.step)
 
     def _try_again(self, cause: Ending) -> Ending | None:
-        """Goes back to the last good state with the next remedy; the ending where there have been too many attempts."""
+        """Goes back to the last good state; the ending where there have been too many attempts."""
         self._cause = cause
-        attempts = self.host.attempts
-        plan = self._recovery.plan(cause.name, self.host.iteration + attempts.lost_iterations)
-        if plan is None:
-            tried = bool(attempts.recent) and cause is not Ending.physics_unstable
-            return Ending.recovery_exhausted if tried else cause
-        undone = self.host.iteration - self._last_good.iteration
-        lost = self.step - self._last_good.step
-        attempts.lost_iterations += undone
-        attempts.lost_steps += lost
-        self._roll_back(plan, undone)
-        self._event(
-            "rolled_back",
-            cause=cause.name,
-            attempt=plan.number,
-            remedy=str(plan.remedy),
-            to_iteration=self.host.iteration,
-            lost_steps=lost,
-        )
+        found = self._supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
+        if isinstance(found, Ending):
+            return found
+        self._go_back(found)
+        return None
+
+    def _go_back(self, to: Rollback) -> None:
+        self.state, self.host.iteration, self.step = to
+        self.host.plan = self._supervisor.plan
+        self.host.idle, self.host.drawn = 0, False
         # Before anything else can happen: a crash must not forget the attempt.
         self._save(None)
         self._checkpoints.wait()
         self._keep()
-        return None
-
-    def _roll_back(self, plan: Plan, undone: int) -> None:
-        """The last good state under a remedy, with random numbers and clean environments of this attempt's own."""
-        state = self._last_good.restored(self.state, self._mesh)
-        self.host.iteration, self.step, self.host.idle = self._last_good.iteration, self._last_good.step, 0
-        key = jax.random.fold_in(jax.random.fold_in(self._key_redraw, self.host.iteration), 2**31 + plan.number)
-        state = self._assembly.redrawn(state, key)
-        self.host.drawn = False
-        if state.fault is not None:
-            state = faults.carried_on(state, undone)
-        state = dataclasses.replace(state, key=jax.random.fold_in(state.key, plan.number))
-        self.state = self._placed(remedies.apply(plan.remedy, state, self.ppo.optimizer))
-
-    def _relax(self, good: bool) -> None:
-        """Takes a remedy back after a long healthy stretch."""
-        remedy = self._recovery.healthy(good)
-        if remedy is not None:
-            self.state = self._placed(remedies.take_back(remedy, self.state))
-            self._event("remedy_taken_back", remedy=str(remedy), after=self.host.attempts.stretch)
 
     def _told_to_stop(self) -> Ending | None:
         """The ending by a signal or by the clock."""
@@ -409,7 +414,7 @@ class Runner:
 
     def _evaluate(self) -> Row:
         key = jax.random.fold_in(self._key_eval, self.host.iteration)
-        row = self._assembly.evaluator.run(self.state, key)
+        row = self._supervisor.assembly.evaluator.run(self.state, key)
         self._last_evaluation = row
         value = row["eval/episode_reward"]
         self.host.last_return = value
@@ -438,9 +443,10 @@ class Runner:
         self.host.wandb_run_id = self._sinks.wandb_run_id
         host = {
             "host": dataclasses.asdict(self.host),
-            "policy": policy_spec(self.ppo.networks, self.config.precision.matmul),
+            "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
+            "level": self._supervisor.level,
             "step": self.step,
             "return": score,
             "version": __version__,
@@ -453,18 +459,20 @@ class Runner:
     def _redraw(self, before: int) -> None:
         """Brax's `num_resets_per_eval` and the refill of the pool, both from clean resets."""
         ppo, env = self.config.ppo, self.config.env
-        key = jax.random.fold_in(self._key_redraw, self.host.iteration)
+        key = self._key_of_iteration(0)
         if ppo.num_resets_per_eval and self._crossed(
             before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
         ):
-            self.state = self._assembly.with_fresh_envs(self.state, key)
+            self.state = self._supervisor.assembly.with_fresh_envs(self.state, key)
         due = env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0
         if due and self.host.drawn:
             self.host.drawn = False
-            self.state = self._assembly.with_fresh_pool(self.state, jax.random.fold_in(key, 1))
+            self.state = self._supervisor.assembly.with_fresh_pool(self.state, self._key_of_iteration(1))
 
-    def _placed(self, state: TrainState) -> TrainState:
-        return sharding.place(state, self._mesh, SPECS)
+    def _key_of_iteration(self, purpose: int) -> jax.Array:
+        """A random key for what is drawn between two iterations."""
+        key = jax.random.fold_in(self._key_redraw, self.host.iteration)
+        return jax.random.fold_in(key, purpose) if purpose else key
 
     @contextlib.contextmanager
     def _compiling(self, name: str) -> Iterator[None]:
@@ -501,7 +509,10 @@ class Runner:
         }
         given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
         if given_up and self._cause is not None:
-            fields |= {"cause": self._cause.name, "advice": advice.paragraph(self._cause, self.host.attempts)}
+            fields["cause"] = self._cause.name
+            self._advice = advice.paragraph(self._cause, self.host.attempts)
+        if self._advice is not None:
+            fields["advice"] = self._advice
         self._event("stopped", **fields)
         try:
             write_result(self.run_dir, fields)

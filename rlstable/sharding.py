@@ -63,7 +63,8 @@ def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     def put(sharding: NamedSharding, subtree: Any) -> Any:
         return jax.tree.map(lambda x: jax.device_put(jnp.array(x), sharding), subtree)
 
-    return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
+    with jax.enable_x64(True):  # or float64 would become float32 in silence
+        return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
 
 
 def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:

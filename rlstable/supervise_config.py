@@ -7,15 +7,19 @@ from typing import Any, Literal
 
 from pydantic import model_serializer, model_validator
 
-from rlstable.schema import Count, CountOrZero, Flag, KeyedError, Positive, Section
+from rlstable.schema import Count, CountOrZero, Flag, KeyedError, Positive, Section, Share
 
+X64 = "x64"
+# From the cheapest to the most exact one.
+MATMUL_LEVELS = ("default", "high", "highest", X64)
+_ORDERS = {"matmul": MATMUL_LEVELS, "network": ("bfloat16", "float32")}
 _FACTORS = {"scale_learning_rate": 0.5, "tighten_clipping": 0.5}
 
 
 class Remedy(Section):
     """What is changed before another attempt: a name, or a name with its factor, `scale_learning_rate: 0.5`."""
 
-    name: Literal["fresh_resets", "scale_learning_rate", "tighten_clipping", "reset_optimizer"]
+    name: Literal["fresh_resets", "scale_learning_rate", "tighten_clipping", "reset_optimizer", "raise_precision"]
     factor: Positive | None = None
 
     @model_validator(mode="before")
@@ -56,6 +60,7 @@ class RecoveryConfig(Section):
         Remedy(name="fresh_resets"),
         Remedy(name="scale_learning_rate", factor=0.3),
         Remedy(name="tighten_clipping", factor=0.5),
+        Remedy(name="raise_precision"),
         Remedy(name="reset_optimizer"),
         Remedy(name="scale_learning_rate", factor=0.1),
     )
@@ -81,9 +86,38 @@ class IncidentConfig(Section):
     max_mb: Positive = 16.0
 
 
+class LadderConfig(Section):
+    """Adaptive precision: which levels there are, and what is trouble enough for the next one."""
+
+    enabled: Flag = True
+    matmul: tuple[Literal["default", "high", "highest", "x64"], ...] = ("default", "high", "highest", "x64")
+    network: tuple[Literal["bfloat16", "float32"], ...] = ("float32",)
+    max_invalid: Share = 0.1
+    max_rejected: Share = 0.25
+    patience: Count = 5
+    down_after: Count = 500
+
+    @model_validator(mode="after")
+    def _check(self) -> LadderConfig:
+        for key in ("matmul", "network"):
+            levels, ordered = getattr(self, key), _ORDERS[key]
+            if list(levels) != sorted(set(levels), key=ordered.index):
+                raise KeyedError(key, f"[{', '.join(levels)}] must rise, each once: {', '.join(ordered)}")
+        return self
+
+
+class MemoryConfig(Section):
+    """Memory: what there is, and whether to make do with less."""
+
+    adapt: Flag = True
+    limit_gib: Positive | None = None
+
+
 class SuperviseConfig(Section):
     """The supervisor."""
 
     recovery: RecoveryConfig = RecoveryConfig()
+    ladder: LadderConfig = LadderConfig()
+    memory: MemoryConfig = MemoryConfig()
     incident: IncidentConfig = IncidentConfig()
     max_wall_time: Positive | None = None

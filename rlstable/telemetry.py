@@ -18,6 +18,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 
 Row = dict[str, float | int | None]
+Iterate = Callable[[TrainState], Any]
 _SPLIT_FIRST, _SPLIT_EVERY, _SPLIT_WORTH = 3, 200, 20
 
 
@@ -84,7 +85,7 @@ class Telemetry:
         """Whether to measure how the time divides: at the 3rd iteration and every 200th after, in runs long enough."""
         return self._worth_splitting and (iteration - _SPLIT_FIRST) % _SPLIT_EVERY == 0 and iteration >= _SPLIT_FIRST
 
-    def measure_split(self, iterate: Callable[[TrainState], Any], state: TrainState) -> None:
+    def measure_split(self, iterate: Iterate, state: TrainState) -> None:
         """Times collecting alone, by the same program with no epochs, on a copy of the state that is thrown away."""
         try:
             collecting = self._time_collecting(iterate, state)
@@ -97,8 +98,9 @@ class Telemetry:
             "timing/learning_share": learning / (learning + collecting),
         }
 
-    def _time_collecting(self, iterate: Callable[[TrainState], Any], state: TrainState) -> float:
-        copy = jax.tree.map(jnp.copy, state)
+    def _time_collecting(self, iterate: Iterate, state: TrainState) -> float:
+        with jax.enable_x64(True):  # or physics in float64 would be narrowed
+            copy = jax.tree.map(jnp.copy, state)
         no_epochs = jax.tree.map(jnp.zeros_like, copy.tuning.epochs)
         copy = _with_epochs(copy, no_epochs)
         jax.block_until_ready(copy)

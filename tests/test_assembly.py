@@ -55,7 +55,7 @@ def test_the_program_is_the_runners(tmp_path: Path) -> None:
 def test_its_footprint() -> None:
     assembly = Assembly(tiny_config(), mesh())
     shapes = assembly.shapes()
-    needs = footprint(assembly.compiled(shapes))
+    needs = footprint(assembly.compiled(shapes).executable)
     assert needs is not None
     assert needs.arguments == needs.aliased == bytes_of(shapes)
     assert needs.temporary > 0

@@ -16,8 +16,8 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
     assert codes == {
         "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
         "no_update_accepted": 4, "physics_unstable": 5, "value_loss_exploded": 6, "policy_diverged": 7,
-        "guard_exhausted": 8, "recovery_exhausted": 9, "time_limit": 75, "error": 1, "interrupted": 130,
-        "preempted": 143,
+        "guard_exhausted": 8, "recovery_exhausted": 9, "out_of_memory": 10, "time_limit": 75, "error": 1,
+        "interrupted": 130, "preempted": 143,
     }  # fmt: skip
     assert all(ending.meaning for ending in Ending)
     assert [ending.name for ending in Ending if ending.succeeded] == ["completed", "target_reached", "stopped"]

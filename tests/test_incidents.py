@@ -15,6 +15,8 @@ from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.endings import Ending
+from rlstable.replay.engines import step_again
+from rlstable.replay.report import judge
 from rlstable.runner import HostState, Runner
 from rlstable.supervise import incident
 from rlstable.supervise.incident import Caught, read
@@ -137,3 +139,22 @@ def test_a_checkpoint_does_not_depend_on_whether_incidents_are_caught(tmp_path: 
 def test_older_checkpoints_know_of_none() -> None:
     assert HostState.of({"iteration": 3}).incidents == Caught()
     assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == Caught(2, 9)
+
+
+def test_what_is_caught_after_the_precision_has_climbed_is_float64(tmp_path: Path) -> None:
+    """The slots are those of the level; and the step is done again in the arithmetic it was done in."""
+    supervise = {
+        "recovery": {"enabled": False},
+        "ladder": {"patience": 1, "max_invalid": 0.01, "matmul": ["default", "x64"]},
+        "incident": {"window": 1},
+    }
+    fault = {"fault": "observation", "probability": 0.2}
+    Runner(config(3, fault, supervise=supervise), tmp_path).run()  # up after the first, which is no relief
+    found = [read(tmp_path / "incidents" / name) for name in folders(tmp_path)]
+    assert [one.facts["precision"]["matmul"] for one in found] == ["default", "x64", "default"]
+    kinds = [one.arrays["before/pipeline_state/q"].dtype.name for one in found]
+    assert kinds == ["float32", "float64", "float32"]
+    for one, engine in zip(found, ("float32", "float64", "float32"), strict=True):
+        report = judge(one, step_again(one))
+        assert report.same == f"{engine}: bit for bit what the run had"
+        assert [bad.array for bad in report.bad[engine]] == ["obs"]

@@ -407,7 +407,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
         jax.tree.map(lambda leaf: leaf.delete(), state)
         raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner._assembly, "compiled", lambda _: fails)
+    monkeypatch.setattr(runner._supervisor.assembly, "compiled", lambda _: fails)
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)

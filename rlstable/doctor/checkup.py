@@ -212,7 +212,7 @@ def _memory(config: Config, assembly: Assembly, mesh: Any, compiles: bool, tell:
     needs = None
     if compiles:
         tell("compiling the training program for its memory (--no-compile leaves it out)")
-        needs = memory.footprint(assembly.compiled(shapes))
+        needs = memory.footprint(assembly.compiled(shapes).executable)
     device = mesh.devices.flat[0]
     # What jax calls several CPU devices share one memory.
     sharing = mesh.size if device.platform == "cpu" else 1

@@ -87,9 +87,9 @@ def empty(guards: Mapping[str, Guard], state: Any, action_size: int, devices: in
         return _record(Seen(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
 
     count = state.reward.shape[0]
-    shapes = jax.eval_shape(
-        record, state, jax.ShapeDtypeStruct((count, action_size), jnp.float32), jax.eval_shape(jax.random.PRNGKey, 0)
-    )
+    action, key = jax.ShapeDtypeStruct((count, action_size), jnp.float32), jax.eval_shape(jax.random.PRNGKey, 0)
+    with jax.enable_x64(True):  # so that float64 stays what it is; nothing here would be widened
+        shapes = jax.eval_shape(record, state, action, key)
     blank = jax.tree.map(lambda x: np.zeros((devices, *x.shape), x.dtype), shapes)
     return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), Rows.of(blank))
 

@@ -13,6 +13,7 @@ from rlstable.config import ConfigError
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
 from rlstable.packed import Rows, joined
+from rlstable.precision import SINGLE, Precision
 
 _ATTEMPTS = 10
 _LEAST_SHARE = 0.01
@@ -29,11 +30,13 @@ class Resets:
         env: The environments.
         batch: First states that one call of the program makes.
         program: The compiled program, key to (states, clean).
+        precision: What it is compiled in.
     """
 
     env: VectorEnv
     batch: int
     program: Callable[[jax.Array], tuple[Any, jax.Array]]
+    precision: Precision
 
     def draw(self, key: jax.Array, count: int) -> Any:
         """`count` clean first states, on the host.
@@ -49,7 +52,8 @@ class Resets:
         found = drawn = kept = 0
         while kept < count or found == 0:
             key, own = jax.random.split(key)
-            states, clean = jax.device_get(self.program(own))
+            with self.precision.compiled():
+                states, clean = jax.device_get(self.program(own))
             drawn += self.batch
             found += int(clean.sum())
             if drawn >= _ATTEMPTS * self.batch and found < _LEAST_SHARE * drawn:
@@ -75,12 +79,13 @@ class Resets:
         return "it is beyond a limit"
 
 
-def make_resets(env: VectorEnv, batch: int) -> Resets:
+def make_resets(env: VectorEnv, batch: int, precision: Precision = SINGLE) -> Resets:
     """The reset program for an environment, compiled when it is first called."""
     judging = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
 
     def program(key: jax.Array) -> tuple[Any, jax.Array]:
-        states = env.reset(jax.random.split(key, batch))
-        return states, judging.clean(states)
+        with precision.narrow():
+            states = env.reset(jax.random.split(key, batch))
+            return states, judging.clean(states)
 
-    return Resets(env, batch, jax.jit(program))
+    return Resets(env, batch, jax.jit(program), precision)

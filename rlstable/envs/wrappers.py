@@ -38,6 +38,7 @@ class VectorEnv:
         action_repeat: Environment steps per action.
         guards: The env site's, by name; without any nothing is judged and nothing is traced for it.
         reset_from_pool: Whether ordinary episode ends draw a new first state; otherwise each environment keeps its own.
+        per_pass: How many of them are stepped at once; None for all.
     """
 
     env: Any
@@ -45,6 +46,7 @@ class VectorEnv:
     action_repeat: int
     guards: Mapping[str, Guard]
     reset_from_pool: bool = False
+    per_pass: int | None = None
 
     @property
     def draws(self) -> bool:
@@ -129,7 +131,7 @@ class VectorEnv:
 
         def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
             state, alive, guard_state, incident = carry
-            stepped = _like(jax.vmap(self.env.step)(state, action), state)
+            stepped = _like(self._step(state, action), state)
             context = EnvContext(stepped, action, alive)
             _, ok, judged = fold(self.guards, context, guard_state)
             if incident is not None:
@@ -147,6 +149,12 @@ class VectorEnv:
             reward = jnp.sum(rewards, axis=0)
         state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], **kept})
         return state, (alive if self.guards else None), guard_state, incident
+
+    def _step(self, state: Any, action: jax.Array) -> Any:
+        """One step of every environment, all at once or some after others."""
+        if self.per_pass is None or self.per_pass >= action.shape[0]:
+            return jax.vmap(self.env.step)(state, action)
+        return jax.lax.map(lambda both: self.env.step(*both), (state, action), batch_size=self.per_pass)
 
     def _episode(self, before: Any, state: Any, ok: jax.Array | None) -> dict[str, Any]:
         """Advances the episode's own bookkeeping, with the choices of Brax's EpisodeWrapper."""
@@ -227,7 +235,13 @@ def _restart(state: Any) -> Any:
 
 def _like(new: Any, old: Any) -> Any:
     """`new` with the types and shapes of `old`: environments return Python floats, weak types and other widths."""
-    return jax.tree.map(lambda n, o: jnp.broadcast_to(jnp.asarray(n, o.dtype), o.shape), new, old)
+
+    def one(n: Any, o: Any) -> jax.Array:
+        # Asked for by name, float64 would be narrowed here; what has it already keeps it.
+        n = n if getattr(n, "dtype", None) == o.dtype else jnp.asarray(n, o.dtype)
+        return jnp.broadcast_to(n, o.shape)
+
+    return jax.tree.map(one, new, old)
 
 
 class Episodes(NamedTuple):

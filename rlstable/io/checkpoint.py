@@ -140,9 +140,8 @@ class Checkpoints:
 
     def restore(
         self,
-        template: PyTree,
+        template: PyTree | Callable[[dict[str, Any]], PyTree],
         iteration: int | None = None,
-        check: Callable[[dict[str, Any]], None] | None = None,
         later: Collection[str] = (),
     ) -> tuple[PyTree, dict[str, Any]]:
         """Reads a state back in the structure, types and places of a template.
@@ -153,9 +152,9 @@ class Checkpoints:
 
         Args:
             template: Tree like the saved state, of arrays (donated ones will do) or of `ShapeDtypeStruct`
-                with a sharding. NumPy arrays come back as NumPy arrays.
+                with a sharding. NumPy arrays come back as NumPy arrays. Or a function of the host data that gives
+                it, and may raise `ConfigError`.
             iteration: Which one; the latest that can be read if None.
-            check: Called with the host data before the state is compared with the template; may raise `ConfigError`.
             later: Paths of arrays that older checkpoints do not have; those are the template's then.
 
         Returns:
@@ -164,22 +163,20 @@ class Checkpoints:
         Raises:
             ConfigError: There is no such checkpoint, none can be read, or it does not fit the template.
         """
-        paths, treedef = jax.tree_util.tree_flatten_with_path(template)
-        wanted = [describe(path, leaf) for path, leaf in paths]
 
-        def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], int]:
+        def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], Any, int]:
             manager = self._open()
             host, manifest = read_json(manager, self.directory, step)
-            if check is not None:
-                check(host)
+            like = template(host) if callable(template) else template
+            wanted = [describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
             saved = {leaf.path for leaf in manifest.state}
             asked = [leaf for leaf in wanted if leaf.path in saved or leaf.path not in later]
             require_fit(manifest.state, asked, self.directory / str(step))
-            return step, host, read_arrays(manager, step, "state", manifest.state), manifest.format
+            return step, host, read_arrays(manager, step, "state", manifest.state), like, manifest.format
 
         if iteration is not None:
             require_step(self.directory, self.all(), iteration)
-        (step, host, arrays, written), damaged = first_readable(
+        (step, host, arrays, like, written), damaged = first_readable(
             self.directory,
             lambda: self.all()[::-1] if iteration is None else [iteration],
             read,
@@ -190,11 +187,12 @@ class Checkpoints:
         self._keep_damaged(damaged)
         # Under x64 every dtype stays what it was; otherwise float64 leaves would be narrowed in silence.
         with jax.enable_x64(True):
-            leaves = [
-                place(arrays[leaf.path], like) if leaf.path in arrays else like
-                for leaf, (_, like) in zip(wanted, paths, strict=True)
-            ]
-        return jax.tree_util.tree_unflatten(treedef, leaves), host
+
+            def restored(path: Any, leaf: Any) -> Any:
+                name = describe(path, leaf).path
+                return place(arrays[name], leaf) if name in arrays else leaf
+
+            return jax.tree_util.tree_map_with_path(restored, like), host
 
     def wait(self) -> bool:
         """Waits for a save under way; False if it failed, which is reported as an event."""

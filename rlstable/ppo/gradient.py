@@ -85,7 +85,7 @@ class Objective:
 
     def with_estimates(self, params: Any, statistics: Statistics, data: Transition) -> Transition:
         """Targets and advantages for the whole batch `[rows, T]`, from one value function."""
-        unrolls = self._estimated(params, statistics, _time_first(data))
+        unrolls = self._estimated(params, statistics, _time_first(data), self.parts_of_batch)
         return data._replace(target=jnp.swapaxes(unrolls.target, 0, 1), advantage=jnp.swapaxes(unrolls.advantage, 0, 1))
 
     def follow_targets(self, params: Any, statistics: Statistics, data: Transition) -> tuple[Statistics, Any]:
@@ -115,13 +115,10 @@ class Objective:
         """The mean of the gradients of equal parts of a minibatch, one part in memory at a time."""
         parts = self.config.gradient_accumulation
         if data.target is None:
-            data = self._estimated(params, statistics, data)
+            data = self._estimated(params, statistics, data, parts)
             if self.config.normalize_advantage:
                 data = self._standardized(data, valid_share)
-        split = jax.tree.map(lambda x: _split(x, parts, axis=1), data._replace(bootstrap_observation=None))
-        split = split._replace(
-            bootstrap_observation=jax.tree.map(lambda x: _split(x, parts, axis=0), data.bootstrap_observation)
-        )
+        split = _in_parts(data, parts)
 
         def add(total: Any, part: Transition) -> tuple[Any, None]:
             return jax.tree.map(lambda a, b: a + b / parts, total, differentiate(params, part)), None
@@ -130,9 +127,21 @@ class Objective:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate, params, first))
         return jax.lax.scan(add, zeros, split)[0]
 
-    def _estimated(self, params: Any, statistics: Statistics, data: Transition) -> Transition:
-        values = self.networks.value(params, statistics, data.observation)
-        target, advantage = estimate(self.networks, params, statistics, data, values, self.config)
+    @property
+    def parts_of_batch(self) -> int:
+        """In how many parts the whole batch is looked at, where minibatches are taken in parts to save memory."""
+        parts = self.config.gradient_accumulation
+        return 1 if parts == 1 else parts * self.config.num_minibatches
+
+    def _estimated(self, params: Any, statistics: Statistics, data: Transition, parts: int) -> Transition:
+        def estimated(part: Transition) -> tuple[jax.Array, jax.Array]:
+            values = self.networks.value(params, statistics, part.observation)
+            return estimate(self.networks, params, statistics, part, values, self.config)
+
+        if parts == 1:
+            target, advantage = estimated(data)
+        else:
+            target, advantage = jax.tree.map(_joined, jax.lax.map(estimated, _in_parts(data, parts)))
         return data._replace(target=target, advantage=advantage)
 
     def _standardized(self, data: Transition, valid_share: jax.Array | None) -> Transition:
@@ -168,6 +177,18 @@ def _time_first(data: Transition) -> Transition:
     """`[rows, T, ...]` to `[T, rows, ...]`, the bootstrap observation as it is."""
     swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), data._replace(bootstrap_observation=None))
     return swapped._replace(bootstrap_observation=data.bootstrap_observation)
+
+
+def _in_parts(data: Transition, parts: int) -> Transition:
+    """Equal parts of `[T, B]` data, `[parts, T, B / parts]`."""
+    split = jax.tree.map(lambda x: _split(x, parts, axis=1), data._replace(bootstrap_observation=None))
+    after = jax.tree.map(lambda x: _split(x, parts, axis=0), data.bootstrap_observation)
+    return split._replace(bootstrap_observation=after)
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    """`[parts, T, B / parts]` to `[T, B]`."""
+    return jnp.reshape(jnp.moveaxis(x, 0, 1), (x.shape[1], -1))
 
 
 def _split(x: jax.Array, parts: int, axis: int) -> jax.Array:

@@ -211,8 +211,14 @@ class PPO:
         asked = self.config.guards.limiters.kl is not None or self.config.guards.policy.enabled
         if not asked or statistics is state.normalizer:
             return data
-        reference, _ = self.networks.bare.distribution(state.params, statistics, data.observation)
-        return data._replace(reference=reference)
+
+        def policy(observation: Any) -> Any:
+            return self.networks.bare.distribution(state.params, statistics, observation)[0]
+
+        parts, rows = self._objective.parts_of_batch, data.log_prob.shape[0]
+        if parts == 1:
+            return data._replace(reference=policy(data.observation))
+        return data._replace(reference=jax.lax.map(policy, data.observation, batch_size=rows // parts))
 
     def _observed(self, statistics: Any, data: Transition) -> Any:
         outlier = self.config.guards.limiters.observation_outlier

@@ -81,7 +81,7 @@ def show(report: Any, terminal: Any = None) -> None:
     terminal.print()
     terminal.print(table(report))
     terminal.print(Text(f"\n  first: {report.first}"))
-    terminal.print(Text(f"  float32: {report.same}"))
+    terminal.print(Text(f"  {report.same}"))
     for engine, note in report.notes.items():
         terminal.print(Text(f"  {engine}: {note}"))
     terminal.print(Text(f"\n{report.conclusion}", style="bold"))

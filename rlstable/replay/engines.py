@@ -19,6 +19,7 @@ from rlstable.io.arrays import describe, is_key
 from rlstable.precision import level
 from rlstable.supervise.incident import Incident, limits_of
 from rlstable.supervise.quantities import Bad, bad_ones, group
+from rlstable.supervise_config import X64
 
 FLOAT32, FLOAT64, C = "float32", "float64", "C MuJoCo"
 _INPUTS = (
@@ -44,6 +45,11 @@ class Outcome(NamedTuple):
     note: str = ""
 
 
+def own_engine(incident: Incident) -> str:
+    """The engine that computes as the run did."""
+    return FLOAT64 if incident.facts["precision"]["matmul"] == X64 else FLOAT32
+
+
 def step_again(incident: Incident) -> list[Outcome]:
     """The step in every engine that has the environment's physics.
 
@@ -62,14 +68,17 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
     Args:
         incident: What is stepped.
         before: The whole state before the step.
-        engine: `float32`, in the arithmetic of the run, or `float64`, the model included.
+        engine: `float32`, with the matrix products of the run, or `float64`, the model included.
 
     Raises:
         ConfigError: The environment is not the one that the incident is of.
     """
     config, wide = incident.config, engine == FLOAT64
-    with jax.enable_x64(wide), level(config.precision).traced() if not wide else contextlib.nullcontext():
+    # A run in float64 has its model in float32 all the same.
+    with jax.enable_x64(wide and own_engine(incident) != FLOAT64):
         env = load_env(config.env)
+    traced = level(config.precision.model_copy(update=incident.facts["precision"])).traced()
+    with jax.enable_x64(wide), contextlib.nullcontext() if wide else traced:
         template = jax.eval_shape(lambda key: _inputs(env, config, key), jax.random.PRNGKey(0))
         state = _restored(template, incident, before)
         action = jnp.asarray(incident.arrays["action"], jnp.float64 if wide else jnp.float32)

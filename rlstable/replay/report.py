@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from rlstable.replay.engines import FLOAT32, C, Outcome
+from rlstable.replay.engines import FLOAT32, C, Outcome, own_engine
 from rlstable.supervise.incident import Incident, limits_of
 from rlstable.supervise.quantities import Bad, bad_ones, group, in_order, magnitude
 
@@ -25,7 +25,7 @@ class Report(NamedTuple):
         incident: Which.
         columns: Arrays by name: before the step, what the run had after it, and what each engine has.
         bad: What is bad, by column.
-        same: Whether float32 gives what the run had: `bit for bit`, or how far apart they are.
+        same: Whether the engine that computes as the run did gives what the run had, or how far apart they are.
         first: Which quantity went bad first, and in which engines.
         conclusion: What that says.
         notes: What else an engine said, by engine.
@@ -56,7 +56,7 @@ def judge(incident: Incident, outcomes: list[Outcome]) -> Report:
         incident,
         columns,
         bad,
-        _same(columns[RUN], columns[FLOAT32]),
+        f"{own_engine(incident)}: {_same(columns[RUN], columns[own_engine(incident)])}",
         _first(bad, engines),
         conclude(incident, bad, engines),
         {outcome.engine: outcome.note for outcome in outcomes if outcome.note},
@@ -105,7 +105,7 @@ def _first(bad: Mapping[str, list[Bad]], engines: list[str]) -> str:
 
 def conclude(incident: Incident, bad: Mapping[str, list[Bad]], engines: list[str]) -> str:
     """One sentence: where the bad number comes from, and what to do."""
-    again = [engine for engine in engines if bad[engine]]
+    again, own = [engine for engine in engines if bad[engine]], own_engine(incident)
     if any(one.array == "action" for one in bad[RUN]):
         return "the action was bad before the step: the policy gave it, look at the update and state guards' trips."
     if not again:
@@ -115,12 +115,12 @@ def conclude(incident: Incident, bad: Mapping[str, list[Bad]], engines: list[str
                 "step is healthy."
             )
         return "not reproduced: the bad number did not come from the step (hardware, another version of a library)."
+    if own not in again:
+        return f"bad in {_listed(again)} only, not in {own} as in the run: another version of a library, or chance."
     if again == [FLOAT32]:
-        return "bad in float32 only: try precision=highest, then physics in float64 (x64)."
-    if FLOAT32 not in again:
-        return f"bad in {_listed(again)} only, not in float32 as in the run: another version of a library, or chance."
-    if not any(group(one.array) == "physics" for one in bad[FLOAT32]):
-        return f"the physics is fine and {bad[FLOAT32][0].array} is bad: look at how the environment computes it."
+        return "bad in float32 only: try precision=highest, then physics in float64, precision.matmul=x64."
+    if not any(group(one.array) == "physics" for one in bad[own]):
+        return f"the physics is fine and {bad[own][0].array} is bad: look at how the environment computes it."
     if C not in engines:
         return f"bad in {_listed(again)}: the model itself, or the environment's code; see python -m rlstable.doctor."
     if C in again:
@@ -177,7 +177,7 @@ def as_data(report: Report) -> dict[str, Any]:
         "fault": facts["fault"],
         "conclusion": report.conclusion,
         "first": report.first,
-        "float32": report.same,
+        "as_in_the_run": report.same,
         "notes": report.notes,
         "bad": {
             column: [

@@ -81,7 +81,7 @@ class Incidents:
         causes: What the flags of a slot mean, `guard/cause` each.
         versions: What the run is computed with.
         caught: What was written; changed in place.
-        on_event: Called as `on_event(kind, fields)`: `incident` with `path`, `causes` and the `first` bad number, or
+        on_event: Called as `on_event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
             `incident_failed` with `iteration` and `error`.
     """
 
@@ -92,7 +92,7 @@ class Incidents:
         causes: list[str],
         versions: Mapping[str, str],
         caught: Caught,
-        on_event: Callable[[str, dict[str, Any]], None],
+        on_event: Callable[..., None],
     ):
         self._folder = run_dir / "incidents"
         self._config = config
@@ -115,31 +115,35 @@ class Incidents:
         last = self._caught.last
         return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.supervise.incident.window
 
-    def write(self, slot: Slot, iteration: int, at: int) -> None:
+    def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], envs: int) -> None:
         """Writes what is in the slots, in the order of the steps. Nothing that goes wrong here ends the run.
 
         Args:
             slot: Of all devices, on the host.
             iteration: Of the run as it counts now; part of the folder's name.
             at: The same, those given up included.
+            level: The precision of the iteration, keys of the section `precision`.
+            envs: Environments of the run, over all devices.
         """
         records = slot.record.take(np.arange(len(slot.record)))
         found = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
         for _, device in found[: self._config.supervise.incident.keep - self._caught.count]:
             record = jax.tree.map(lambda x, device=device: x[device], records)
             try:
-                facts, arrays = self._described(record, int(device), len(slot.record), iteration)
+                facts, arrays = self._described(record)
+                facts["environment"] += int(device) * (envs // len(slot.record))
+                facts |= {"iteration": iteration, "device": int(device), "precision": dict(level)}
                 name = f"{iteration}-{self._caught.count + 1}"
                 path = write(self._folder / name, facts, arrays, self._config.supervise.incident.max_mb)
             except Exception as error:
-                self._on_event("incident_failed", {"iteration": iteration, "error": f"{error}"})
+                self._on_event("incident_failed", iteration=iteration, error=str(error))
                 break
             self._caught.count += 1
             first = facts["bad"][0]["text"] if facts["bad"] else "none of the numbers that are kept"
-            self._on_event("incident", {"causes": facts["causes"], "first": first, "path": str(path)})
+            self._on_event("incident", causes=facts["causes"], first=first, path=str(path))
         self._caught.last = at
 
-    def _described(self, record: Any, device: int, devices: int, iteration: int) -> tuple[dict[str, Any], Any]:
+    def _described(self, record: Any) -> tuple[dict[str, Any], Any]:
         """What is said of one environment, and its arrays by name."""
         leaves, values = copy_out(record)
         arrays = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
@@ -151,12 +155,10 @@ class Incidents:
         facts = {
             "causes": [cause for cause, flag in zip(self._causes, flags, strict=True) if flag],
             "bad": [{**one._asdict(), "text": str(one)} for one in bad[:_MOST_BAD]],
-            "iteration": iteration,
             "unroll": unroll,
             "step": step,
             "repeat": repeat,
-            "environment": device * (self._config.ppo.num_envs // devices) + int(place),
-            "device": device,
+            "environment": int(place),
             "action": _numbers(arrays["action"]),
             "observation_before": _observation(arrays, "before/obs"),
             "observation": _observation(arrays, "after/obs"),

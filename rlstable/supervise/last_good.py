@@ -11,9 +11,8 @@ import numpy as np
 from rlstable import sharding
 from rlstable.ppo.state import SPECS, TrainState
 
-# Environments start from clean resets after a rollback; a fault on purpose and an incident are of the world, not of the
-# state.
-_LEFT_OUT = ("env_state", "reset_pool", "running_return", "fault", "incident")
+# Environments start from clean resets after a rollback, and what was caught of them stays caught.
+_LEFT_OUT = ("env_state", "reset_pool", "running_return", "incident")
 
 
 class LastGood:
@@ -41,6 +40,9 @@ class LastGood:
         self.iteration, self.step = iteration, step
 
     def restored(self, state: TrainState, mesh: Any) -> TrainState:
-        """`state` with what was kept in its place, and its environments as they are."""
-        placed = {name: sharding.place(part, mesh, getattr(SPECS, name)) for name, part in self._kept.items()}
+        """`state` with what was kept in its place, and its environments as they are. Its own arrays may be gone."""
+        kept = dict(self._kept)
+        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state.fault)):
+            del kept["fault"]  # a fault on purpose is of the world, which does not go back
+        placed = {name: sharding.place(part, mesh, getattr(SPECS, name)) for name, part in kept.items()}
         return dataclasses.replace(state, **placed)

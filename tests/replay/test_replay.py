@@ -60,7 +60,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
 def test_the_step_is_that_of_the_run_bit_for_bit(sections: dict[str, Any], incident: Incident, tmp_path: Path) -> None:
     found = caught(tmp_path, **sections) if sections else incident
     report = judge(found, step_again(found))
-    assert report.same == "bit for bit what the run had"
+    assert report.same == "float32: bit for bit what the run had"
     after = found.part("after")
     for name, array in report.columns["float32"].items():
         assert name == "action" or array.tobytes() == after[name].tobytes(), name

@@ -140,7 +140,7 @@ def test_damage_is_one_clear_error(tmp_path: Path, damage: Any, message: str) ->
 def incidents(caught: Caught | None = None, **fields: Any) -> tuple[Incidents, Caught]:
     own = Caught() if caught is None else caught
     config = tiny_config(guards={}, supervise={"incident": fields})
-    return Incidents(Path("nowhere"), config, [], {}, own, lambda kind, fields: None), own
+    return Incidents(Path("nowhere"), config, [], {}, own, lambda kind, **fields: None), own
 
 
 def test_one_per_window() -> None:
@@ -205,9 +205,9 @@ def test_anything_that_goes_wrong_is_an_event(tmp_path: Path, monkeypatch: pytes
     events: list[tuple[str, Any]] = []
     caught = Caught()
     own = Incidents(
-        tmp_path, tiny_config(guards={}), [], {}, caught, lambda kind, fields: events.append((kind, fields))
+        tmp_path, tiny_config(guards={}), [], {}, caught, lambda kind, **fields: events.append((kind, fields))
     )
     monkeypatch.setattr(incident, "write", lambda *_: None)
-    own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6)
+    own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
     assert [kind for kind, _ in events] == ["incident_failed"]
     assert caught == Caught(0, 6)  # the next one is tried after the window

@@ -1,0 +1,181 @@
+"""Adaptive precision: climb while there is trouble, come down after a long healthy stretch, and do not flap.
+
+Two ladders: one of matrix products, whose last level has physics in float64 too, and one of the networks' type. A level
+is compiled at most once, and all of the training state is carried over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rlstable.supervise_config import LadderConfig
+
+
+class Level(NamedTuple):
+    """What is computed in which precision, in the words of `precision.matmul` and `precision.network`."""
+
+    matmul: str
+    network: str
+
+    def __str__(self) -> str:
+        return f"{self.matmul}/{self.network}"
+
+
+class Signs(NamedTuple):
+    """What an iteration shows of trouble.
+
+    Attributes:
+        bad_state: A state guard found parameters, optimizer or statistics not finite.
+        invalid: Share of samples that were left out.
+        rejected: Share of updates that guards rejected.
+        scale_collapsed: The loss scale lies at its floor, and gradients overflow all the same.
+    """
+
+    bad_state: bool
+    invalid: float
+    rejected: float
+    scale_collapsed: bool
+
+
+class Change(NamedTuple):
+    """A change of level.
+
+    Attributes:
+        to: The new level.
+        cause: Why.
+    """
+
+    to: Level
+    cause: str
+
+
+@dataclasses.dataclass
+class Rungs:
+    """What the ladder remembers, as plain JSON; saved with the run.
+
+    Attributes:
+        matmul: Steps above the configured level of matrix products; likewise the next.
+        network: Of networks.
+        troubled: Iterations in trouble, less those that were not, since the last change; never below 0.
+        healthy: Healthy iterations in a row.
+        stretch: As many of them as it takes to come down a step; doubles when that was a mistake.
+        came_down: The ladder that was last come down on, until the next climb.
+        futile: Whether the top was reached without relief, so that precision is not what is wrong.
+    """
+
+    matmul: int = 0
+    network: int = 0
+    troubled: int = 0
+    healthy: int = 0
+    stretch: int = 0
+    came_down: str | None = None
+    futile: bool = False
+
+
+@dataclasses.dataclass
+class Ladder:
+    """Decides on the level.
+
+    Attributes:
+        config: Levels and thresholds.
+        start: The configured level.
+        rungs: Where it stands.
+        distinct: Which of some levels of matrix products this device really tells apart; asked before the first climb.
+    """
+
+    config: LadderConfig
+    start: Level
+    rungs: Rungs
+    distinct: Callable[[tuple[str, ...]], tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        self.rungs.stretch = self.rungs.stretch or self.config.down_after
+        self._matmul: tuple[str, ...] | None = None
+
+    @property
+    def level(self) -> Level:
+        """The present level."""
+        own = self.rungs
+        matmul = self.start.matmul if own.matmul == 0 else self._matmul_levels[own.matmul]
+        return Level(matmul, self._network_levels[own.network])
+
+    def watch(self, signs: Signs) -> Change | None:
+        """Takes in an iteration; the change that it asks for, if any, is made by this."""
+        own, config = self.rungs, self.config
+        cause = self._cause(signs)
+        if not config.enabled:
+            return None
+        own.healthy = 0 if cause else own.healthy + 1
+        own.troubled = own.troubled + 1 if cause else max(own.troubled - 1, 0)
+        if cause and own.troubled >= config.patience:
+            return self.climb(cause)
+        return self._come_down() if own.healthy >= own.stretch else None
+
+    def climb(self, cause: str) -> Change | None:
+        """One step up for a cause, or None where that is not possible or has not helped before."""
+        own = self.rungs
+        own.troubled = 0
+        if not self.config.enabled or own.futile:
+            return None
+        kinds = ("network", "matmul") if cause in ("rejected", "loss_scale", "not_finite") else ("matmul", "network")
+        kind = next((kind for kind in kinds if self._room(kind)), None)
+        if kind is None:
+            return self._give_up()
+        if own.came_down == kind:
+            own.stretch *= 2
+        own.came_down = None
+        setattr(own, kind, getattr(own, kind) + 1)
+        return Change(self.level, cause)
+
+    def can_climb(self) -> bool:
+        """Whether there is a level above this one that may help."""
+        return self.config.enabled and not self.rungs.futile and (self._room("matmul") or self._room("network"))
+
+    def _give_up(self) -> Change | None:
+        """Trouble at the top of both ladders: precision is not its cause, and the cheap level does as well."""
+        own = self.rungs
+        own.futile = True
+        moved = own.matmul or own.network
+        own.matmul = own.network = 0
+        return Change(self.level, "no_relief") if moved else None
+
+    def _come_down(self) -> Change | None:
+        own = self.rungs
+        own.healthy = 0
+        own.futile = False
+        kind = "matmul" if own.matmul else "network" if own.network else None
+        if kind is None:
+            return None
+        own.came_down = kind
+        setattr(own, kind, getattr(own, kind) - 1)
+        return Change(self.level, "healthy")
+
+    def _cause(self, signs: Signs) -> str | None:
+        config = self.config
+        if signs.scale_collapsed:
+            return "loss_scale"
+        if signs.bad_state:
+            return "not_finite"
+        if not signs.rejected <= config.max_rejected:
+            return "rejected"
+        return None if signs.invalid <= config.max_invalid else "quarantine"
+
+    def _room(self, kind: str) -> bool:
+        levels: Mapping[str, Any] = {"matmul": self._matmul_levels, "network": self._network_levels}
+        return getattr(self.rungs, kind) + 1 < len(levels[kind])
+
+    @property
+    def _matmul_levels(self) -> tuple[str, ...]:
+        """The configured level and those above it that this device tells apart."""
+        if self._matmul is None:
+            listed = self.config.matmul
+            above = listed[listed.index(self.start.matmul) :] if self.start.matmul in listed else (self.start.matmul,)
+            self._matmul = self.distinct(above)
+        return self._matmul
+
+    @property
+    def _network_levels(self) -> tuple[str, ...]:
+        start = self.start.network
+        return (start, *(level for level in self.config.network if level != start and start != "float32"))

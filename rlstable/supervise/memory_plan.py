@@ -1,0 +1,172 @@
+"""How a run makes do with less memory: smaller parts of a minibatch, fewer environments per pass, fewer environments.
+
+The first two compute the same from the same experience; only the last is another training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rlstable.config import Config, ConfigError
+from rlstable.supervise import memory
+from rlstable.supervise.memory import readable
+
+# The order in which they are tried; each as far as it helps.
+LEVERS = ("gradient_accumulation", "envs_per_pass", "num_envs")
+_TIGHT, _FULL = 0.8, 0.95  # shares of the memory limit that are worth a word, and that are too much
+_NO_RELIEF = 0.9  # of what was needed before: a lever that brings no more than this is left alone
+_LEAST_PASS = 8  # environments in a pass, below which nothing is saved but time lost
+
+
+@dataclasses.dataclass
+class MemoryPlan:
+    """What differs from the configuration, as plain JSON; None where nothing does. Saved with the run.
+
+    Attributes:
+        gradient_accumulation: Instead of `ppo.gradient_accumulation`.
+        envs_per_pass: Instead of `env.envs_per_pass`.
+        num_envs: Instead of `ppo.num_envs`.
+    """
+
+    gradient_accumulation: int | None = None
+    envs_per_pass: int | None = None
+    num_envs: int | None = None
+
+    def of(self, config: Config) -> Config:
+        """The configuration under this plan."""
+        ppo = {"gradient_accumulation": self.gradient_accumulation, "num_envs": self.num_envs}
+        changed = {name: value for name, value in ppo.items() if value is not None}
+        env = {} if self.envs_per_pass is None else {"envs_per_pass": self.envs_per_pass}
+        return config.model_copy(
+            update={"ppo": config.ppo.model_copy(update=changed), "env": config.env.model_copy(update=env)}
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{name} {value}" for name in LEVERS if (value := getattr(self, name)) is not None]
+        return ", ".join(parts) or "as configured"
+
+
+def smaller(config: Config, plan: MemoryPlan, lever: str, devices: int, factor: int = 2) -> MemoryPlan | None:
+    """The plan with one lever a step further; None where it is at its end.
+
+    Args:
+        config: As it was configured.
+        plan: The present one.
+        lever: One of `LEVERS`.
+        devices: How many share the work.
+        factor: By how much, as far as the lever goes.
+    """
+    now = plan.of(config)
+    step = {"gradient_accumulation": _more_parts, "envs_per_pass": _smaller_passes, "num_envs": _fewer_envs}[lever]
+    value = step(now, devices, factor)
+    return None if value is None else dataclasses.replace(plan, **{lever: value})
+
+
+def _more_parts(config: Config, devices: int, factor: int) -> int | None:
+    now, share = config.ppo.gradient_accumulation, config.ppo.batch_size // devices
+    if now == share:
+        return None
+    return min(n for n in range(min(factor * now, share), share + 1) if share % n == 0)
+
+
+def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
+    share = config.ppo.num_envs // devices
+    now = min(config.env.envs_per_pass or share, share)
+    return None if now <= _LEAST_PASS else max(now // factor, _LEAST_PASS)
+
+
+def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
+    rows = config.ppo.rows
+    for count in range(max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1)), 0, -1):
+        if rows % count == 0 and count % devices == 0:
+            try:
+                config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": count})}).require_devices(
+                    devices
+                )
+            except ConfigError:
+                continue
+            return count
+    return None
+
+
+class OutOfMemory(Exception):
+    """Training does not fit, however it is divided. Its text says what would."""
+
+
+def exhausted(error: Exception) -> bool:
+    """Whether a device has refused memory."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+class Memory:
+    """Compares what training needs with what there is.
+
+    Args:
+        config: The whole configuration.
+        mesh: The devices.
+        report: Called as `report(kind, **fields)` with every event.
+    """
+
+    def __init__(self, config: Config, mesh: Any, report: Callable[..., None]):
+        self._config = config
+        self._devices = mesh.size
+        self._report = report
+        own = config.supervise.memory
+        configured = None if own.limit_gib is None else int(own.limit_gib * 2**30)
+        device = mesh.devices.flat[0]
+        # What jax calls several CPU devices share one memory.
+        self._sharing = mesh.size if device.platform == "cpu" else 1
+        self._limit = memory.limit(device, configured)
+        self._lever = 0
+        self._before: int | None = None
+        self._told = False
+
+    def needed(self, program: Any) -> int | None:
+        """Bytes that a compiled program needs of the limit, as its compiler planned them; None where nobody knows."""
+        footprint = memory.footprint(program.executable)
+        return None if footprint is None else footprint.peak * self._sharing
+
+    def fits(self, needed: int | None) -> bool:
+        """Whether a program may run; one that is tight is told once."""
+        if needed is None or self._limit is None:
+            return True
+        if needed > _TIGHT * self._limit and not self._told:
+            self._told = True
+            self._report("memory_tight", needed=readable(needed), limit=readable(self._limit))
+        return needed <= _FULL * self._limit or not self._config.supervise.memory.adapt
+
+    def smaller(self, plan: MemoryPlan, needed: int | None) -> MemoryPlan:
+        """A plan that needs less.
+
+        Args:
+            plan: One that needs too much.
+            needed: How many bytes; None where the device has refused them.
+
+        Raises:
+            OutOfMemory: There is none.
+        """
+        if needed is not None and self._before is not None and needed > _NO_RELIEF * self._before:
+            self._lever += 1
+        self._before = needed
+        factor = 2 if needed is None or self._limit is None else max(2, math.ceil(needed / self._limit))
+        while self._config.supervise.memory.adapt and self._lever < len(LEVERS):
+            found = smaller(self._config, plan, LEVERS[self._lever], self._devices, factor)
+            if found is not None:
+                said = {} if needed is None else {"needed": readable(needed), "limit": readable(self._limit or 0)}
+                self._report("memory_planned", plan=str(found), **said)
+                return found
+            self._lever += 1
+        raise OutOfMemory(self._what_would_fit(plan, needed))
+
+    def _what_would_fit(self, plan: MemoryPlan, needed: int | None) -> str:
+        if not self._config.supervise.memory.adapt:
+            return "The device refused memory; supervise.memory.adapt=true divides the work, or take smaller networks."
+        least = "" if needed is None else f"Training needs {readable(needed)} of {readable(self._limit or 0)} "
+        limit = "" if needed is None else f"a limit of {needed / _FULL / 2**30:.3g} GiB would do, or "
+        return (
+            f"{least or 'The device refused memory '}with {plan}; {limit}smaller networks, a smaller ppo.batch_size, "
+            "ppo.num_minibatches or ppo.unroll_length."
+        )

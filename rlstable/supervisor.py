@@ -1,0 +1,268 @@
+"""What stands between a run and its end: going back and trying again, and the precision it computes in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rlstable import faults, sharding
+from rlstable.assembly import Assembly, Compiling, Program
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.guards.base import MoreGuards
+from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.supervise import arithmetic, remedies
+from rlstable.supervise.ladder import Change, Ladder, Level, Rungs, Signs
+from rlstable.supervise.last_good import LastGood
+from rlstable.supervise.memory_plan import Memory, MemoryPlan, exhausted
+from rlstable.supervise.recovery import Attempts, Plan, Recovery
+from rlstable.supervise_config import X64, Remedy
+
+Report = Callable[..., None]
+
+
+class Rollback(NamedTuple):
+    """Where a run goes on after a rollback.
+
+    Attributes:
+        state: The last good one, under a remedy.
+        iteration: How many it has behind it.
+        step: Environment steps likewise.
+    """
+
+    state: TrainState
+    iteration: int
+    step: int
+
+
+class Supervisor:
+    """Builds what computes at the present level of precision, and decides what to do when guards give up.
+
+    Attributes:
+        attempts: What recovery remembers; saved with the run.
+        rungs: What the ladder remembers; likewise.
+        plan: How it makes do with the memory there is; likewise.
+
+    Args:
+        config: The whole configuration.
+        mesh: The devices.
+        more_guards: Guards besides the configured ones, by site and name.
+        compiling: Context manager that tells the user what is compiling.
+        report: Called as `report(kind, **fields)` with every event.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, more_guards: MoreGuards, compiling: Compiling, report: Report):
+        self._config = config
+        self._mesh = mesh
+        self._more_guards = more_guards
+        self._compiling = compiling
+        self._report = report
+        self._assemblies: dict[tuple[Level, str], Assembly] = {}
+        self._programs: dict[tuple[Level, str], Program] = {}
+        self._last_good = LastGood()
+        self._memory = Memory(config, mesh, report)
+        self.recall(Attempts(), Rungs(), MemoryPlan())
+
+    def recall(self, attempts: Attempts, rungs: Rungs, plan: MemoryPlan) -> None:
+        """Goes on from what a run has saved."""
+        config = self._config
+        self.attempts, self.rungs, self.plan = attempts, rungs, plan
+        self._recovery = Recovery(config.supervise.recovery, attempts)
+        start = Level(config.precision.matmul, config.precision.network)
+        self._ladder = Ladder(config.supervise.ladder, start, rungs, self._distinct)
+
+    @property
+    def level(self) -> Level:
+        """The precision that is computed in."""
+        return self._ladder.level
+
+    @property
+    def assembly(self) -> Assembly:
+        """What computes at the present level."""
+        return self._at(self._ladder.level)
+
+    def shapes_at(self, level: Level) -> TrainState:
+        """What a training state looks like at some level."""
+        return self._at(level).shapes()
+
+    def adopt(self, state: TrainState, key: jax.Array) -> TrainState:
+        """A training state of another level as one of this.
+
+        Args:
+            state: At any level.
+            key: Random key for its pool of first states.
+        """
+        assembly = self.assembly
+        return assembly.adopted(assembly.with_fresh_pool(state, key) if assembly.env.draws else state)
+
+    def _at(self, level: Level) -> Assembly:
+        which = (level, str(self.plan))
+        if which not in self._assemblies:
+            precision = self._config.precision.model_copy(update={"matmul": level.matmul, "network": level.network})
+            config = self.plan.of(self._config.model_copy(update={"precision": precision}))
+            self._assemblies[which] = Assembly(config, self._mesh, self._more_guards, self._compiling)
+        return self._assemblies[which]
+
+    def program(self, state: TrainState, key: jax.Array) -> tuple[Program, TrainState]:
+        """The training program of the present level, compiled at most once, and the state that goes into it.
+
+        Where it needs more memory than there is, the plan is made smaller until it does not.
+
+        Args:
+            state: The training state.
+            key: Random key for what a smaller number of environments draws anew.
+
+        Raises:
+            OutOfMemory: It does not fit, however it is divided.
+        """
+        while (self.level, str(self.plan)) not in self._programs:
+            program = needed = None
+            try:
+                program = self.assembly.compiled(state)
+                needed = self._memory.needed(program)
+            except jax.errors.JaxRuntimeError as error:
+                if not exhausted(error):
+                    raise
+            if program is not None and self._memory.fits(needed):
+                self._programs[self.level, str(self.plan)] = program
+            else:
+                state = self._shrunk(state, needed, key)
+        return self._programs[self.level, str(self.plan)], state
+
+    def make_do(self, state: TrainState, iteration: int, step: int, key: jax.Array) -> Rollback:
+        """Goes back to the last good state with a smaller plan, after the device has refused its memory.
+
+        Args:
+            state: The one that went into the iteration that failed; its arrays may be gone.
+            iteration: Number of the iteration before.
+            step: Environment steps then.
+            key: Random key for what is drawn anew.
+
+        Raises:
+            OutOfMemory: It does not fit, however it is divided.
+        """
+        good = self._last_good
+        self.plan = self._memory.smaller(self.plan, None)
+        state = self.assembly.redrawn(good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration))
+        self.attempts.lost_iterations += iteration - good.iteration
+        self.attempts.lost_steps += step - good.step
+        return Rollback(self.assembly.adopted(state), good.iteration, good.step)
+
+    def _shrunk(self, state: TrainState, needed: int | None, key: jax.Array) -> TrainState:
+        """The state for a smaller plan; other environments where there are fewer of them."""
+        before = self.plan.num_envs
+        self.plan = self._memory.smaller(self.plan, needed)
+        return state if self.plan.num_envs == before else self.assembly.redrawn(state, key)
+
+    def keep(self, state: TrainState, iteration: int, step: int) -> None:
+        """Makes a state the one to go back to; its verdict was read and was good."""
+        if self._config.supervise.recovery.enabled:
+            self._last_good.keep(state, iteration, step)
+
+    def keep_is_due(self, iteration: int) -> bool:
+        """Whether a good state is to be kept after this iteration though it is not saved."""
+        return iteration % self._config.supervise.recovery.every == 0
+
+    def watch(self, state: TrainState, metrics: Metrics, good: bool, key: jax.Array) -> TrainState:
+        """Takes in an iteration that goes on: relaxes remedies and moves on the ladder where that is due.
+
+        Args:
+            state: After it.
+            metrics: Its report, on the host.
+            good: Whether its state is good and it has learnt something.
+            key: Random key for what a new level draws.
+        """
+        remedy = self._recovery.healthy(good)
+        if remedy is not None:
+            state = sharding.place(remedies.take_back(remedy, state), self._mesh, SPECS)
+            self._report("remedy_taken_back", remedy=str(remedy), after=self.attempts.stretch)
+        before = self._ladder.level
+        change = self._ladder.watch(self._signs(state, metrics))
+        return state if change is None else self._moved(state, before, change, key)
+
+    def try_again(
+        self, cause: Ending, state: TrainState, iteration: int, step: int, key: jax.Array
+    ) -> Rollback | Ending:
+        """Goes back to the last good state with the next remedy.
+
+        Args:
+            cause: Of the patience that has ended.
+            state: The present one.
+            iteration: Its number.
+            step: Its environment steps.
+            key: Random key for what is drawn anew.
+
+        Returns:
+            What to go on from, or the ending where there have been too many attempts.
+        """
+        attempts, good = self.attempts, self._last_good
+        plan = self._recovery.plan(cause.name, iteration + attempts.lost_iterations, self._applicable)
+        if plan is None:
+            tried = bool(attempts.recent) and cause is not Ending.physics_unstable
+            return Ending.recovery_exhausted if tried else cause
+        lost_iterations, lost_steps = iteration - good.iteration, step - good.step
+        key = jax.random.fold_in(jax.random.fold_in(key, good.iteration), 2**31 + plan.number)
+        state = self._back(state, plan, lost_iterations, key)
+        self._report(
+            "rolled_back",
+            cause=cause.name,
+            attempt=plan.number,
+            remedy=str(plan.remedy),
+            to_iteration=good.iteration,
+            lost_steps=lost_steps,
+        )
+        # Last, with the caller's step: the step that is logged is their sum, and stays what it was.
+        attempts.lost_iterations += lost_iterations
+        attempts.lost_steps += lost_steps
+        return Rollback(state, good.iteration, good.step)
+
+    def _back(self, state: TrainState, plan: Plan, undone: int, key: jax.Array) -> TrainState:
+        """The last good state under a remedy, with random numbers and clean environments of this attempt's own."""
+        state = self._last_good.restored(state, self._mesh)
+        if plan.remedy.name == "raise_precision":
+            before = self._ladder.level
+            change = self._ladder.climb("remedy")
+            if change is not None:
+                state = self._moved(state, before, change, key)
+        state = self.assembly.redrawn(state, key)
+        if state.fault is not None:
+            state = faults.carried_on(state, undone)
+        state = dataclasses.replace(state, key=jax.random.fold_in(state.key, plan.number))
+        state = remedies.apply(plan.remedy, state, self.assembly.ppo.optimizer)
+        return self.assembly.adopted(state)
+
+    def _applicable(self, remedy: Remedy) -> bool:
+        return remedy.name != "raise_precision" or self._ladder.can_climb()
+
+    def _moved(self, state: TrainState, before: Level, change: Change, key: jax.Array) -> TrainState:
+        self._report("precision_changed", level=str(change.to), before=str(before), cause=change.cause)
+        return self.adopt(state, key)
+
+    def _signs(self, state: TrainState, metrics: Metrics) -> Signs:
+        assembly, config = self.assembly, self._config
+        updates = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
+        rejected = sum(int(np.sum(metrics.trips[name])) for name in assembly.ppo.update_guards)
+        scale, accepted = assembly.precision.loss_scale, float(metrics.values["training/accepted_share"])
+        collapsed = scale is not None and accepted < 0.5 and float(state.tuning.loss_scale) <= scale.floor
+        return Signs(
+            bad_state="state" in metrics.trips and bool(np.any(metrics.trips["state"])),
+            invalid=1.0 - float(metrics.values.get("training/valid_share", 1.0)),
+            rejected=rejected / updates,
+            scale_collapsed=collapsed,
+        )
+
+    def _distinct(self, levels: tuple[str, ...]) -> tuple[str, ...]:
+        """The levels that this device tells apart, as measured; what a flag promises and does not do is told."""
+        with self._compiling("a check of matrix products"):
+            measured = arithmetic.measure([level for level in levels if level != X64])
+            exact = X64 in levels and arithmetic.measure_x64() == 0.0
+        for level, kind in arithmetic.undelivered(measured).items():
+            self._report("precision_not_delivered", level=level, measured=kind)
+        if X64 in levels and not exact:
+            self._report("precision_not_delivered", level=X64, measured="float32")
+        return (*arithmetic.distinct_levels(measured), *((X64,) if exact else ()))

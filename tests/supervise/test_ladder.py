@@ -1,0 +1,143 @@
+"""When the ladder of precision is climbed and when it is come down: exact sequences, no training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from rlstable.schema import ConfigError, validate
+from rlstable.supervise.ladder import Ladder, Level, Rungs, Signs
+from rlstable.supervise_config import LadderConfig, SuperviseConfig
+
+FINE = Signs(False, 0.0, 0.0, False)
+STORM = Signs(False, 0.5, 0.0, False)
+OVERFLOW = Signs(False, 0.0, 0.0, True)
+REJECTED = Signs(False, 0.0, 0.5, False)
+
+
+def ladder(
+    start: tuple[str, str] = ("default", "float32"), rungs: Rungs | None = None, distinct: Any = None, **fields: Any
+) -> Ladder:
+    config = validate(LadderConfig, {"patience": 2, "down_after": 3} | fields)
+    return Ladder(config, Level(*start), Rungs() if rungs is None else rungs, distinct or (lambda levels: levels))
+
+
+def changes(own: Ladder, signs: list[Signs]) -> list[str | None]:
+    found = [own.watch(sign) for sign in signs]
+    return [None if change is None else f"{change.to} ({change.cause})" for change in found]
+
+
+def test_a_healthy_run_stays_where_it_is_and_asks_the_device_nothing() -> None:
+    def never(levels: tuple[str, ...]) -> tuple[str, ...]:
+        raise AssertionError("measured without need")
+
+    own = ladder(distinct=never)
+    assert changes(own, [FINE] * 10) == [None] * 10
+    assert own.level == Level("default", "float32")
+
+
+def test_trouble_that_lasts_climbs_to_the_top_and_back_where_that_was_no_relief() -> None:
+    own = ladder()
+    assert changes(own, [STORM] * 10) == [
+        None, "high/float32 (quarantine)", None, "highest/float32 (quarantine)", None, "x64/float32 (quarantine)",
+        None, "default/float32 (no_relief)", None, None,
+    ]  # fmt: skip
+    assert own.rungs.futile
+    assert not own.can_climb()
+
+
+def test_a_single_bad_iteration_is_no_trouble() -> None:
+    assert changes(ladder(), [STORM, FINE, STORM, FINE, FINE, STORM]) == [None] * 6
+
+
+def test_levels_that_the_device_delivers_alike_are_skipped() -> None:
+    own = ladder(distinct=lambda levels: tuple(level for level in levels if level in ("default", "x64")))
+    assert changes(own, [STORM] * 2) == [None, "x64/float32 (quarantine)"]
+
+
+def test_it_comes_down_a_step_at_a_time_and_waits_longer_where_that_was_a_mistake() -> None:
+    """A fault below x64 that never ends: 3 healthy iterations, then 6, then 12."""
+    own = ladder(distinct=lambda levels: ("default", "x64"))
+    stretches, healthy = [], 0
+    for _ in range(40):
+        change = own.watch(FINE if own.level.matmul == "x64" else STORM)
+        healthy = healthy + 1 if own.level.matmul == "x64" else healthy
+        if change is not None and change.cause == "healthy":
+            stretches.append(healthy + 1)
+            healthy = 0
+        elif change is not None:
+            healthy = 0
+    assert stretches == [3, 6, 12]
+
+
+@pytest.mark.parametrize("signs", [OVERFLOW, REJECTED, Signs(True, 0.0, 0.0, False)], ids=str)
+def test_where_learning_is_in_trouble_networks_climb_first(signs: Signs) -> None:
+    own = ladder(("default", "float16"), matmul=["default", "highest"])
+    assert [change.split()[0] if change else None for change in changes(own, [signs] * 4)] == [
+        None, "default/float32", None, "highest/float32",
+    ]  # fmt: skip
+
+
+def test_where_simulations_are_in_trouble_products_climb_first() -> None:
+    own = ladder(("default", "bfloat16"), matmul=["default", "highest"])
+    assert changes(own, [STORM] * 4)[1::2] == ["highest/bfloat16 (quarantine)", "highest/float32 (quarantine)"]
+
+
+def test_float16_may_climb_over_bfloat16() -> None:
+    own = ladder(("default", "float16"), network=["bfloat16", "float32"])
+    assert changes(own, [OVERFLOW] * 4)[1::2] == ["default/bfloat16 (loss_scale)", "default/float32 (loss_scale)"]
+
+
+def test_a_configured_level_above_the_foot_is_where_it_begins() -> None:
+    own = ladder(("highest", "float32"))
+    assert changes(own, [STORM] * 2)[1] == "x64/float32 (quarantine)"
+    assert changes(own, [FINE] * 6) == [None, None, "highest/float32 (healthy)", None, None, None]
+
+
+@pytest.mark.parametrize("share", [float("nan"), 1.0])
+def test_shares_that_are_not_a_number_are_trouble(share: float) -> None:
+    assert changes(ladder(patience=1), [Signs(False, share, 0.0, False)])[0] is not None
+    assert changes(ladder(patience=1), [Signs(False, 0.0, share, False)])[0] is not None
+
+
+def test_switched_off_it_never_moves() -> None:
+    own = ladder(enabled=False)
+    assert changes(own, [STORM] * 20) == [None] * 20
+    assert own.climb("remedy") is None and not own.can_climb()
+
+
+@given(st.lists(st.sampled_from([FINE, STORM, REJECTED]), max_size=60), st.integers(0, 60))
+def test_a_resumed_ladder_decides_as_the_whole_one(signs: list[Signs], cut: int) -> None:
+    whole = ladder(("default", "bfloat16"))
+    expected = changes(whole, signs)
+    first = ladder(("default", "bfloat16"))
+    found = changes(first, signs[:cut])
+    saved = json.loads(json.dumps(dataclasses.asdict(first.rungs)))
+    second = ladder(("default", "bfloat16"), Rungs(**saved))
+    assert second.level == first.level
+    assert found + changes(second, signs[cut:]) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"matmul": ["x64", "default"]},
+            "ladder.matmul: [x64, default] must rise, each once: default, high, highest, x64",
+        ),
+        ({"matmul": ["default", "default"]}, "ladder.matmul: [default, default] must rise, each once"),
+        ({"network": ["float32", "bfloat16"]}, "ladder.network: [float32, bfloat16] must rise, each once"),
+        ({"network": ["float64"]}, "ladder.network.0: input should be 'bfloat16' or 'float32', got 'float64'"),
+        ({"patience": 0}, "ladder.patience: input should be greater than 0, got 0"),
+        ({"max_invalid": 2.0}, "ladder.max_invalid: input should be less than or equal to 1, got 2.0"),
+    ],
+)  # fmt: skip
+def test_ladders_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        validate(SuperviseConfig, {"ladder": fields})
+    assert str(error.value).startswith(message)

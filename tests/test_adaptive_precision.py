@@ -1,0 +1,147 @@
+"""Runs that change their precision: what they keep, what they compile, and what it is good for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_recovered_runs import ITERATION, config, events, same, storm
+
+from rlstable import load_policy
+from rlstable.assembly import Assembly
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+# It rains below x64, for ever; guards lose their patience after three iterations, the ladder after two.
+BELOW_X64 = storm(below="x64")
+
+
+def climbing(ladder: dict[str, Any] | None = None, recovery: dict[str, Any] | None = None, **sections: Any) -> Config:
+    own = {"patience": 2, "down_after": 100} | (ladder or {})
+    base = config(recovery).supervise.recovery.model_dump(mode="json")
+    return config(**{"supervise": {"ladder": own, "recovery": base}, "fault": BELOW_X64} | sections)
+
+
+@pytest.fixture(scope="module")
+def cured(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    runner = Runner(climbing(checkpoint={"every": 1, "asynchronous": False}), tmp_path_factory.mktemp("cured"))
+    runner.run()
+    return runner
+
+
+def test_without_the_ladder_the_storm_ends_the_run(tmp_path: Path) -> None:
+    runner = Runner(climbing({"enabled": False}, {"attempts": 2}), tmp_path)
+    assert runner.run().ending is Ending.physics_unstable
+
+
+def test_with_it_the_run_climbs_and_completes(cured: Runner) -> None:
+    left = read_result(cured.run_dir)
+    assert left is not None and (left["stop_reason"], left["rollbacks"]) == ("completed", 0)
+    (change,) = events(cured.run_dir, "precision_changed")
+    # Three iterations are good, two are not; on a CPU all levels but the last deliver the same.
+    assert change["step"] == 5 * ITERATION
+    assert (change["before"], change["level"], change["cause"]) == ("default/float32", "x64/float32", "quarantine")
+    rows = [json.loads(line) for line in (cured.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["training/valid_share"] for row in rows] == [1.0] * 3 + [0.0] * 2 + [1.0] * 15
+    assert np.isfinite(load_policy(cured.run_dir).act(np.zeros(4, np.float32))).all()
+
+
+def test_parameters_optimizer_and_counters_are_carried_over(tmp_path: Path) -> None:
+    """Bit for bit: what the last iteration of one level left is what the first of the other begins with."""
+    before: list[Any] = []
+    kept = ("params", "opt_state", "normalizer", "key", "counters", "tuning", "guard_memory")
+
+    def parts() -> list[np.ndarray]:
+        return [np.array(leaf) for name in kept for leaf in jax.tree.leaves(getattr(runner.state, name))]
+
+    runner = Runner(climbing(), tmp_path, lambda step, _: before.append(parts()) or step == 5 * ITERATION)
+    assert runner.run().ending is Ending.stopped
+    assert runner.state.env_state.pipeline_state.q.dtype == jnp.float64
+    same(parts(), before[-1])
+
+
+def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: Runner) -> None:
+    kept = {"every": 1, "asynchronous": False}
+    part = Runner(climbing(checkpoint=kept), tmp_path, lambda step, _: step == 8 * ITERATION)
+    assert part.run().ending is Ending.stopped
+    rest = Runner(climbing(checkpoint=kept, resume="auto"), tmp_path)
+    assert rest.state.env_state.pipeline_state.q.dtype == jnp.float64
+    same(rest.state, part.state)
+    rest.run()
+    same(rest.state, cured.state)
+    assert rest.host.rungs == cured.host.rungs
+
+
+def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path: Path) -> None:
+    """The saved physics is float64, the new level's float32; what was learnt goes on."""
+    part = Runner(climbing(), tmp_path, lambda step, _: step == 8 * ITERATION)
+    part.run()
+    typed = climbing(resume="auto", precision={"matmul": "highest"}, fault=storm(below="highest"))
+    rest = Runner(typed, tmp_path)
+    assert rest.host.rungs.matmul == 0
+    assert rest.state.env_state.pipeline_state.q.dtype == jnp.float32
+    same(rest.state.params, part.state.params)
+    assert rest.run().ending is Ending.completed
+
+
+def test_a_level_compiles_once_however_often_it_is_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    original = Assembly.compiled
+
+    def counting(self: Assembly, state: Any) -> Any:
+        compiled.append("x64" if self.precision.x64 else "default")
+        return original(self, state)
+
+    monkeypatch.setattr(Assembly, "compiled", counting)
+    runner = Runner(climbing({"down_after": 3}, total_steps=24 * ITERATION), tmp_path)
+    assert runner.run().ending is Ending.completed
+    levels = [event["level"].split("/")[0] for event in events(tmp_path, "precision_changed")]
+    assert levels[:4] == ["x64", "default", "x64", "default"]
+    assert compiled == ["default", "x64"]
+
+
+def test_a_remedy_raises_precision_too(tmp_path: Path) -> None:
+    """The ladder has no patience of its own here: recovery asks for a step, and goes back to before the storm."""
+    recovery = {"remedies": ["raise_precision"], "attempts": 2}
+    runner = Runner(climbing({"patience": 1000}, recovery), tmp_path)
+    assert runner.run().ending is Ending.completed
+    (back,) = events(tmp_path, "rolled_back")
+    assert (back["remedy"], back["to_iteration"]) == ("raise_precision", 2)
+    (change,) = events(tmp_path, "precision_changed")
+    assert (change["level"], change["cause"]) == ("x64/float32", "remedy")
+    assert runner.state.env_state.pipeline_state.q.dtype == jnp.float64
+    steps = [event["step"] for event in (change, back)]
+    assert steps == [6 * ITERATION] * 2
+
+
+def test_networks_whose_loss_scale_has_collapsed_climb_to_float32(tmp_path: Path) -> None:
+    """A loss that overflows float16 at any scale: the search ends at its floor, and nothing is learnt until then."""
+    narrow = {"network": "float16", "loss_scale": {"initial": 2.0**60, "floor": 2.0**59, "cap": 2.0**60}}
+    runner = Runner(climbing(fault={}, precision=narrow), tmp_path)
+    assert runner.run().ending is Ending.completed
+    (change,) = events(tmp_path, "precision_changed")
+    assert (change["before"], change["level"], change["cause"]) == ("default/float16", "default/float32", "loss_scale")
+    assert float(runner.state.tuning.loss_scale) == 1.0
+    accepted = [row["training/accepted_share"] for row in runner.history]
+    assert accepted[0] == 0.0 and accepted[-1] == 1.0
+
+
+def test_what_is_not_delivered_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that ignores the flag, as some GPUs have: the level is told, and not climbed to."""
+    from rlstable.supervise.arithmetic import Accuracy
+
+    tf32 = Accuracy(1e-3, 1e-4, 11.0)
+    monkeypatch.setattr("rlstable.supervise.arithmetic.measure", lambda levels: dict.fromkeys(levels, tf32))
+    runner = Runner(climbing(), tmp_path)
+    assert runner.run().ending is Ending.completed
+    told = [(event["level"], event["measured"]) for event in events(tmp_path, "precision_not_delivered")]
+    assert told == [("highest", "tf32")]
+    assert [event["level"] for event in events(tmp_path, "precision_changed")] == ["x64/float32"]

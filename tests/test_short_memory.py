@@ -1,0 +1,156 @@
+"""Runs with less memory than they would like: they divide the work, and compute the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from test_recovered_runs import events
+from toys import mesh, tiny_config
+
+from rlstable.assembly import Assembly, Program
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result
+from rlstable.runner import Runner
+from rlstable.supervise.memory import footprint
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ITERATION = 512 * 2 * 16  # environment steps: rows times unroll length
+
+
+def config(limit: float | None = None, **sections: Any) -> Config:
+    """Layers that are wide beside the batch, so that dividing it is worth something. The limit is in bytes."""
+    wide = [128, 128, 128, 128]
+    own: dict[str, Any] = {
+        "devices": 1, "guards": {}, "sinks": {"console": "off"}, "eval": {"num_evals": 0},
+        "total_steps": 4 * ITERATION, "checkpoint": {"every": 1, "asynchronous": False},
+        "ppo": {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 16},
+        "network": {"policy_hidden_layer_sizes": wide, "value_hidden_layer_sizes": wide},
+        "supervise": {"memory": {"limit_gib": None if limit is None else limit / 2**30}},
+    }  # fmt: skip
+    return tiny_config(**own | sections)
+
+
+def small(**sections: Any) -> Config:
+    return config(network={"policy_hidden_layer_sizes": [8], "value_hidden_layer_sizes": [8]}, **sections)
+
+
+@pytest.fixture(scope="module")
+def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Runner]:
+    """What training needs of memory, and the run that has it."""
+    assembly = Assembly(config(), mesh())
+    needs = footprint(assembly.compiled(assembly.shapes()).executable)
+    assert needs is not None
+    runner = Runner(config(total_steps=ITERATION), tmp_path_factory.mktemp("unlimited"))
+    runner.run()
+    return needs.peak, runner
+
+
+@pytest.mark.parametrize("times", [2, 8])
+def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
+    tmp_path: Path, unlimited: tuple[int, Runner], times: int
+) -> None:
+    """The loss of the first iteration, on the same data, is the same to 1e-5."""
+    needed, whole = unlimited
+    runner = Runner(config(needed / times, total_steps=ITERATION), tmp_path)
+    assert runner.run().ending is Ending.completed
+    planned = events(tmp_path, "memory_planned")
+    assert planned and all(event["step"] == 0 for event in planned)
+    assert runner.host.plan.gradient_accumulation is not None
+    assert (runner.host.plan.envs_per_pass, runner.host.plan.num_envs) == (None, None)
+    for name in ("training/total_loss", "training/policy_loss", "training/v_loss", "training/grad_norm"):
+        assert runner.history[0][name] == pytest.approx(whole.history[0][name], rel=1e-5, abs=1e-6), name
+    for ours, theirs in zip(jax.tree.leaves(runner.state.params), jax.tree.leaves(whole.state.params), strict=True):
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-3, atol=1e-5)
+
+
+def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
+    tmp_path: Path, unlimited: tuple[int, Runner]
+) -> None:
+    result = Runner(config(unlimited[0] / 1000), tmp_path).run()
+    assert (result.ending, result.ending.exit_code, result.step) == (Ending.out_of_memory, 10, 0)
+    left = read_result(tmp_path)
+    assert left is not None
+    assert "GiB would do" in left["advice"] and "smaller networks" in left["advice"]
+
+
+class Refusing:
+    """A program whose device refuses memory in the iterations it is told."""
+
+    def __init__(self, program: Program, refused: list[int]):
+        self.executable = program.executable
+        self._program = program
+        self._refused = refused
+
+    def __call__(self, state: Any) -> Any:
+        iteration = int(state.counters.iterations)
+        if iteration in self._refused:
+            self._refused.remove(iteration)
+            jax.tree.map(lambda leaf: leaf.delete(), state)  # it was donated
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.")
+        return self._program(state)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, iterations: list[int]) -> None:
+    original = Assembly.compiled
+    monkeypatch.setattr(Assembly, "compiled", lambda self, state: Refusing(original(self, state), iterations))
+
+
+def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, [2])
+    runner = Runner(small(), tmp_path)
+    assert runner.run().ending is Ending.completed
+    (planned,) = events(tmp_path, "memory_planned")
+    assert (planned["plan"], planned["step"]) == ("gradient_accumulation 2", 2 * ITERATION)
+    # Two iterations were done and saved: nothing is lost. It is no attempt of recovery's either.
+    assert runner.host.attempts.count == 0
+    assert [row["step"] for row in runner.history] == [ITERATION * n for n in (1, 2, 3, 4)]
+    again = Runner(small(resume="auto", total_steps=5 * ITERATION), tmp_path)
+    assert again.host.plan.gradient_accumulation == 2
+    assert again.run().ending is Ending.completed
+    assert len(events(tmp_path, "memory_planned")) == 1
+
+
+def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(self: Assembly, state: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.")
+
+    monkeypatch.setattr(Assembly, "compiled", never)
+    result = Runner(small(), tmp_path).run()
+    assert result.ending is Ending.out_of_memory
+    assert events(tmp_path, "memory_planned")[-1]["plan"] == "gradient_accumulation 512, envs_per_pass 8, num_envs 1"
+
+
+def test_a_refusal_in_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, [0])
+    runner = Runner(small(), tmp_path)
+    assert runner.run().ending is Ending.completed
+    assert runner.step == 4 * ITERATION
+
+
+def test_any_other_error_of_the_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Assembly, state: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is on fire")
+
+    monkeypatch.setattr(Assembly, "compiled", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
+        Runner(small(), tmp_path).run()
+
+
+def test_environments_in_passes_are_the_same_environments(tmp_path: Path) -> None:
+    """Seven at a time, the last pass being a short one."""
+    whole = Runner(small(total_steps=ITERATION), tmp_path / "whole")
+    passes = Runner(
+        small(total_steps=ITERATION, env={"name": "toys:PointMass", "envs_per_pass": 7}), tmp_path / "passes"
+    )
+    whole.run(), passes.run()
+    for ours, theirs in zip(jax.tree.leaves(passes.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-6, atol=1e-6)
