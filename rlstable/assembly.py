@@ -153,14 +153,20 @@ class Assembly:
         def widened(x: jax.Array, like: Any) -> jax.Array:
             return x if x.dtype == like.dtype else x.astype(like.dtype)
 
-        wanted = self.shapes().env_state
+        shapes = self.shapes()
         with jax.enable_x64(True):
-            env_state = jax.tree.map(widened, state.env_state, wanted)
+            env_state = jax.tree.map(widened, state.env_state, shapes.env_state)
         scale, now = self.precision.loss_scale, state.tuning.loss_scale
         # Without a loss scale it is 1, and a search for one begins at its beginning.
         now = jnp.ones_like(now) if scale is None else jnp.where(now > 1.0, now, scale.initial).astype(now.dtype)
         tuning = dataclasses.replace(state.tuning, loss_scale=now)
-        return sharding.place(dataclasses.replace(state, env_state=env_state, tuning=tuning), self._mesh, SPECS)
+        slots = jax.tree.map(_blank, shapes.incident)
+        parts = {"env_state": env_state, "tuning": tuning, "incident": slots}
+        return sharding.place(dataclasses.replace(state, **parts), self._mesh, SPECS)
+
+    def with_empty_slots(self, state: TrainState) -> TrainState:
+        """The state with nothing caught of any environment; one that was saved has no slots."""
+        return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
     def redrawn(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with every environment and the whole pool drawn anew."""
@@ -178,7 +184,7 @@ class Assembly:
 
     def _initial(self, key: jax.Array, env_state: Any, pool: Any) -> TrainState:
         """The training state before the first iteration, with its fault if it is to have one."""
-        state = init_state(self.ppo, key, env_state, pool)
+        state = init_state(self.ppo, key, env_state, pool, self._mesh.size)
         fault = self._config.fault
         return state if fault.site is None else faults.armed_state(state, fault)
 

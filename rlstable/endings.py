@@ -95,9 +95,14 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, saved: bo
     ]
     if saved:
         more = f" total_steps={2 * fields['step']}" if ending is Ending.completed else ""
-        rows.append(("go on", f"{_python()} -m rlstable.train resume={folder}{more}"))
+        rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
         rows.append(("use it", f'rlstable.load_policy("{folder}").act(obs)'))
     return rows
+
+
+def command(name: str, path: Path, key: str = "") -> str:
+    """What to type where the user stands to call a command of rlstable on a path, `key` in front of it."""
+    return f"{_python()} -m rlstable.{name} {key}{_from_here(path)}"
 
 
 def _number(value: Any) -> str:

@@ -33,7 +33,8 @@ from rlstable.supervise_config import MATMUL_LEVELS
 SITES = FaultConfig.sites()
 _FOREVER = 2**32 - 1
 _POSITIONS = ("q", "qpos")
-_PROBE = "injection_probe"  # not every environment has metrics, or floats in `info`
+# What an environment with a fault has more in `info` and metrics; not every one has metrics, or floats in `info`.
+PROBES = _KEY, _PROBE = ("injection_key", "injection_probe")
 
 
 class Fault(NamedTuple):
@@ -110,14 +111,14 @@ class FaultyEnv:
         state = _spoil_physics(state, _POSITIONS, hit, self._injection.fault.value)
         state = state.replace(obs=_spoil_observation(state.obs, hit, self._injection.fault.value))
         zero = jnp.zeros(())
-        info = {**state.info, "injection_key": key, _PROBE: zero}
+        info = {**state.info, _KEY: key, _PROBE: zero}
         return state.replace(info=info, metrics={**state.metrics, _PROBE: zero})
 
     def step(self, state: Any, action: jax.Array) -> Any:
         """A step; what it gives back may be bad."""
         injection, value = self._injection, self._injection.fault.value
         info = dict(state.info)
-        key, probe = info.pop("injection_key"), info.pop(_PROBE)
+        key, probe = info.pop(_KEY), info.pop(_PROBE)
         key, draw = jax.random.split(key)
         action = action.at[0].set(injection.put("action", draw, action[0]))
         metrics = {name: x for name, x in state.metrics.items() if name != _PROBE}
@@ -127,7 +128,7 @@ class FaultyEnv:
         state = _spoil_physics(state, ("qacc_warmstart",), warm_start, value)
         # A simulation that has gone bad is seen in the same step.
         seen = simulation | injection.hits("observation", draw)
-        info = {**state.info, "injection_key": key, _PROBE: injection.put("info", draw, probe)}
+        info = {**state.info, _KEY: key, _PROBE: injection.put("info", draw, probe)}
         return state.replace(
             obs=_spoil_observation(state.obs, seen, value),
             reward=injection.put("reward", draw, state.reward),

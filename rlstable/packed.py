@@ -67,9 +67,9 @@ def _length(x: Any) -> int | None:
 
 
 def joined(parts: Sequence[Any], axis: int = 0) -> Any:
-    """Host arrays one after another; typed random keys, which NumPy does not know, on the device."""
-    keys = jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key)
-    return jnp.concatenate(parts, axis) if keys else np.concatenate(parts, axis)
+    """Arrays one after another, on the host unless they are traced or, what NumPy does not know, typed random keys."""
+    traced = isinstance(parts[0], jax.core.Tracer) or jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key)
+    return jax.lax.concatenate(parts, axis) if traced else np.concatenate(parts, axis)
 
 
 @jax.tree_util.register_dataclass
@@ -89,7 +89,7 @@ class Rows:
 
     @classmethod
     def of(cls, tree: Any) -> Rows:
-        """Packs host arrays whose leading axis is the rows."""
+        """Packs arrays whose leading axis is the rows, on the host or inside a program."""
         leaves, structure = jax.tree.flatten(tree)
         shapes = tuple((str(x.dtype), tuple(x.shape[1:])) for x in leaves)
         matrices = {}
@@ -101,7 +101,7 @@ class Rows:
     def __len__(self) -> int:
         return next(iter(self.matrices.values())).shape[0]
 
-    def take(self, index: jax.Array) -> Any:
+    def take(self, index: Any) -> Any:
         """The pytree of the rows at `index`, whose axes replace the leading one."""
         taken = {kind: matrix[index] for kind, matrix in self.matrices.items()}
         used = dict.fromkeys(taken, 0)
@@ -109,5 +109,5 @@ class Rows:
         for kind, shape in self.shapes:
             start, size = used[kind], int(np.prod(shape))
             used[kind] = start + size
-            leaves.append(jnp.reshape(taken[kind][..., start : start + size], (*index.shape, *shape)))
+            leaves.append(taken[kind][..., start : start + size].reshape((*index.shape, *shape)))
         return jax.tree.unflatten(self.structure, leaves)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from rlstable import __version__, faults, sharding
 from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
+from rlstable.envs.capture import causes_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
@@ -26,8 +28,9 @@ from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
 from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.state import Metrics, TrainState
+from rlstable.ppo.state import Metrics, Slot, TrainState
 from rlstable.supervise import advice
+from rlstable.supervise.incident import Caught, Incidents
 from rlstable.supervise.ladder import Level, Rungs
 from rlstable.supervise.last_good import SAVED_AS, Saved
 from rlstable.supervise.memory_plan import MemoryPlan, OutOfMemory, exhausted
@@ -82,6 +85,7 @@ class HostState:
         attempts: What recovery has tried.
         rungs: Where on the ladder of precision it stands.
         plan: How it makes do with the memory there is.
+        incidents: What was written of bad simulations.
     """
 
     iteration: int = 0
@@ -94,11 +98,12 @@ class HostState:
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     rungs: Rungs = dataclasses.field(default_factory=Rungs)
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
+    incidents: Caught = dataclasses.field(default_factory=Caught)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it."""
-        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan}
+        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "incidents": Caught}
         return cls(**saved | {name: kind(**saved.get(name, {})) for name, kind in kinds.items()})
 
 
@@ -165,7 +170,8 @@ class Runner:
             self.step = int(self.state.counters.env_steps)
             if resumes:
                 self._resume()
-            else:
+            self._incidents = self._open_incidents()
+            if not resumes:
                 self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
@@ -222,6 +228,10 @@ class Runner:
             return faults.FailingCheckpoints(config.fault, *args)
         return Checkpoints(*args)
 
+    def _open_incidents(self) -> Incidents:
+        causes = causes_of(self._supervisor.assembly.env.guards)
+        return Incidents(self.run_dir, self.config, causes, self._versions(), self.host.incidents, self._event)
+
     def _resume(self) -> None:
         fresh = self.state.tuning
         tree, saved = self._checkpoints.restore(self._like, later=_LATER)
@@ -235,6 +245,7 @@ class Runner:
         if old["precision"] != new["precision"]:
             changed["loss_scale"] = fresh.loss_scale
         self.state = self._supervisor.read(tree, saved.get(SAVED_AS), self.host.iteration, **changed)
+        self.state = self._supervisor.assembly.with_empty_slots(self.state)
         self.step = int(self.state.counters.env_steps)
         if old["precision"] != new["precision"]:
             self.state = self._supervisor.adopt(self.state, self._key_of_iteration(2))
@@ -257,8 +268,8 @@ class Runner:
             self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
         self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
         like = self._supervisor.like(Level(*saved.get("level", configured)))
-        # Numbers, not shapes: what older checkpoints do not have of these is as it is at the beginning.
-        return dataclasses.replace(like, tuning=self.state.tuning)
+        # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
+        return dataclasses.replace(like, tuning=self.state.tuning, incident=None)
 
     def _versions(self) -> dict[str, str]:
         return {**versions(), "device": sharding.device_kind(self._mesh)}
@@ -315,7 +326,19 @@ class Runner:
         self._telemetry.add(metrics, elapsed)
         for name, causes in self._telemetry.trips(metrics).items():
             self._event("guard_tripped", guard=name, **causes)
+        if self.state.incident is not None:
+            self._note_incident(self.state.incident, bad)
         return metrics
+
+    def _note_incident(self, slot: Slot, bad: bool) -> None:
+        """Writes what was caught in this iteration if anything went bad, and empties the slots where that is due."""
+        at = self.host.iteration + self.host.attempts.lost_iterations
+        if bad and self._incidents.wanted(at):
+            level, envs = self._supervisor.level, self.state.env_state.done.shape[0]
+            self._incidents.write(jax.device_get(slot), self.host.iteration, at, level._asdict(), envs)
+        if self._incidents.opens_after(at):
+            empty = sharding.place(np.zeros(slot.taken.shape, bool), self._mesh, sharding.SPLIT)
+            self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
 
     def _after_iteration(self, before: int, metrics: Metrics) -> Ending | None:
         """Evaluates, logs, goes back, saves and redraws where these are due, and says whether the run is over."""
@@ -441,6 +464,7 @@ class Runner:
             "version": __version__,
             "versions": self._versions(),
         }
+        saved = dataclasses.replace(saved, incident=None)
         self._checkpoints.save(self.host.iteration, saved, policy_arrays(self.state), host, score=score)
         self._unsaved = False
 

@@ -77,6 +77,15 @@ class RecoveryConfig(Section):
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.remedies)
 
 
+class IncidentConfig(Section):
+    """Folders from which a bad simulation can be replayed."""
+
+    enabled: Flag = True
+    window: Count = 1000
+    keep: Count = 10
+    max_mb: Positive = 16.0
+
+
 class LadderConfig(Section):
     """Adaptive precision: which levels there are, and what is trouble enough for the next one."""
 
@@ -110,4 +119,5 @@ class SuperviseConfig(Section):
     recovery: RecoveryConfig = RecoveryConfig()
     ladder: LadderConfig = LadderConfig()
     memory: MemoryConfig = MemoryConfig()
+    incident: IncidentConfig = IncidentConfig()
     max_wall_time: Positive | None = None

@@ -2,6 +2,7 @@
 
 python scripts/bench.py guards                             # what all default guards cost
 python scripts/bench.py guards --env humanoid --pairs 60   # one environment, more pairs
+python scripts/bench.py incidents                          # what it costs to be ready to catch a bad simulation
 
 prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -52,12 +54,6 @@ TITLE = """# Benchmarks
 Written by `scripts/bench.py`, one section per benchmark and in it one part per kind of device. What stands between two
 markers is written anew; everything else stays.
 """
-GUARDS_TEXT = """\
-Two programs of one configuration and seed, `guards=off` and `guards=default` (limiters included), are called in turn in
-one process, two calls each to warm up and then in pairs; which of the two goes first alternates from pair to pair.
-Relative speed is time(off) / time(default), one ratio per pair: a median of 0.97 means 3 % slower with guards. Its 95 %
-interval is a bootstrap over pairs. "Not credibly below 0.98": its upper end is 0.98 or more; an upper end below 0.98
-would be credible evidence that guards cost more than 2 %. Differences between processes are not in the interval."""
 BEGIN, END = "<!-- bench: {} -->", "<!-- end of bench: {} -->"
 
 Row = dict[str, Any]
@@ -84,6 +80,52 @@ class Report:
     cells: list[tuple[str, ...]]
     notes: list[str]
     rows: list[Row]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two configurations, the second of which is to cost next to nothing.
+
+    Attributes:
+        name: The subcommand.
+        help: Its line in the list of subcommands.
+        title: Heading of its section.
+        text: How it is measured and how to read it.
+        sides: What is typed for each of the two, by the name that its numbers have.
+    """
+
+    name: str
+    help: str
+    title: str
+    text: str
+    sides: dict[str, str]
+
+
+PAIRS_TEXT = """are called in turn in
+one process, two calls each to warm up and then in pairs; which of the two goes first alternates from pair to pair."""
+COMPARISONS = (
+    Comparison(
+        "guards",
+        "what all default guards cost",
+        "Cost of the guards",
+        f"""\
+Two programs of one configuration and seed, `guards=off` and `guards=default` (limiters included), {PAIRS_TEXT}
+Relative speed is time(off) / time(default), one ratio per pair: a median of 0.97 means 3 % slower with guards. Its 95 %
+interval is a bootstrap over pairs. "Not credibly below 0.98": its upper end is 0.98 or more; an upper end below 0.98
+would be credible evidence that guards cost more than 2 %. Differences between processes are not in the interval.""",
+        {"off": "guards=off", "default": "guards=default"},
+    ),
+    Comparison(
+        "incidents",
+        "what it costs to be ready to catch a bad simulation",
+        "Cost of catching incidents",
+        f"""\
+Two programs of one configuration and seed, without and with a slot for the first bad environment, {PAIRS_TEXT}
+Relative speed is time(off) / time(on), one ratio per pair, with the 95 % interval of a bootstrap over pairs. "Not
+credibly below 0.99": its upper end is 0.99 or more. Nothing goes bad meanwhile, so the slot stays empty.""",
+        {"off": "supervise.incident.enabled=false", "on": "supervise.incident.enabled=true"},
+    ),
+)
 
 
 class PageError(Exception):
@@ -116,7 +158,7 @@ class Side:
             # A run's own program and first state, so that what is timed is what users train with.
             runner = Runner(compose([*overrides, *QUIET]), folder)
             try:
-                self._program = runner._compile()
+                self._program = runner._assembly.compiled(runner.state)
                 self._state = runner.state
             finally:
                 runner._finish(Ending.stopped)
@@ -135,17 +177,18 @@ class Side:
         return seconds
 
 
-def guards(args: argparse.Namespace, console: Console) -> Report:
-    """What all default guards cost together."""
-    rows = [guards_row(name, args.pairs, console) for name in dict.fromkeys(args.env or SETTINGS)]
-    header = ("env", "relative\nspeed", "95 % interval", "steps/s\noff", "steps/s\ndefault")
+def compare(comparison: Comparison, args: argparse.Namespace, console: Console) -> Report:
+    """Two configurations of every environment that was asked for."""
+    rows = [compare_row(comparison, name, args.pairs, console) for name in dict.fromkeys(args.env or SETTINGS)]
+    first, second = comparison.sides
+    header = ("env", "relative\nspeed", "95 % interval", f"steps/s\n{first}", f"steps/s\n{second}")
     cells = [
         (
             row["env"],
             f"{row['ratio']:.3f}",
             f"{row['interval'][0]:.3f} – {row['interval'][1]:.3f}",
-            f"{row['sps_off']:,.0f}",
-            f"{row['sps_default']:,.0f}",
+            f"{row[f'sps_{first}']:,.0f}",
+            f"{row[f'sps_{second}']:,.0f}",
         )
         for row in rows
     ]
@@ -154,34 +197,34 @@ def guards(args: argparse.Namespace, console: Console) -> Report:
         trips = ", ".join(f"{guard} {count:,}" for guard, count in row["trips"].items()) or "none"
         measured = f"{row['pairs']} pairs, {row['steps']:,} steps a call, trips: {trips}"
         notes.append(f"`{' '.join(row['settings'])}`: {measured}")
-    return Report("guards", "Cost of the guards", GUARDS_TEXT, header, cells, notes, rows)
+    return Report(comparison.name, comparison.title, comparison.text, header, cells, notes, rows)
 
 
-def guards_row(name: str, pairs: int, console: Console) -> Row:
-    """One environment's times with guards off and with the default ones."""
+def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
+    """One environment's times in two configurations."""
     settings = [*SETTINGS[name], *COMMON]
     sides = {}
-    for choice in ("off", "default"):
-        with console.status(f"{name}: compiling guards={choice}"):
+    for choice, override in comparison.sides.items():
+        with console.status(f"{name}: compiling {override}"):
             started = time.perf_counter()
-            sides[choice] = Side([*settings, f"guards={choice}"])
-        console.print(f"{name}: guards={choice} is ready after {time.perf_counter() - started:.1f} s")
-    off, default = sides["off"], sides["default"]
+            sides[choice] = Side([*settings, override])
+        console.print(f"{name}: {override} is ready after {time.perf_counter() - started:.1f} s")
+    (first, one), (second, other) = sides.items()
     numbers = track(range(pairs), name, console=console)
-    seconds_off, seconds_default = time_in_turn(off, default, numbers)
-    ratio, low, high = median_and_interval(seconds_off / seconds_default)
+    seconds, seconds_other = time_in_turn(one, other, numbers)
+    ratio, low, high = median_and_interval(seconds / seconds_other)
     return {
         "env": name,
         "settings": settings,
         "ratio": ratio,
         "interval": [low, high],
-        "sps_off": off.steps / float(np.median(seconds_off)),
-        "sps_default": default.steps / float(np.median(seconds_default)),
+        f"sps_{first}": one.steps / float(np.median(seconds)),
+        f"sps_{second}": other.steps / float(np.median(seconds_other)),
         "pairs": pairs,
-        "steps": off.steps,
-        "trips": default.trips,
-        "seconds_off": np.round(seconds_off, 6).tolist(),
-        "seconds_default": np.round(seconds_default, 6).tolist(),
+        "steps": one.steps,
+        "trips": other.trips,
+        f"seconds_{first}": np.round(seconds, 6).tolist(),
+        f"seconds_{second}": np.round(seconds_other, 6).tolist(),
     }
 
 
@@ -345,10 +388,11 @@ def make_parser() -> Parser:
         "--out", type=Path, default=Path("docs/benchmarks.md"), help="page whose part for this device is written anew"
     )
     shared.add_argument("--json", action="store_true", help="print the result as one line of JSON, the rest on stderr")
-    command = commands.add_parser("guards", parents=[shared], help="what all default guards cost")
-    command.add_argument("--env", action="append", choices=SETTINGS, help="may be repeated; all of them by default")
-    command.add_argument("--pairs", type=_pairs, default=30, help="pairs of calls, 30 by default")
-    command.set_defaults(benchmark=guards)
+    for comparison in COMPARISONS:
+        command = commands.add_parser(comparison.name, parents=[shared], help=comparison.help)
+        command.add_argument("--env", action="append", choices=SETTINGS, help="may be repeated; all of them by default")
+        command.add_argument("--pairs", type=_pairs, default=30, help="pairs of calls, 30 by default")
+        command.set_defaults(benchmark=functools.partial(compare, comparison))
     return parser
 
 

@@ -152,7 +152,7 @@ def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> con
     """A whole run in miniature: 8 environments, 16 unrolls of 4 steps, 2 minibatches, 2 epochs.
 
     Args:
-        guards: The guards section; none at all by default. No second attempts either.
+        guards: The guards section; none at all by default. No second attempts and no incidents either.
         **sections: Other sections; what they say of `ppo` and `network` is laid over the miniature's own.
     """
     ppo = {
@@ -168,7 +168,7 @@ def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> con
             "network": network | dict(sections.pop("network", {})),
             "guards": GUARDS_OFF if guards is None else guards,
             "total_steps": 10_000,
-            "supervise": {"recovery": {"enabled": False}},
+            "supervise": {"recovery": {"enabled": False}, "incident": {"enabled": False}},
             **sections,
         }
     )

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlstable.envs import capture
+from rlstable.envs.rarely import apply_if
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.env import EnvContext, physics
 from rlstable.packed import Rows
 from rlstable.ppo.rollout import Step
+from rlstable.ppo.state import Slot
 
 Policy = Callable[[Any, jax.Array], jax.Array]
 _FIRST = ("first_pipeline_state", "first_obs")
@@ -72,8 +75,24 @@ class VectorEnv:
         context = EnvContext(state, jnp.zeros((*alive.shape, 1)), alive)
         return alive & fold(self.guards, context, guard_state).ok
 
+    def empty_slot(self, state: Any, action_size: int, devices: int) -> Slot:
+        """Where `step` can put the first bad environment of every device, on the host.
+
+        Args:
+            state: Batched state, `[B]`; only its shapes are looked at.
+            action_size: Elements of an action.
+            devices: How many slots.
+        """
+        return capture.empty(self.guards, inner(state), action_size, devices)
+
     def step(
-        self, state: Any, action: jax.Array, pool: Any, key: jax.Array, guard_state: dict[str, GuardState]
+        self,
+        state: Any,
+        action: jax.Array,
+        pool: Any,
+        key: jax.Array,
+        guard_state: dict[str, GuardState],
+        incident: Slot | None = None,
     ) -> Step:
         """One step of every environment: act, count, and replace what is over or bad.
 
@@ -86,9 +105,10 @@ class VectorEnv:
             pool: `pool_of` clean first states, or None where `draws` is false.
             key: Random key for what is drawn.
             guard_state: Of `guards`.
+            incident: This device's slot for the first bad environment; None to catch none.
         """
         before = state.info
-        state, ok, guard_state = self._act(state, action, guard_state)
+        state, ok, guard_state, incident = self._act(state, action, guard_state, incident, key)
         state = state.replace(info={**state.info, **self._episode(before, state, ok)})
         state = state.replace(done=jnp.where(self._over(state), 1.0, state.done))
         if ok is not None:
@@ -96,31 +116,39 @@ class VectorEnv:
         state = state.replace(info={**state.info, "episode_done": state.done})
         state = self._renew(state, ok, pool, key)
         state = _restart(state)
-        return Step(state, ok, guard_state)
+        return Step(state, ok, guard_state, incident)
 
-    def _act(self, state: Any, action: jax.Array, guard_state: Any) -> tuple[Any, jax.Array | None, Any]:
+    def _act(
+        self, state: Any, action: jax.Array, guard_state: Any, incident: Slot | None = None, key: Any = None
+    ) -> tuple[Any, jax.Array | None, Any, Slot | None]:
         """Repeats the action. The verdict is sticky: a repeat that looks healthy again does not clear it."""
         kept = {name: state.info[name] for name in _FIRST}
-        inner = {name: value for name, value in state.info.items() if name not in _FIRST}
         over = state.done
-        inner["steps"] = jnp.where(over > 0, 0.0, inner["steps"])
-        start = state.replace(done=jnp.zeros_like(over), info=inner)
+        start = inner(state)
+        steps = jnp.where(over > 0, 0.0, start.info["steps"])
+        start = start.replace(done=jnp.zeros_like(over), info={**start.info, "steps": steps})
         alive = jnp.ones(over.shape, bool)
 
         def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
-            state, alive, guard_state = carry
+            state, alive, guard_state, incident = carry
             stepped = _like(self._step(state, action), state)
-            _, ok, guard_state = fold(self.guards, EnvContext(stepped, action, alive), guard_state)
-            return (stepped, alive if ok is True else alive & ok, guard_state), stepped.reward
+            context = EnvContext(stepped, action, alive)
+            _, ok, judged = fold(self.guards, context, guard_state)
+            if incident is not None:
+                causes = capture.flags(self.guards, context, guard_state, judged)
+                incident = capture.catch(incident, capture.Seen(state, action, stepped, causes, key), alive & ~ok)
+            return (stepped, alive if ok is True else alive & ok, judged, incident), stepped.reward
 
-        carry = (start, alive, guard_state)
+        carry = (start, alive, guard_state, incident)
         if self.action_repeat == 1:
-            (state, alive, guard_state), reward = repeat(carry, None)
+            (state, alive, guard_state, incident), reward = repeat(carry, None)
         else:
-            (state, alive, guard_state), rewards = jax.lax.scan(repeat, carry, None, length=self.action_repeat)
+            (state, alive, guard_state, incident), rewards = jax.lax.scan(
+                repeat, carry, None, length=self.action_repeat
+            )
             reward = jnp.sum(rewards, axis=0)
         state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], **kept})
-        return state, (alive if self.guards else None), guard_state
+        return state, (alive if self.guards else None), guard_state, incident
 
     def _step(self, state: Any, action: jax.Array) -> Any:
         """One step of every environment, all at once or some after others."""
@@ -168,6 +196,11 @@ class VectorEnv:
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
 
 
+def inner(state: Any) -> Any:
+    """What the environment itself is given: everything but the cached first state."""
+    return state.replace(info={name: value for name, value in state.info.items() if name not in _FIRST})
+
+
 def pool_of(states: Any) -> Rows:
     """What can be drawn of first states on the host: what environments carry from step to step, one row each."""
     return Rows.of(_parts(states))
@@ -211,19 +244,6 @@ def _like(new: Any, old: Any) -> Any:
     return jax.tree.map(one, new, old)
 
 
-def apply_if(predicate: jax.Array, function: Callable[[Any], Any], operand: Any) -> Any:
-    """`function(operand)` where the scalar predicate holds, else the operand itself, in place.
-
-    A while loop of at most one turn: XLA updates its carry in place, where the branches of `lax.cond` copy what they
-    pass on.
-    """
-
-    def once(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        return jnp.zeros((), bool), function(carry[1])
-
-    return jax.lax.while_loop(lambda carry: carry[0], once, (predicate, operand))[1]
-
-
 class Episodes(NamedTuple):
     """One episode per environment.
 
@@ -256,7 +276,7 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
     def play(carry: Any, _: None) -> tuple[Any, None]:
         state, active, episodes, key = carry
         key, next_key = jax.random.split(key)
-        stepped, ok, _ = env._act(state, policy(state.obs, key), guard_state)
+        stepped, ok, _states, _slot = env._act(state, policy(state.obs, key), guard_state)
         going = active if ok is None else active & ok
         gained = {**stepped.metrics, "reward": stepped.reward}
         steps = stepped.info["steps"] + env.action_repeat

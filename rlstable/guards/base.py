@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rlstable.schema import ConfigError
 
 PyTree = Any
-_GREATEST_NORM = 1e19  # its square is the greatest power of ten that float32 holds
+GREATEST_NORM = 1e19  # its square is the greatest power of ten that float32 holds
 
 
 class GuardState(NamedTuple):
@@ -182,7 +182,7 @@ def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.A
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             square = jnp.square(leaf.astype(jnp.float32))
             total += jnp.sum(square, axis=tuple(range(batch_dims, leaf.ndim)))
-    return total <= min(limit, _GREATEST_NORM) ** 2
+    return total <= min(limit, GREATEST_NORM) ** 2
 
 
 def _every(tree: PyTree, batch_dims: int, holds: Any) -> jax.Array:

@@ -15,8 +15,8 @@ from rlstable.guard_config import GuardsConfig
 from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
 # The names of Brax's engines and of MuJoCo.
-_COORDINATES = ("q", "qd", "qpos", "qvel")
-_ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
+COORDINATES = ("q", "qd", "qpos", "qvel")
+ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
 
 
 class EnvContext(NamedTuple):
@@ -70,10 +70,16 @@ class Quarantine:
 
     def apply(self, ctx: EnvContext, state: GuardState) -> Verdict:
         """Judges every environment; the value is untouched, the wrapper replaces it."""
+        fine = self.fine(ctx)
+        trips = state.trips + count_first(~fine & ctx.alive)
+        return Verdict(ctx.value, jnp.all(fine, axis=0), state._replace(trips=trips))
+
+    def fine(self, ctx: EnvContext) -> jax.Array:
+        """Which parts of every environment are as they should be, bool `[causes, B]`."""
         env = ctx.value
         # Trees that may be empty are judged beside a leaf that has the batch's shape.
         shape = env.reward.astype(jnp.int32)
-        fine = jnp.stack(
+        return jnp.stack(
             [
                 norm_within(ctx.action, self.max_other_norm, 1),
                 self._physics_fine(physics(env)),
@@ -84,12 +90,10 @@ class Quarantine:
                 norm_within((shape, env.info), self.max_other_norm, 1),
             ]
         )
-        trips = state.trips + count_first(~fine & ctx.alive)
-        return Verdict(env, jnp.all(fine, axis=0), state._replace(trips=trips))
 
     def _physics_fine(self, simulated: Any) -> jax.Array:
         fine = norm_within(simulated, self.max_other_norm, 1)
-        for names, limit in ((_COORDINATES, self.max_abs_state), (_ACCELERATIONS, self.max_abs_acceleration)):
+        for names, limit in ((COORDINATES, self.max_abs_state), (ACCELERATIONS, self.max_abs_acceleration)):
             found = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
             if found and limit is not None:
                 fine &= all_within(found, limit, 1)

@@ -46,7 +46,7 @@ def describe(path: Any, leaf: Any) -> Leaf:
         leaf: Array, `ShapeDtypeStruct` or Python number.
     """
     keys = tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("value",)
-    if _is_key(leaf):
+    if is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     elif not hasattr(leaf, "dtype"):
         leaf = np.asarray(leaf)
@@ -73,7 +73,7 @@ def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
     names = [leaf.path for leaf in leaves]
     if len(set(names)) != len(names):
         raise ValueError(f"two arrays have the path {max(names, key=names.count)!r}")
-    raw = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for _, leaf in paths]
+    raw = [jax.random.key_data(leaf) if is_key(leaf) else leaf for _, leaf in paths]
     views = [np.asarray(view) for view in jax.device_get(raw)]
     # A NumPy leaf is still the caller's, and on a CPU a jax leaf is a view of the device's own buffer, which
     # a donating program may overwrite.
@@ -89,7 +89,7 @@ def place(array: np.ndarray, like: Any) -> Any:
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array
     value: Any = array
-    if _is_key(like):
+    if is_key(like):
         implementations: list[Any] = []
         struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
         jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), struct)
@@ -122,5 +122,6 @@ def require_fit(saved: list[Leaf], wanted: list[Leaf], folder: Path) -> None:
         )
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed random key."""
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -72,7 +72,7 @@ def first_tuning(config: Config) -> Tuning:
     )
 
 
-def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> TrainState:
+def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, devices: int = 1) -> TrainState:
     """The training state before the first iteration.
 
     Args:
@@ -80,6 +80,7 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> Tra
         key: Random key.
         env_state: Environments, `[num_envs]`.
         reset_pool: Clean first states, or None.
+        devices: How many will share the environments.
     """
     key_networks, key = jax.random.split(key)
     observation = jax.tree.map(
@@ -96,6 +97,7 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> Tra
         trips=dataclasses.replace(none, whole=WideCounter(none.whole, none.whole)) if guards else none,
     )
     returns = reward.nothing_yet(ppo.config.ppo.num_envs, ppo.config.ppo)
+    catches = ppo.env.guards and ppo.config.supervise.incident.enabled
     statistics = normalizer.init(observation)
     if ppo.config.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -111,4 +113,5 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any) -> Tra
         counters=counters,
         return_statistics=returns.statistics,
         running_return=returns.running,
+        incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if catches else None,
     )

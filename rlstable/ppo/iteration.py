@@ -94,6 +94,7 @@ class PPO:
                 key=key,
                 return_statistics=returns.statistics,
                 running_return=returns.running,
+                incident=rollout.incident,
             )
             return self._finish(new_state, states, learned.progress.accepted, rollout.episodes, values, healthy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +14,7 @@ from rlstable.config import Config
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, awake
 from rlstable.ppo.networks import Networks
-from rlstable.ppo.state import TrainState, Transition
+from rlstable.ppo.state import Slot, TrainState, Transition
 
 
 class Step(NamedTuple):
@@ -23,11 +24,13 @@ class Step(NamedTuple):
         state: Brax-like state, batched; what is bad or over has been replaced.
         valid: bool `[B]`, or None where nothing is judged.
         guard_state: Of the env site's guards.
+        incident: The first bad environment so far; None where none is caught.
     """
 
     state: Any
     valid: jax.Array | None
     guard_state: dict[str, GuardState]
+    incident: Slot | None = None
 
 
 class TrainingEnv(Protocol):
@@ -38,9 +41,18 @@ class TrainingEnv(Protocol):
         """The env site's guards, by name."""
 
     def step(
-        self, state: Any, action: jax.Array, pool: Any, key: jax.Array, guard_state: dict[str, GuardState]
+        self,
+        state: Any,
+        action: jax.Array,
+        pool: Any,
+        key: jax.Array,
+        guard_state: dict[str, GuardState],
+        incident: Slot | None = None,
     ) -> Step:
         """One environment step for every environment of this device."""
+
+    def empty_slot(self, state: Any, action_size: int, devices: int) -> Slot:
+        """Where the first bad environment of every device can be put."""
 
 
 class Collected(NamedTuple):
@@ -52,6 +64,7 @@ class Collected(NamedTuple):
         data: `[rows, T]` on this device.
         metrics: float32 scalars; sums over devices are taken.
         episodes: int32, finished episodes on all devices.
+        incident: The first bad environment so far; None where none is caught.
     """
 
     env_state: Any
@@ -59,6 +72,7 @@ class Collected(NamedTuple):
     data: Transition
     metrics: dict[str, jax.Array]
     episodes: jax.Array
+    incident: Slot | None
 
 
 def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, config: Config) -> Collected:
@@ -75,13 +89,13 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     keeps_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
 
     def act_and_step(carry: Any, _: None) -> tuple[Any, Any]:
-        env_state, guard_state, key = carry
+        env_state, guard_state, incident, key = carry
         key, next_key = jax.random.split(key)
         observation = networks.select(env_state.obs)
         distribution, _activity = networks.distribution(state.params, state.normalizer, observation)
         raw = distribution.sample(jax.random.normal(key, distribution.loc.shape))
         value = networks.value(state.params, state.normalizer, observation) if keeps_value else None
-        step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state)
+        step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state, incident)
         info = step.state.info
         transition = Transition(
             observation=observation,
@@ -97,24 +111,29 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             time_out=info["time_out"] if ppo.bootstrap_on_timeout else None,
         )
         watched = (step.state.reward, info["episode_done"], info["episode_metrics"])
-        return (step.state, step.guard_state, next_key), (transition, watched)
+        return (step.state, step.guard_state, step.incident, next_key), (transition, watched)
 
     def unroll(carry: Any, _: None) -> tuple[Any, Any]:
-        env_state, guard_state, key = carry
+        env_state, guard_state, incident, key = carry
         key, next_key = jax.random.split(key)
-        (env_state, guard_state, _), (data, watched) = jax.lax.scan(
-            act_and_step, (env_state, guard_state, key), None, length=ppo.unroll_length
+        (env_state, guard_state, incident, _), (data, watched) = jax.lax.scan(
+            act_and_step, (env_state, guard_state, incident, key), None, length=ppo.unroll_length
         )
         data = data._replace(bootstrap_observation=networks.select(env_state.obs))
-        return (env_state, guard_state, next_key), (data, watched)
+        return (env_state, guard_state, incident, next_key), (data, watched)
 
-    (env_state, guard_state, _), (data, (reward, done, totals)) = jax.lax.scan(
-        unroll, (state.env_state, awake(env.guards, state.guard_memory), key), None, length=ppo.rows // ppo.num_envs
+    incident = state.incident
+    if incident is not None:
+        incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
+    start = (state.env_state, awake(env.guards, state.guard_memory), incident, key)
+    (env_state, guard_state, incident, _), (data, (reward, done, totals)) = jax.lax.scan(
+        unroll, start, None, length=ppo.rows // ppo.num_envs
     )
     bootstrap = _merge(data.bootstrap_observation)
     data = _merge(jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), data._replace(bootstrap_observation=None)))
     metrics, episodes = _episode_metrics(reward, done, totals, data)
-    return Collected(env_state, guard_state, data._replace(bootstrap_observation=bootstrap), metrics, episodes)
+    data = data._replace(bootstrap_observation=bootstrap)
+    return Collected(env_state, guard_state, data, metrics, episodes, incident)
 
 
 def _merge(tree: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 
 from rlstable import sharding
 from rlstable.counter import WideCounter
-from rlstable.packed import Packed
+from rlstable.packed import Packed, Rows
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.normalizer import Statistics
 
@@ -62,6 +62,22 @@ class Tuning:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Slot:
+    """What is kept of the first bad environment, one slot per device; `envs.capture` fills it.
+
+    Attributes:
+        taken: bool `[devices]`, whether anything is in it; what is taken stays as it is.
+        clock: int32 `[devices]`, environment steps since the iteration began, repeats of an action counted.
+        record: `[devices]`, the environment before and after its step, the action, and why it is bad.
+    """
+
+    taken: Any
+    clock: Any
+    record: Rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TrainState:
     """The whole state of training on the devices.
 
@@ -78,6 +94,7 @@ class TrainState:
         return_statistics: Of discounted returns, which rewards are divided by; None where they are not.
         running_return: The discounted return of every environment so far, split over devices; None likewise.
         fault: What `rlstable.faults` injects, as data; None where nothing is.
+        incident: The first bad environment of every device, split over devices; None where none is caught.
     """
 
     params: Any
@@ -92,13 +109,15 @@ class TrainState:
     return_statistics: Statistics | None = None
     running_return: jax.Array | None = None
     fault: Any = None
+    incident: Slot | None = None
 
 
 # How a training state lies on the devices: environments are split, everything else is the same on all.
 _placement: dict[str, Any] = dict.fromkeys(
     (field.name for field in dataclasses.fields(TrainState)), sharding.REPLICATED
 )
-SPECS = TrainState(**_placement | dict.fromkeys(("env_state", "reset_pool", "running_return"), sharding.SPLIT))
+_split = dict.fromkeys(("env_state", "reset_pool", "running_return", "incident"), sharding.SPLIT)
+SPECS = TrainState(**_placement | _split)
 
 
 class Transition(NamedTuple):

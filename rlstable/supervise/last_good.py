@@ -12,8 +12,8 @@ import numpy as np
 from rlstable import sharding
 from rlstable.ppo.state import SPECS, TrainState
 
-# Environments start from clean resets after a rollback.
-_LEFT_OUT = ("env_state", "reset_pool", "running_return")
+# Environments start from clean resets after a rollback, and what was caught of them stays caught.
+_LEFT_OUT = ("env_state", "reset_pool", "running_return", "incident")
 # Where it stands in a checkpoint.
 SAVED_AS = "last_good"
 

@@ -14,7 +14,7 @@ import pytest
 from brax import envs
 from brax.training import acting
 
-from rlstable.envs.wrappers import VectorEnv, apply_if, pool_of, run_episodes
+from rlstable.envs.wrappers import VectorEnv, pool_of, run_episodes
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards, physics
 
@@ -582,33 +582,3 @@ def test_an_evaluation_episode_with_a_bad_start_is_aborted_at_once():
     np.testing.assert_array_equal(episodes.aborted, bad)
     np.testing.assert_array_equal(episodes.length, np.where(bad, 0, 8))
     assert all_finite(episodes) and (episodes.metrics["reward"][bad] == 0).all()
-
-
-# --- apply_if
-
-
-def test_apply_if_applies_once_or_not_at_all():
-    """The function where the predicate holds, else the operand; a second turn would add twice."""
-    operand = {"x": jnp.arange(3.0), "n": jnp.int32(4)}
-
-    def bump(tree: Any) -> Any:
-        return jax.tree.map(lambda x: x + 1, tree)
-
-    for apply in (apply_if, jax.jit(apply_if, static_argnums=1)):
-        assert_same(bump(operand), apply(jnp.array(True), bump, operand))
-        assert_same(operand, apply(jnp.array(False), bump, operand))
-
-
-def test_apply_if_under_vmap_and_scan():
-    """Each by its own predicate."""
-    predicates = jnp.array([True, False, True, False])
-    got = jax.vmap(lambda p, x: apply_if(p, lambda y: y * 10.0, x))(predicates, jnp.arange(1.0, 5.0))
-    np.testing.assert_array_equal(got, [10, 2, 30, 4])
-    total, _ = jax.lax.scan(lambda x, p: (apply_if(p, lambda y: 2 * y + 1, x), None), jnp.int32(1), predicates)
-    assert total == 7
-
-
-def test_apply_if_leaves_bad_numbers_of_the_other_choice_out():
-    """What the function would give is not computed where it is not wanted."""
-    got = apply_if(jnp.array(False), lambda x: x * jnp.nan, jnp.ones(2))
-    np.testing.assert_array_equal(got, 1.0)

@@ -1,0 +1,138 @@
+"""The first bad simulation of every device, caught inside the compiled program before the quarantine replaces it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable.envs.rarely import apply_if
+from rlstable.guards.base import Guard, GuardState
+from rlstable.guards.env import EnvContext, Quarantine, physics
+from rlstable.packed import Rows
+from rlstable.ppo.state import Slot
+
+# What a step of MuJoCo starts from (its mjSTATE_INTEGRATION), and Brax's coordinates, of which rewards are made. The
+# rest of the physics is computed anew; to keep it would cost a copy of it in every step, bad or not.
+_STARTS_FROM = (
+    "time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos",
+    "mocap_quat", "userdata", "q", "qd", "x", "xd",
+)  # fmt: skip
+_COMES_TO = ("qacc", *_STARTS_FROM)
+
+
+class Seen(NamedTuple):
+    """One environment step of every environment of this device.
+
+    Attributes:
+        before: The state that `env.step` took, `[B]`.
+        action: What the policy asked for, `[B, A]`.
+        after: What `env.step` gave back, before anything is replaced.
+        causes: bool `[causes, B]`, as `causes_of` names them.
+        key: The random key of the step, from which its action's noise and its draws from the pool come.
+    """
+
+    before: Any
+    action: jax.Array
+    after: Any
+    causes: jax.Array
+    key: jax.Array
+
+
+def causes_of(guards: Mapping[str, Guard]) -> list[str]:
+    """What `Slot` knows of why an environment is bad, `guard/cause` each, in the order of its flags."""
+    return [f"{name}/{cause}" for name, guard in guards.items() for cause in guard.causes]
+
+
+def flags(
+    guards: Mapping[str, Guard], ctx: EnvContext, old: Mapping[str, GuardState], new: Mapping[str, GuardState]
+) -> jax.Array:
+    """Why environments are bad, bool `[causes, B]`.
+
+    Of the quarantine all that applies, in the terms that its verdict is computed in already. Another guard has but its
+    trips: they are said of every environment of the step.
+
+    Args:
+        guards: The env site's, by name.
+        ctx: What they judged.
+        old: Their states before.
+        new: Their states after.
+    """
+
+    def of(name: str, guard: Guard) -> jax.Array:
+        if isinstance(guard, Quarantine):
+            return ~guard.fine(ctx)
+        tripped = new[name].trips > old[name].trips
+        return jnp.broadcast_to(tripped[:, None], (*tripped.shape, *ctx.alive.shape))
+
+    return jnp.concatenate([of(name, guard) for name, guard in guards.items()])
+
+
+def empty(guards: Mapping[str, Guard], state: Any, action_size: int, devices: int) -> Slot:
+    """A slot per device that nothing is in, on the host.
+
+    Args:
+        guards: The env site's, by name.
+        state: What `env.step` takes, `[B]`; only its shapes are looked at.
+        action_size: Elements of an action.
+        devices: How many slots.
+    """
+
+    def record(state: Any, action: jax.Array, key: jax.Array) -> Any:
+        causes = jnp.zeros((len(causes_of(guards)), *action.shape[:1]), bool)
+        return _record(Seen(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
+
+    count = state.reward.shape[0]
+    action, key = jax.ShapeDtypeStruct((count, action_size), jnp.float32), jax.eval_shape(jax.random.PRNGKey, 0)
+    with jax.enable_x64(True):  # so that float64 stays what it is; nothing here would be widened
+        shapes = jax.eval_shape(record, state, action, key)
+    blank = jax.tree.map(lambda x: np.zeros((devices, *x.shape), x.dtype), shapes)
+    return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), Rows.of(blank))
+
+
+def catch(slot: Slot, seen: Seen, bad: jax.Array) -> Slot:
+    """Counts the step, and keeps the first bad environment of it if the slot is empty.
+
+    Args:
+        slot: This device's, `[1]`.
+        seen: The step.
+        bad: bool `[B]`, which environments went bad in it.
+    """
+
+    def fill(slot: Slot) -> Slot:
+        record = _record(seen, jnp.argmax(bad).astype(jnp.int32), slot.clock[0])
+        return Slot(jnp.ones_like(slot.taken), slot.clock, Rows.of(jax.tree.map(lambda x: x[None], record)))
+
+    slot = apply_if(jnp.any(bad) & ~slot.taken[0], fill, slot)
+    return dataclasses.replace(slot, clock=slot.clock + 1)
+
+
+def _record(seen: Seen, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
+    """What is kept of one environment; typed random keys as the integers they are made of."""
+    kept = {
+        "before": _with(_STARTS_FROM, seen.before),
+        "action": seen.action,
+        "after": _with(_COMES_TO, seen.after),
+        "causes": seen.causes.T,
+    }
+    one = jax.tree.map(lambda x: x[index], kept)
+    return jax.tree.map(_plain, one | {"environment": index, "clock": clock, "key": seen.key})
+
+
+def _with(names: tuple[str, ...], state: Any) -> Any:
+    """The state with these parts of its physics; with all of it where it is not MuJoCo's."""
+    whole = physics(state)
+    # MuJoCo's alone has a solver that starts from its last solution.
+    if getattr(whole, "qacc_warmstart", None) is None:
+        return state
+    field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
+    parts = {name: getattr(whole, name) for name in names if getattr(whole, name, None) is not None}
+    return state.replace(**{field: parts})
+
+
+def _plain(x: jax.Array) -> jax.Array:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x

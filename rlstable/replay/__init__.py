@@ -1,0 +1,1 @@
+"""Steps a bad simulation again: `python -m rlstable.replay <incident>`."""

@@ -1,0 +1,91 @@
+"""The command: `python -m rlstable.replay runs/.../incidents/<name>`, a bad step once more, in three engines.
+
+It exits with 0 where the step was done again, whatever came of it, and 2 where it cannot be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_EPILOG = """
+examples:
+  python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1
+  python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --json > step.json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Steps again, prints, and exits."""
+    args = _arguments(argv)
+    # Whatever libraries print while they load is kept out of the report.
+    with contextlib.redirect_stdout(sys.stderr):
+        from rlstable.endings import Ending
+        from rlstable.schema import ConfigError
+        from rlstable.supervise.incident import read
+
+        try:
+            incident = read(args.incident)
+            from rlstable.replay.engines import step_again
+            from rlstable.replay.report import as_data, judge
+
+            print("stepping it again; what has to be compiled takes a minute or two ...", file=sys.stderr)
+            report = judge(incident, step_again(incident))
+        except ConfigError as error:
+            print(f"rlstable: {error}", file=sys.stderr)
+            sys.exit(Ending.config_error.exit_code)
+    if args.json:
+        print(json.dumps(as_data(report), indent=2, allow_nan=False))
+    else:
+        show(report)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m rlstable.replay",
+        description="Does a bad step again, in float32, float64 and C MuJoCo, and says what went bad first.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("incident", type=Path, help="its folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser.parse_args(argv)
+
+
+def show(report: Any, terminal: Any = None) -> None:
+    """Prints a report for people.
+
+    Args:
+        report: A `rlstable.replay.report.Report`.
+        terminal: A rich console; standard output if None.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from rlstable.replay.report import table
+
+    if terminal is None:
+        # In a file or a pipe rich takes 80 columns, which break most lines.
+        terminal = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    facts = report.incident.facts
+    where = f"iteration {facts['iteration']}, unroll {facts['unroll']}, step {facts['step']}"
+    terminal.print(Text(f"\n{report.incident.config.env.name}: {where}, environment {facts['environment']}", "bold"))
+    terminal.print(Text(f"  tripped: {', '.join(facts['causes'])}"))
+    if facts["fault"] is not None:
+        terminal.print(Text(f"  the run injected fault.site={facts['fault']}; here it is left out"))
+    terminal.print()
+    terminal.print(table(report))
+    terminal.print(Text(f"\n  first: {report.first}"))
+    terminal.print(Text(f"  {report.same}"))
+    for engine, note in report.notes.items():
+        terminal.print(Text(f"  {engine}: {note}"))
+    terminal.print(Text(f"\n{report.conclusion}", style="bold"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Incidents: a folder for a bad simulation, from which a person can step it again (`python -m rlstable.replay`)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlstable import __version__
+from rlstable.config import Config, ConfigError, load
+from rlstable.endings import command
+from rlstable.guard_config import QuarantineConfig
+from rlstable.io.arrays import copy_out
+from rlstable.io.manifest import json_checksum
+from rlstable.ppo.state import Slot
+from rlstable.supervise.quantities import bad_ones
+
+FORMAT = 1
+_FACTS, _ARRAYS = "incident.json", "arrays.npz"
+_MOST_NUMBERS = 1000  # of one quantity in the JSON; more of them are in the arrays alone
+_MOST_BAD = 20
+_NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled")
+
+
+@dataclasses.dataclass
+class Caught:
+    """What a run remembers of its incidents, as plain JSON; saved with the run.
+
+    Attributes:
+        count: How many were written.
+        last: The iteration of the last one, those given up included; None before the first.
+    """
+
+    count: int = 0
+    last: int | None = None
+
+
+class Incident(NamedTuple):
+    """An incident as it was written.
+
+    Attributes:
+        folder: Where.
+        facts: What stands in `incident.json`.
+        arrays: By name: `before/...` and `after/...` the step, `action`, `key`.
+        config: The run's configuration.
+    """
+
+    folder: Path
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    config: Config
+
+    def part(self, name: str) -> dict[str, np.ndarray]:
+        """The arrays under a name, `before` or `after`, without it."""
+        return {path.split("/", 1)[1]: array for path, array in self.arrays.items() if path.startswith(f"{name}/")}
+
+
+def limits_of(config: Config) -> QuarantineConfig:
+    """Beyond which a number is bad; where only a guard of one's own looks, what is not finite."""
+    own = config.guards.quarantine
+    return own if own.enabled else own.model_copy(update=_NO_LIMITS)
+
+
+class Incidents:
+    """Writes what was caught: at most one per window of iterations, or one per device, and so many in all.
+
+    Args:
+        run_dir: Folder of the run; `incidents` is made in it with the first one.
+        config: The run's.
+        causes: What the flags of a slot mean, `guard/cause` each.
+        versions: What the run is computed with.
+        caught: What was written; changed in place.
+        on_event: Called as `on_event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
+            `incident_failed` with `iteration` and `error`.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        causes: list[str],
+        versions: Mapping[str, str],
+        caught: Caught,
+        on_event: Callable[..., None],
+    ):
+        self._folder = run_dir / "incidents"
+        self._config = config
+        self._causes = causes
+        self._versions = versions
+        self._caught = caught
+        self._on_event = on_event
+
+    def wanted(self, at: int) -> bool:
+        """Whether what was caught in an iteration is to be written.
+
+        Args:
+            at: The iteration, those given up included.
+        """
+        own, last = self._config.supervise.incident, self._caught.last
+        return self._caught.count < own.keep and (last is None or at >= last + own.window)
+
+    def opens_after(self, at: int) -> bool:
+        """Whether slots are to be emptied after an iteration, since what comes next is wanted again."""
+        last = self._caught.last
+        return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.supervise.incident.window
+
+    def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], envs: int) -> None:
+        """Writes what is in the slots, in the order of the steps. Nothing that goes wrong here ends the run.
+
+        Args:
+            slot: Of all devices, on the host.
+            iteration: Of the run as it counts now; part of the folder's name.
+            at: The same, those given up included.
+            level: The precision of the iteration, keys of the section `precision`.
+            envs: Environments of the run, over all devices.
+        """
+        records = slot.record.take(np.arange(len(slot.record)))
+        found = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
+        for _, device in found[: self._config.supervise.incident.keep - self._caught.count]:
+            record = jax.tree.map(lambda x, device=device: x[device], records)
+            try:
+                facts, arrays = self._described(record)
+                facts["environment"] += int(device) * (envs // len(slot.record))
+                facts |= {"iteration": iteration, "device": int(device), "precision": dict(level)}
+                name = f"{iteration}-{self._caught.count + 1}"
+                path = write(self._folder / name, facts, arrays, self._config.supervise.incident.max_mb)
+            except Exception as error:
+                self._on_event("incident_failed", iteration=iteration, error=str(error))
+                break
+            self._caught.count += 1
+            first = facts["bad"][0]["text"] if facts["bad"] else "none of the numbers that are kept"
+            self._on_event("incident", causes=facts["causes"], first=first, path=str(path))
+        self._caught.last = at
+
+    def _described(self, record: Any) -> tuple[dict[str, Any], Any]:
+        """What is said of one environment, and its arrays by name."""
+        leaves, values = copy_out(record)
+        arrays = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
+        flags, place, clock = (arrays.pop(name) for name in ("causes", "environment", "clock"))
+        after = {name.removeprefix("after/"): x for name, x in arrays.items() if name.startswith("after/")}
+        step, repeat = divmod(int(clock), self._config.env.action_repeat)
+        unroll, step = divmod(step, self._config.ppo.unroll_length)
+        bad = bad_ones(after | {"action": arrays["action"]}, limits_of(self._config))
+        facts = {
+            "causes": [cause for cause, flag in zip(self._causes, flags, strict=True) if flag],
+            "bad": [{**one._asdict(), "text": str(one)} for one in bad[:_MOST_BAD]],
+            "unroll": unroll,
+            "step": step,
+            "repeat": repeat,
+            "environment": int(place),
+            "action": _numbers(arrays["action"]),
+            "observation_before": _observation(arrays, "before/obs"),
+            "observation": _observation(arrays, "after/obs"),
+            "reward": float(after["reward"]),
+            "done": float(after["done"]),
+            "key": arrays["key"].tolist(),
+            "seed": self._config.seed,
+            "fault": self._config.fault.site,
+            "versions": dict(self._versions),
+            "config": self._config.model_dump(mode="json"),
+        }
+        return facts, arrays
+
+
+def _observation(arrays: Mapping[str, np.ndarray], path: str) -> Any:
+    if path in arrays:
+        return _numbers(arrays[path])
+    named = {name.removeprefix(f"{path}/"): x for name, x in arrays.items() if name.startswith(f"{path}/")}
+    return {name: _numbers(x) for name, x in named.items()}
+
+
+def _numbers(array: np.ndarray) -> Any:
+    return array.tolist() if array.size <= _MOST_NUMBERS else f"{array.size} numbers, see {_ARRAYS}"
+
+
+def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], max_mb: float) -> Path:
+    """Writes an incident that is there whole or not at all; one that is there already is left as it is.
+
+    Args:
+        folder: Its name says which; a run that was killed and resumed comes to the same one again.
+        facts: What is known, as JSON but for numbers that are not finite.
+        arrays: By name.
+        max_mb: Megabytes of arrays; beyond it the largest are left out, and named in `left_out`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: It cannot be written; nothing is left then.
+    """
+    if folder.exists():
+        return folder
+    arrays, left_out = _within(arrays, max_mb)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+    body = _plain(
+        {
+            "format": FORMAT,
+            "replay": f"{command('replay', folder)}",
+            **facts,
+            "left_out": left_out,
+            "arrays": zlib.crc32(packed.getbuffer()),
+        }
+    )
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        (part / _ARRAYS).write_bytes(packed.getbuffer())
+        (part / _FACTS).write_text(json.dumps({**body, "checksum": json_checksum(body)}, indent=2, allow_nan=False))
+        os.replace(part, folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(part, ignore_errors=True)
+        raise
+    return folder
+
+
+def _within(arrays: Mapping[str, np.ndarray], max_mb: float) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays that have room, and the names of the others: the largest, what can be computed again first."""
+    kept = dict(arrays)
+    left_out: list[str] = []
+    for prefix in ("after/", "before/"):
+        for name in sorted((name for name in arrays if name.startswith(prefix)), key=lambda name: -arrays[name].nbytes):
+            if sum(array.nbytes for array in kept.values()) <= max_mb * 1e6:
+                return kept, left_out
+            left_out.append(name)
+            del kept[name]
+    return kept, left_out
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no word for what is not finite; it is written as text, `nan`, `inf` or `-inf`."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def read(folder: Path) -> Incident:
+    """Reads an incident.
+
+    Raises:
+        ConfigError: There is none, it is not what was written, or it is of a newer format.
+    """
+    try:
+        data = json.loads((folder / _FACTS).read_text())
+        body = {name: value for name, value in data.items() if name != "checksum"}
+        if data.get("checksum") != json_checksum(body):
+            raise ValueError(f"{_FACTS} does not have its checksum")
+        if body["format"] > FORMAT:
+            raise ConfigError(
+                f"{folder}: of incident format {body['format']}, which rlstable {__version__} does not know; "
+                f"update rlstable to {body['versions']['rlstable']}"
+            )
+        packed = (folder / _ARRAYS).read_bytes()
+        if zlib.crc32(packed) != body["arrays"]:
+            raise ValueError(f"{_ARRAYS} does not have its checksum")
+        with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
+            return Incident(folder, body, dict(arrays), load(body["config"]))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{folder}: is no incident, it has no {Path(error.filename).name}; give a folder runs/.../incidents/<name>"
+        ) from error
+    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{folder}: is torn or was edited ({error}); it cannot be trusted") from error

@@ -1,0 +1,170 @@
+"""The first bad environment is caught whole; catching it changes nothing, and where it is off it is not there."""
+
+import collections
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from toys import PointMass, assemble, compiled, equations, placed, tiny_config
+
+from rlstable.envs import capture
+from rlstable.envs.capture import causes_of
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+ON = {"recovery": {"enabled": False}, "incident": {"enabled": True}}
+OFF = {"recovery": {"enabled": False}, "incident": {"enabled": False}}
+
+
+def started(supervise, devices=1, point=None, **sections):
+    ppo, state = assemble(tiny_config(guards={}, supervise=supervise, **sections), point)
+    if devices > 1:
+        slot = ppo.env.empty_slot(state.env_state, 2, devices)
+        state = dataclasses.replace(state, incident=slot)
+    return ppo, state
+
+
+def poisoned(state, *envs, field="q", value=np.nan):
+    """The state with a bad number in the physics of some environments, which their next step carries on."""
+    physics = state.env_state.pipeline_state
+    hit = np.isin(np.arange(8), envs)[:, None]
+    physics = physics.replace(**{field: np.where(hit, value, getattr(physics, field)).astype(np.float32)})
+    return dataclasses.replace(state, env_state=state.env_state.replace(pipeline_state=physics))
+
+
+def held(state, device=0):
+    """What the slot of a device holds."""
+    slot = jax.device_get(state.incident)
+    return jax.tree.map(lambda x: x[device], slot.record.take(np.arange(len(slot.record))))
+
+
+def same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.fixture(scope="module")
+def program():
+    ppo, state = started(ON)
+    return ppo, state, compiled(ppo)
+
+
+def test_the_slot_stays_empty_while_nothing_is_bad(program):
+    _, state, run = program
+    after, _ = run(placed(state))
+    assert not np.asarray(after.incident.taken).any()
+    assert all(not np.asarray(x).any() for x in after.incident.record.matrices.values())
+    assert after.incident.clock.tolist() == [8]  # two unrolls of four steps
+
+
+def test_the_first_one_is_there_whole(program):
+    ppo, state, run = program
+    bad = poisoned(state, 5)
+    after, metrics = run(placed(bad))
+    assert after.incident.taken.tolist() == [True]
+    assert metrics.trips["quarantine"].tolist() == [0, 1, 0, 0, 0, 0, 0]
+    record = held(after)
+    assert (int(record["environment"]), int(record["clock"])) == (5, 0)
+    flags = dict(zip(causes_of(ppo.env.guards), record["causes"].tolist(), strict=True))
+    # All causes, not the first alone, by which trips are counted.
+    assert [name for name, flag in flags.items() if flag] == [
+        f"quarantine/{cause}" for cause in ("physics", "observation", "reward", "metrics")
+    ]
+    before = jax.tree.map(lambda x: np.asarray(x)[5], bad.env_state)
+    same(record["before"].pipeline_state, before.pipeline_state)
+    same(record["before"].obs, before.obs)
+    same(record["before"].info["fault_key"], before.info["fault_key"])
+    assert not {"first_pipeline_state", "first_obs"} & set(record["before"].info)
+    stepped = jax.jit(PointMass().step)(record["before"], record["action"])
+    same(record["after"].pipeline_state, stepped.pipeline_state)
+    same((record["after"].obs, record["after"].reward), (stepped.obs, stepped.reward))
+    assert np.isnan(record["after"].reward) and np.abs(record["action"]).max() > 0
+
+
+def test_not_the_second(program):
+    _, state, run = program
+    after, _ = run(placed(poisoned(state, 5)))
+    first = held(after)
+    again, metrics = run(placed(poisoned(jax.device_get(after), 2)))
+    assert metrics.trips["quarantine"].sum() == 1
+    same(held(again), first)
+
+
+def test_of_one_step_the_lowest(program):
+    _, state, run = program
+    after, _ = run(placed(poisoned(state, 6, 3)))
+    assert int(held(after)["environment"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("env", "cause"),
+    [({"fault": "reward"}, "reward"), ({"fault": "observation", "value": 1e7}, "observation")],
+    ids=["reward", "observation beyond its limit"],
+)
+def test_what_is_not_physics(env, cause):
+    ppo, state = started(ON, point=PointMass(probability=0.1, **env))
+    record = held(compiled(ppo)(placed(state))[0])
+    flags = dict(zip(causes_of(ppo.env.guards), record["causes"].tolist(), strict=True))
+    assert [name for name, flag in flags.items() if flag] == [f"quarantine/{cause}"]
+    stepped = jax.jit(PointMass(probability=0.1, **env).step)(record["before"], record["action"])
+    same((record["after"].obs, record["after"].reward), (stepped.obs, stepped.reward))
+
+
+def test_of_repeats_the_bad_one_s_own_state():
+    ppo, state = started(ON, point=PointMass(fault="physics", probability=0.1), env={"action_repeat": 3})
+    seen = set()
+    run, now = compiled(ppo), placed(state)
+    for _ in range(3):
+        after, _ = run(now)
+        record = held(after)
+        seen.add(int(record["clock"]) % 3)
+        assert np.isfinite(record["before"].pipeline_state.q).all()
+        assert np.isnan(record["after"].pipeline_state.q).any()
+        slot = dataclasses.replace(after.incident, taken=np.zeros(1, bool))
+        now = placed(dataclasses.replace(after, incident=slot))
+    assert len(seen) > 1
+
+
+def test_training_is_the_same_bit_for_bit():
+    found = []
+    for supervise in (ON, OFF):
+        ppo, state = started(supervise, point=PointMass(fault="physics", probability=0.05))
+        run, now = compiled(ppo), placed(state)
+        for _ in range(3):
+            now, metrics = run(now)
+        assert int(metrics.counters.trips["quarantine"].lo.sum()) > 3
+        found.append(jax.device_get((dataclasses.replace(now, incident=None), metrics)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def primitives(ppo, state):
+    return collections.Counter(e.primitive.name for e, _ in equations(jax.make_jaxpr(compiled(ppo))(state).jaxpr))
+
+
+def test_off_is_absent_from_the_program(monkeypatch):
+    """And on is there, so that the comparison can fail."""
+    ppo, state = started(ON)
+    plain, off = started(OFF)
+    assert off.incident is None
+    on = primitives(ppo, placed(state))
+    monkeypatch.setattr(capture, "catch", None)
+    monkeypatch.setattr(capture, "flags", None)
+    without = primitives(plain, placed(off))
+    # The state decides, so one that has no slot is trained by the same program whatever is configured.
+    assert without == primitives(ppo, placed(dataclasses.replace(state, incident=None)))
+    assert on["while"] > without["while"] or on.total() > without.total()
+
+
+def test_nobody_is_caught_where_nobody_judges():
+    _, state = assemble(tiny_config(supervise=ON))
+    assert state.incident is None
+
+
+def test_each_device_has_its_own():
+    ppo, state = started(ON, devices=2)
+    after, metrics = compiled(ppo, 2)(placed(poisoned(state, 1, 6), 2))
+    assert metrics.trips["quarantine"].sum() == 2
+    assert after.incident.taken.tolist() == [True, True]
+    assert [int(held(after, device)["environment"]) for device in (0, 1)] == [1, 2]
+    one = placed(poisoned(state, 6), 2)
+    assert compiled(ppo, 2)(one)[0].incident.taken.tolist() == [False, True]

@@ -1,0 +1,46 @@
+"""Physics that truly explodes, in MJX in both precisions and in C MuJoCo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.replay.engines import step_again
+from rlstable.replay.report import judge
+from rlstable.runner import Runner
+from rlstable.supervise.incident import read
+
+
+@pytest.mark.slow
+def test_a_motor_that_no_integrator_follows(tmp_path: Path) -> None:
+    """All three engines come to about the same enormous numbers; MuJoCo does not put a clean state in their place."""
+    config = tiny_config(
+        env={"name": "wild:WildPendulum"},
+        guards={},
+        devices=1,
+        total_steps=1,
+        eval={"num_evals": 0},
+        checkpoint={"enabled": False},
+        sinks={"console": "off"},
+        supervise={"recovery": {"enabled": False}},
+    )
+    Runner(config, tmp_path).run()
+    found = read(tmp_path / "incidents" / "1-1")
+    assert found.facts["causes"][0] == "quarantine/physics"
+    report = judge(found, step_again(found))
+    engines = ("float32", "float64", "C MuJoCo")
+    assert tuple(report.columns)[2:] == engines
+    for engine in engines:
+        bad = {one.array: one for one in report.bad[engine]}
+        assert bad["pipeline_state/qacc"].why == "beyond 1e+10"
+        assert bad["pipeline_state/qvel"].why == "beyond 1e+06"
+    qpos = [report.columns[engine]["pipeline_state/qpos"] for engine in engines]
+    np.testing.assert_allclose(qpos[0], qpos[1], rtol=0.05)
+    np.testing.assert_allclose(qpos[1], qpos[2], rtol=0.05)
+    assert report.columns["float64"]["pipeline_state/qpos"].dtype == np.float64
+    assert report.first.endswith("in float32, float64 and C MuJoCo")
+    assert report.notes["C MuJoCo"].startswith("first in physics step 1 of 2: pipeline_state/qvel[0]")
+    assert report.conclusion == "bad in all three: the model itself; see python -m rlstable.doctor."

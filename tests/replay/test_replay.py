@@ -1,0 +1,180 @@
+"""A bad step is done again, bit for bit, and what is said of it is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.replay.__main__ import main
+from rlstable.replay.engines import step_again
+from rlstable.replay.report import as_data, conclude, judge, rows
+from rlstable.runner import Runner
+from rlstable.supervise.incident import Incident, read
+from rlstable.supervise.quantities import Bad
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def caught(run_dir: Path, **sections: Any) -> Incident:
+    """The first incident of a run of one iteration."""
+    defaults: dict[str, Any] = {
+        "guards": {},
+        "devices": 1,
+        "total_steps": 1,
+        "eval": {"num_evals": 0},
+        "sinks": {"console": "off"},
+        "checkpoint": {"enabled": False},
+        "supervise": {"recovery": {"enabled": False}},
+    }
+    Runner(tiny_config(**defaults | sections), run_dir).run()
+    return read(run_dir / "incidents" / "1-1")
+
+
+PHYSICS = {"kwargs": {"fault": "physics", "probability": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
+    return caught(tmp_path_factory.mktemp("run"), env=PHYSICS)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"env": PHYSICS | {"action_repeat": 3}},
+        {"env": PHYSICS | {"name": "toys:NamedPointMass"}},
+        {"env": {"name": "strange:Keyed"}},
+    ],
+    ids=["plain", "action repeat", "named observations", "typed keys"],
+)
+def test_the_step_is_that_of_the_run_bit_for_bit(sections: dict[str, Any], incident: Incident, tmp_path: Path) -> None:
+    found = caught(tmp_path, **sections) if sections else incident
+    report = judge(found, step_again(found))
+    assert report.same == "float32: bit for bit what the run had"
+    after = found.part("after")
+    for name, array in report.columns["float32"].items():
+        assert name == "action" or array.tobytes() == after[name].tobytes(), name
+    assert str(report.bad["float32"]) == str(report.bad["in the run"]) != "[]"  # NaN does not equal itself
+    assert list(report.columns) == ["before", "in the run", "float32", "float64"]  # toys have no MuJoCo model
+
+
+def test_random_draws_in_the_step_are_said_to_be_others(incident: Incident) -> None:
+    report = judge(incident, step_again(incident))
+    assert "draws random numbers" in report.notes["float64"]
+    assert report.first.startswith("pipeline_state/q[0] = nan (not finite) in float32")
+
+
+def test_what_only_float32_makes_bad(tmp_path: Path) -> None:
+    found = caught(tmp_path, env={"name": "strange:Overflowing"})
+    report = judge(found, step_again(found))
+    assert report.first == "reward = inf (not finite) in float32, not in float64"
+    assert report.conclusion.startswith("bad in float32 only")
+    assert report.columns["float64"]["reward"] == pytest.approx(138.155)
+    assert report.columns["float64"]["pipeline_state/q"].dtype == np.float64
+    table = dict(rows(report))
+    assert table["reward"] == [table["reward"][0], "inf", "inf", "138"]
+
+
+def test_an_injected_fault_is_said_to_be_one(tmp_path: Path) -> None:
+    found = caught(tmp_path, fault={"site": "observation", "probability": 0.2})
+    assert "info/injection_key" in found.part("before")
+    report = judge(found, step_again(found))
+    assert [one.array for one in report.bad["in the run"]] == ["obs"]
+    assert not report.bad["float32"] and not report.bad["float64"]
+    assert report.first == "nothing is bad in any of them"
+    assert report.conclusion.startswith("not reproduced: the run injected fault.site=observation on purpose")
+
+
+def test_another_environment_is_one_clear_error(incident: Incident) -> None:
+    config = incident.config.model_copy(
+        update={"env": incident.config.env.model_copy(update={"kwargs": {"named": True}})}
+    )
+    with pytest.raises(
+        ConfigError, match=r"is not of this toys:PointMass: obs/.* here and missing there; replay it with"
+    ):
+        step_again(incident._replace(config=config))
+    more = incident.arrays | {"before/info/wind": np.zeros(3, np.float32)}
+    with pytest.raises(ConfigError, match="which has no info/wind"):
+        step_again(incident._replace(arrays=more))
+
+
+def test_what_was_left_out_cannot_be_stepped(tmp_path: Path) -> None:
+    found = caught(tmp_path, env=PHYSICS, supervise={"recovery": {"enabled": False}, "incident": {"max_mb": 1e-5}})
+    with pytest.raises(ConfigError, match=r"was left out for its size, .* raise supervise\.incident\.max_mb"):
+        step_again(found)
+
+
+Q, REWARD, ACTION = (Bad(name, (), float("nan"), "not finite") for name in ("pipeline_state/q", "reward", "action"))
+THREE, TWO = ["float32", "float64", "C MuJoCo"], ["float32", "float64"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "bad", "said"),
+    [
+        (THREE, {}, "not reproduced: the bad number did not come from the step"),
+        (THREE, {"float32": [Q]}, "bad in float32 only: try precision=highest"),
+        (THREE, {"float32": [Q], "float64": [Q], "C MuJoCo": [Q]}, "bad in all three: the model itself"),
+        (THREE, {"float32": [Q], "float64": [Q]}, "bad in MJX, whatever the precision, and not in C MuJoCo"),
+        (TWO, {"float32": [Q], "float64": [Q]}, "bad in float32 and float64: the model itself, or the environment's"),
+        (THREE, {"float32": [REWARD], "float64": [REWARD]}, "the physics is fine and reward is bad"),
+        (THREE, {"float64": [Q], "C MuJoCo": [Q]}, "bad in float64 and C MuJoCo only, not in float32"),
+        (THREE, {"in the run": [ACTION], "float32": [ACTION, Q]}, "the action was bad before the step"),
+    ],
+)
+def test_conclusions(incident: Incident, engines: list[str], bad: dict[str, list[Bad]], said: str) -> None:
+    found = {name: bad.get(name, []) for name in ("before", "in the run", *THREE)}
+    assert conclude(incident, found, engines).startswith(said)
+
+
+# --- the command
+
+
+def run(*args: str) -> int:
+    try:
+        main(list(args))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_for_people_and_for_programs(incident: Incident, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(incident.folder)) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    facts = incident.facts
+    where = f"iteration 1, unroll {facts['unroll']}, step {facts['step']}, environment {facts['environment']}"
+    assert lines[1] == f"toys:PointMass: {where}"
+    assert any(line.split() == ["reward", *line.split()[1:2], "nan", "nan", *line.split()[4:]] for line in lines)
+    assert max(map(len, lines)) <= 120
+    assert run(str(incident.folder), "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data == json.loads(json.dumps(as_data(judge(incident, step_again(incident)))))
+    assert data["conclusion"] == lines[-1]
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(tmp_path)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"rlstable: {tmp_path}: is no incident, it has no incident.json; give a folder runs/.../incidents/<name>\n"
+    )
+
+
+def test_help_does_not_wait_for_jax() -> None:
+    code = (
+        "import sys; from rlstable.replay import __main__ as replay\n"
+        "try: replay.main(['--help'])\n"
+        "except SystemExit: print(sorted({'jax', 'brax', 'mujoco'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert found.stdout.splitlines()[-1] == "[]"

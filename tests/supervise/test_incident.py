@@ -1,0 +1,213 @@
+"""The folder of an incident: whole or not there, no larger than allowed, and not trusted when it was changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.io.manifest import json_checksum
+from rlstable.schema import Section, validate
+from rlstable.supervise import incident
+from rlstable.supervise.incident import Caught, Incidents, limits_of, read, write
+from rlstable.supervise_config import IncidentConfig
+
+ARRAYS = {
+    "before/pipeline_state/q": np.arange(3, dtype=np.float32),
+    "before/info/key": np.array([1, 2], np.uint32),
+    "after/pipeline_state/q": np.float32([0, np.nan, 1]),
+    "after/pipeline_state/big": np.zeros(100_000, np.float32),
+    "action": np.ones(2, np.float32),
+}
+FACTS = {"causes": ["quarantine/physics"], "reward": float("nan"), "action": [1.0, float("-inf")], "versions": {}}
+
+
+def written(folder: Path, max_mb: float = 16.0, **facts: Any) -> Path:
+    config = tiny_config(guards={}).model_dump(mode="json")
+    return write(folder / "incidents" / "3-1", FACTS | {"config": config} | facts, ARRAYS, max_mb)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    found = read(written(tmp_path))
+    assert found.facts["reward"] == "nan" and found.facts["action"] == [1.0, "-inf"]  # JSON has no word for them
+    assert found.facts["replay"].endswith("-m rlstable.replay " + str(tmp_path / "incidents" / "3-1"))
+    assert found.config == tiny_config(guards={})
+    assert list(found.arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert found.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays[name], array)
+    assert list(found.part("before")) == ["pipeline_state/q", "info/key"]
+
+
+def test_no_pickle_is_written(tmp_path: Path) -> None:
+    with np.load(written(tmp_path) / "arrays.npz", allow_pickle=False) as arrays:
+        assert {name: arrays[name].dtype.kind for name in arrays} == dict(zip(ARRAYS, "fufff", strict=True))
+
+
+def test_the_largest_are_left_out_what_can_be_computed_again_first(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "all")).facts["left_out"] == []
+    some = read(written(tmp_path / "some", max_mb=1e-4))
+    assert some.facts["left_out"] == ["after/pipeline_state/big"]
+    assert sum(array.nbytes for array in some.arrays.values()) <= 100
+    none = read(written(tmp_path / "none", max_mb=1e-5))
+    assert none.facts["left_out"] == [
+        "after/pipeline_state/big", "after/pipeline_state/q", "before/pipeline_state/q", "before/info/key",
+    ]  # fmt: skip
+    assert list(none.arrays) == ["action"]
+
+
+def test_one_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    """A run that was killed before it saved comes to the same incident again."""
+    first = (written(tmp_path) / "incident.json").read_bytes()
+    assert (written(tmp_path, causes=["another"]) / "incident.json").read_bytes() == first
+
+
+@pytest.mark.parametrize("when", ["arrays.npz", "rename"])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((Path, "write_bytes", full) if when == "arrays.npz" else (os, "replace", full)))
+    with pytest.raises(OSError, match="No space left"):
+        written(tmp_path)
+    assert list((tmp_path / "incidents").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "incidents" / ".3-1.part").mkdir(parents=True)
+    (tmp_path / "incidents" / ".3-1.part" / "arrays.npz").write_bytes(b"torn")
+    assert len(read(written(tmp_path)).arrays) == len(ARRAYS)
+    assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["3-1"]
+
+
+def _edit(folder: Path) -> None:
+    path = folder / "incident.json"
+    path.write_text(path.read_text().replace("quarantine/physics", "quarantine/reward"))
+
+
+def _cut(name: str) -> Any:
+    def cut(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:-30])
+
+    return cut
+
+
+def _flip(folder: Path) -> None:
+    data = bytearray((folder / "arrays.npz").read_bytes())
+    data[60] ^= 1
+    (folder / "arrays.npz").write_bytes(data)
+
+
+def _newer(folder: Path) -> None:
+    body = json.loads((folder / "incident.json").read_text()) | {"format": 2, "versions": {"rlstable": "9.0"}}
+    del body["checksum"]
+    (folder / "incident.json").write_text(json.dumps({**body, "checksum": json_checksum(body)}))
+
+
+DAMAGE = {
+    "edited": (_edit, "is torn or was edited (incident.json does not have its checksum)"),
+    "torn facts": (_cut("incident.json"), "is torn or was edited"),
+    "torn arrays": (_cut("arrays.npz"), "is torn or was edited (arrays.npz does not have its checksum)"),
+    "one bit": (_flip, "is torn or was edited (arrays.npz does not have its checksum)"),
+    "no arrays": (lambda folder: (folder / "arrays.npz").unlink(), "is no incident, it has no arrays.npz"),
+    "no facts": (lambda folder: (folder / "incident.json").unlink(), "is no incident, it has no incident.json"),
+    "something else": (lambda folder: (folder / "incident.json").write_text("[1]"), "cannot be read"),
+    "newer": (_newer, "of incident format 2, which rlstable 0.1.0 does not know; update rlstable to 9.0"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_one_clear_error(tmp_path: Path, damage: Any, message: str) -> None:
+    folder = written(tmp_path)
+    damage(folder)
+    with pytest.raises(ConfigError) as caught:
+        read(folder)
+    assert str(caught.value).startswith(f"{folder}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+# --- which are wanted
+
+
+def incidents(caught: Caught | None = None, **fields: Any) -> tuple[Incidents, Caught]:
+    own = Caught() if caught is None else caught
+    config = tiny_config(guards={}, supervise={"incident": fields})
+    return Incidents(Path("nowhere"), config, [], {}, own, lambda kind, **fields: None), own
+
+
+def test_one_per_window() -> None:
+    own, caught = incidents(window=10)
+    assert own.wanted(5) and not own.opens_after(5)
+    caught.count, caught.last = 1, 5
+    assert [at for at in range(5, 30) if own.wanted(at)] == list(range(15, 30))
+    assert [at for at in range(5, 30) if own.opens_after(at)] == [14]
+
+
+def test_in_every_iteration_with_a_window_of_one() -> None:
+    own, _ = incidents(Caught(1, 5), window=1)
+    assert own.wanted(6) and own.opens_after(5)
+
+
+def test_none_once_there_are_enough() -> None:
+    own, _ = incidents(Caught(3, 5), window=2, keep=3)
+    assert not any(own.wanted(at) or own.opens_after(at) for at in range(5, 20))
+
+
+def test_it_is_plain_json() -> None:
+    saved = json.loads(json.dumps(dataclasses.asdict(Caught(2, 7))))
+    assert Caught(**saved) == Caught(2, 7)
+
+
+def test_where_the_quarantine_is_off_only_what_is_not_finite_is_bad() -> None:
+    limits = limits_of(tiny_config(guards={"quarantine": {"enabled": False}}))
+    assert limits.max_abs_state is None and limits.max_other_norm is None
+    assert limits_of(tiny_config(guards={})).max_abs_state == 1e6
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"enabled": 1}, "incident.enabled"),
+        ({"window": 0}, "incident.window"),
+        ({"window": 1.5}, "incident.window"),
+        ({"keep": 0}, "incident.keep"),
+        ({"keep": True}, "incident.keep: True is a truth value where a number is asked"),
+        ({"max_mb": 0}, "incident.max_mb"),
+        ({"max_mb": float("inf")}, "incident.max_mb"),
+        ({"windw": 3}, "incident.windw: unknown key"),
+    ],
+)
+def test_bad_values_name_their_key(fields: dict[str, Any], message: str) -> None:
+    class Whole(Section):
+        incident: IncidentConfig
+
+    with pytest.raises(ConfigError) as caught:
+        validate(Whole, {"incident": fields})
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_anything_that_goes_wrong_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Record:
+        def take(self, _: Any) -> Any:
+            return {"clock": np.zeros(1)}
+
+        def __len__(self) -> int:
+            return 1
+
+    events: list[tuple[str, Any]] = []
+    caught = Caught()
+    own = Incidents(
+        tmp_path, tiny_config(guards={}), [], {}, caught, lambda kind, **fields: events.append((kind, fields))
+    )
+    monkeypatch.setattr(incident, "write", lambda *_: None)
+    own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
+    assert [kind for kind, _ in events] == ["incident_failed"]
+    assert caught == Caught(0, 6)  # the next one is tried after the window

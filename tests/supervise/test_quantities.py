@@ -1,0 +1,70 @@
+"""Which numbers of a step are bad, and the order in which a bad one travels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlstable.guard_config import QuarantineConfig
+from rlstable.supervise.quantities import bad_ones, group, in_order, magnitude
+
+LIMITS = QuarantineConfig()
+NOTHING_ELSE = QuarantineConfig(**dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled"))
+HEALTHY = {
+    "action": np.ones(2, np.float32),
+    "pipeline_state/qpos": np.ones(3, np.float32),
+    "pipeline_state/qacc": np.full(3, 1e7, np.float32),
+    "pipeline_state/contact/dist": np.full(2, 1e7, np.float32),
+    "obs/state": np.ones(4, np.float32),
+    "reward": np.float32(1.0),
+    "done": np.float32(1.0),
+    "metrics/speed": np.float32(1e7),
+    "info/key": np.array([7, 2**32 - 1], np.uint32),
+}  # fmt: skip
+
+
+def bad(limits: QuarantineConfig = LIMITS, **changed: Any) -> list[str]:
+    arrays = HEALTHY | {name: np.asarray(x) for name, x in changed.items()}
+    return [str(one) for one in bad_ones(arrays, limits)]
+
+
+def test_nothing_is_bad_of_a_healthy_step() -> None:
+    assert bad() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("pipeline_state/qpos", [0.0, np.nan, np.inf], "pipeline_state/qpos[1] = nan (not finite)"),
+        ("pipeline_state/qpos", [0.0, 0.0, -2e6], "pipeline_state/qpos[2] = -2e+06 (beyond 1e+06)"),
+        ("pipeline_state/qacc", [2e10, 0.0, 0.0], "pipeline_state/qacc[0] = 2e+10 (beyond 1e+10)"),
+        ("obs/state", [[0.0, 0.0], [2e6, 0.0]], "obs/state[1, 0] = 2e+06 (beyond 1e+06)"),
+        ("reward", -np.inf, "reward = -inf (not finite)"),
+        ("done", 2.0, "done = 2 (beyond 1)"),
+        ("info/energy", np.float32([1.0, 2e15]), "info/energy[1] = 2e+15 (the norm of all info is beyond 1e+15)"),
+    ],
+)
+def test_each_by_the_limit_of_its_kind(name: str, value: Any, text: str) -> None:
+    assert bad(**{name: np.asarray(value, np.float32)}) == [text]
+
+
+def test_without_limits_only_what_is_not_finite() -> None:
+    assert bad(NOTHING_ELSE, **{"pipeline_state/qpos": np.float32([1e30, 0, 0])}) == []
+    assert bad(NOTHING_ELSE, reward=np.float32(np.nan)) == ["reward = nan (not finite)"]
+
+
+def test_the_order_in_which_a_bad_number_travels() -> None:
+    names = ["info/x", "reward", "obs", "pipeline_state/xpos", "pipeline_state/qpos", "pipeline_state/qvel", "action"]
+    names += ["pipeline_state/qacc", "done", "metrics/a", "other"]
+    assert in_order(names) == [
+        "action", "pipeline_state/qacc", "pipeline_state/qvel", "pipeline_state/qpos", "pipeline_state/xpos", "obs",
+        "reward", "done", "metrics/a", "info/x", "other",
+    ]  # fmt: skip
+    assert group("data/qpos") == group("pipeline_state/q") == "physics"
+
+
+def test_a_magnitude_is_of_finite_numbers() -> None:
+    assert magnitude(np.float32([1, -3, np.nan, np.inf])) == 3.0
+    assert magnitude(np.float32([np.nan])) == magnitude(np.zeros(0)) == 0.0

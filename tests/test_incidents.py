@@ -1,0 +1,160 @@
+"""Runs in which simulations go bad leave incidents: the first ones, so many, and none twice."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.replay.engines import step_again
+from rlstable.replay.report import judge
+from rlstable.runner import HostState, Runner
+from rlstable.supervise import incident
+from rlstable.supervise.incident import Caught, read
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ITERATION = 64
+
+
+def config(
+    iterations: int = 6, fault: dict[str, Any] | None = None, incidents: dict[str, Any] | None = None, **sections: Any
+) -> Config:
+    """A run of the miniature in which about one environment in fifty steps goes bad."""
+    kwargs = {"fault": "physics", "probability": 0.02} if fault is None else fault
+    defaults: dict[str, Any] = {
+        "guards": {},
+        "devices": 1,
+        "total_steps": iterations * ITERATION,
+        "eval": {"num_evals": 0},
+        "sinks": {"console": "off"},
+        "env": {"kwargs": kwargs},
+        "supervise": {"recovery": {"enabled": False}, "incident": {"window": 2, **(incidents or {})}},
+    }
+    return tiny_config(**defaults | sections)
+
+
+def folders(run_dir: Path) -> list[str]:
+    path = run_dir / "incidents"
+    return sorted((entry.name for entry in path.iterdir()), key=lambda x: int(x.split("-")[1])) if path.exists() else []
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    runner = Runner(config(), tmp_path_factory.mktemp("run"))
+    runner.run()
+    return runner
+
+
+def test_one_per_window_is_left_with_an_event(run: Runner) -> None:
+    told = events(run.run_dir, "incident")
+    assert [Path(event["path"]).name for event in told] == folders(run.run_dir)
+    iterations = [int(name.split("-")[0]) for name in folders(run.run_dir)]
+    assert len(iterations) >= 2 and all(b - a >= 2 for a, b in itertools.pairwise(iterations))
+    tripped = {event["step"] // ITERATION for event in events(run.run_dir, "guard_tripped")}
+    assert iterations[0] == min(tripped) and set(iterations) <= tripped
+    assert told[0]["causes"][0] == "quarantine/physics"
+    assert told[0]["first"] == "pipeline_state/q[0] = nan (not finite)"
+    assert run.host.incidents == Caught(len(iterations), iterations[-1])
+
+
+def test_what_is_said_of_it(run: Runner) -> None:
+    found = read(run.run_dir / "incidents" / folders(run.run_dir)[0])
+    facts = found.facts
+    assert (facts["seed"], facts["fault"], facts["versions"]["rlstable"]) == (0, None, "0.1.0")
+    assert found.config == run.config
+    assert 0 <= facts["environment"] < 8 and facts["device"] == 0 and facts["repeat"] == 0
+    assert 0 <= facts["unroll"] < 2 and 0 <= facts["step"] < 4
+    assert facts["reward"] == "nan" and facts["observation"][0] == "nan"
+    assert all(isinstance(x, float) for x in facts["observation_before"] + facts["action"])
+    np.testing.assert_array_equal(np.float32(facts["action"]), found.arrays["after/pipeline_state/warm_start"])
+
+
+def test_two_devices_each_have_theirs_in_the_order_of_the_steps(tmp_path: Path) -> None:
+    fault = {"fault": "physics", "probability": 0.3}
+    Runner(config(1, fault, devices=2), tmp_path / "all").run()
+    found = [read(tmp_path / "all" / "incidents" / name).facts for name in folders(tmp_path / "all")]
+    assert [facts["environment"] // 4 for facts in found] == [facts["device"] for facts in found]
+    assert sorted(facts["device"] for facts in found) == [0, 1]
+    steps = [(facts["unroll"], facts["step"]) for facts in found]
+    assert steps == sorted(steps)
+    Runner(config(2, fault, {"keep": 1, "window": 1}, devices=2), tmp_path / "one").run()
+    assert folders(tmp_path / "one") == ["1-1"]
+
+
+def test_a_run_of_which_nothing_is_caught_has_no_folder_and_no_slot(tmp_path: Path) -> None:
+    runner = Runner(config(2, incidents={"enabled": False}), tmp_path)
+    runner.run()
+    assert runner.state.incident is None
+    assert folders(tmp_path) == [] and events(tmp_path, "guard_tripped")
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(incident, "write", full)
+    runner = Runner(config(4, {"fault": "reward", "probability": 0.3}), tmp_path)
+    assert runner.run().ending is Ending.completed
+    failed = events(tmp_path, "incident_failed")
+    assert [event["iteration"] for event in failed] == [1, 3]  # tried again after the window
+    assert "No space left" in failed[0]["error"]
+    assert runner.host.incidents.count == 0
+
+
+def test_a_resumed_run_neither_forgets_nor_repeats(tmp_path: Path, run: Runner) -> None:
+    """The same incidents as the uninterrupted run's, bit for bit, and the same training."""
+    Runner(config(3), tmp_path).run()
+    half = folders(tmp_path)
+    resumed = Runner(config(6, resume="auto"), tmp_path)
+    assert resumed.host.incidents.count == len(half) > 0
+    resumed.run()
+    assert folders(tmp_path) == folders(run.run_dir)
+    for name in folders(tmp_path):
+        ours, theirs = (read(folder / "incidents" / name).arrays for folder in (tmp_path, run.run_dir))
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    jax.tree.map(np.testing.assert_array_equal, resumed.state.params, run.state.params)
+
+
+def test_a_checkpoint_does_not_depend_on_whether_incidents_are_caught(tmp_path: Path) -> None:
+    Runner(config(2), tmp_path).run()
+    assert Runner(config(2, resume="auto", incidents={"enabled": False}), tmp_path).step == 2 * ITERATION
+    manifest = next(tmp_path.glob("checkpoints/2/manifest/*")).read_text()
+    assert "incident" not in manifest
+
+
+def test_older_checkpoints_know_of_none() -> None:
+    assert HostState.of({"iteration": 3}).incidents == Caught()
+    assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == Caught(2, 9)
+
+
+def test_what_is_caught_after_the_precision_has_climbed_is_float64(tmp_path: Path) -> None:
+    """The slots are those of the level; and the step is done again in the arithmetic it was done in."""
+    supervise = {
+        "recovery": {"enabled": False},
+        "ladder": {"patience": 1, "max_invalid": 0.01, "matmul": ["default", "x64"]},
+        "incident": {"window": 1},
+    }
+    fault = {"fault": "observation", "probability": 0.2}
+    Runner(config(3, fault, supervise=supervise), tmp_path).run()  # up after the first, which is no relief
+    found = [read(tmp_path / "incidents" / name) for name in folders(tmp_path)]
+    assert [one.facts["precision"]["matmul"] for one in found] == ["default", "x64", "default"]
+    kinds = [one.arrays["before/pipeline_state/q"].dtype.name for one in found]
+    assert kinds == ["float32", "float64", "float32"]
+    for one, engine in zip(found, ("float32", "float64", "float32"), strict=True):
+        report = judge(one, step_again(one))
+        assert report.same == f"{engine}: bit for bit what the run had"
+        assert [bad.array for bad in report.bad[engine]] == ["obs"]
