@@ -158,7 +158,7 @@ class Side:
             # A run's own program and first state, so that what is timed is what users train with.
             runner = Runner(compose([*overrides, *QUIET]), folder)
             try:
-                self._program = runner._assembly.compiled(runner.state)
+                self._program = runner._supervisor.assembly.compiled(runner.state)
                 self._state = runner.state
             finally:
                 runner._finish(Ending.stopped)
