@@ -122,13 +122,12 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         data = data._replace(bootstrap_observation=networks.select(env_state.obs))
         return (env_state, guard_state, incident, next_key), (data, watched)
 
-    incident = state.incident
-    if incident is not None:
-        incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
-    start = (state.env_state, awake(env.guards, state.guard_memory), incident, key)
+    start = (state.env_state, awake(env.guards, state.guard_memory), state.incident, key)
     (env_state, guard_state, incident, _), (data, (reward, done, totals)) = jax.lax.scan(
         unroll, start, None, length=ppo.rows // ppo.num_envs
     )
+    if incident is not None:
+        incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
     bootstrap = _merge(data.bootstrap_observation)
     data = _merge(jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), data._replace(bootstrap_observation=None)))
     metrics, episodes = _episode_metrics(reward, done, totals, data)

@@ -67,7 +67,7 @@ class Slot:
 
     Attributes:
         taken: bool `[devices]`, whether anything is in it; what is taken stays as it is.
-        clock: int32 `[devices]`, environment steps since the iteration began, repeats of an action counted.
+        clock: int32 `[devices]`, environment steps since the iteration began, repeats of an action counted; 0 after it.
         record: `[devices]`, the environment before and after its step, the action, and why it is bad.
     """
 
