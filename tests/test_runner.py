@@ -16,12 +16,14 @@ import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
 from rlstable import load_policy
+from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.counter import WideCounter
 from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.rundir import read_result
 from rlstable.policy import policy_arrays
+from rlstable.precision import SINGLE
 from rlstable.runner import Result, Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -447,11 +449,15 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
     """The state was donated to the iteration that failed, so nothing may look at it any more."""
     runner = Runner(quick(), tmp_path)
 
-    def fails(state: Any) -> Any:
-        jax.tree.map(lambda leaf: leaf.delete(), state)
-        raise RuntimeError("the device is on fire")
+    class Failing:
+        def memory_analysis(self) -> None:
+            """Unknown."""
 
-    monkeypatch.setattr(runner._supervisor.assembly, "compiled", lambda _: fails)
+        def __call__(self, state: Any) -> Any:
+            jax.tree.map(lambda leaf: leaf.delete(), state)
+            raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(runner._supervisor.assembly, "compiled", lambda _: Program(Failing(), SINGLE))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)
