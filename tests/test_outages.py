@@ -214,7 +214,8 @@ def test_a_clock_that_is_set_changes_nothing_but_the_time_that_is_written(
             monkeypatch.setattr(time, "time", lambda: clock() + jump)
             monkeypatch.setattr(time, "time_ns", lambda: clock_ns() + int(jump * 1e9))
 
-    config = quick(supervise={"recovery": {"enabled": False}, "max_wall_time": 3600})
+    off = {"enabled": False}
+    config = quick(supervise={"recovery": off, "incident": off, "max_wall_time": 3600})
     runner = Runner(config, tmp_path, watch)
     began = time.monotonic()
     assert runner.run().ending is Ending.completed

@@ -50,6 +50,7 @@ def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Runner]:
     return needs.peak, runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 8])
 def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
     tmp_path: Path, unlimited: tuple[int, Runner], times: int
@@ -68,6 +69,7 @@ def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
     tmp_path: Path, unlimited: tuple[int, Runner]
 ) -> None:

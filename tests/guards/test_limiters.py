@@ -17,6 +17,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import tiny_config
 
 from rlstable import sharding
 from rlstable.config import NetworkConfig, PPOConfig
@@ -24,12 +25,13 @@ from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer, overshoot, reward
+from rlstable.ppo.build import first_tuning
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.loss import ppo_loss, standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer
-from rlstable.ppo.state import Transition, Tuning
+from rlstable.ppo.state import Transition
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -431,7 +433,7 @@ def test_policy_std(limits, std, expected, active):
 # --- the KL
 
 
-TUNING = Tuning(*(jnp.float32(1) for _ in range(4)), good_steps=jnp.int32(0), epochs=jnp.int32(1))
+TUNING = first_tuning(tiny_config(ppo={"learning_rate": 1.0, "num_updates_per_batch": 1}))
 
 
 def watched(*kls: float, start: float = 0.0, scale: float = 1.0) -> tuple[list[bool], float, int, Any]:

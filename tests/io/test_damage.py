@@ -225,14 +225,15 @@ def test_a_misfit_is_no_damage(run):
 def test_what_the_caller_refuses_is_refused_and_asked_of_the_checkpoint_that_is_read(run):
     asked: list[Any] = []
 
-    def check(host: dict[str, Any]) -> None:
+    def template(host: dict[str, Any]) -> Any:
         asked.append(host["i"])
         if host["i"] == 2:
             raise ConfigError("devices: no")
+        return TEMPLATE
 
     flip(run / "checkpoints/3/host/metadata")
     with Checkpoints(run, SYNC) as checkpoints, pytest.raises(ConfigError, match=r"^devices: no$"):
-        checkpoints.restore(TEMPLATE, check=check)
+        checkpoints.restore(template)
     assert asked == [2]
 
 
