@@ -92,6 +92,7 @@ def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path:
     assert rest.run().ending is Ending.completed
 
 
+@pytest.mark.slow
 def test_a_level_compiles_once_however_often_it_is_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     original = Assembly.compiled

@@ -101,6 +101,7 @@ def test_the_remedy_is_in_effect_and_is_taken_back_after_a_healthy_stretch(recov
     np.testing.assert_allclose([accepted[n] for n in range(15, 28)], full, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     """The same three iterations again, with another key and other environments from the same parameters."""
     seen: list[tuple[np.ndarray, np.ndarray]] = []
