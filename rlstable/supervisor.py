@@ -19,7 +19,7 @@ from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import arithmetic, remedies
 from rlstable.supervise.ladder import Change, Ladder, Level, Rungs, Signs
 from rlstable.supervise.last_good import LastGood, Saved
-from rlstable.supervise.memory_plan import Memory, MemoryPlan, exhausted
+from rlstable.supervise.memory_plan import Memory, MemoryPlan, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Attempts, Plan, Recovery
 from rlstable.supervise_config import X64, Remedy
 
@@ -143,6 +143,11 @@ class Supervisor:
             OutOfMemory: It does not fit, however it is divided.
         """
         good = self._last_good
+        if good.empty:
+            raise OutOfMemory(
+                "The device refused memory while training, and without supervise.recovery.enabled=true there is nothing "
+                "to go back to; set it, or raise ppo.gradient_accumulation, and resume."
+            )
         self.plan = self._memory.smaller(self.plan, None)
         state = self.assembly.redrawn(good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration))
         self.attempts.lost_iterations += iteration - good.iteration

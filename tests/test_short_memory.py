@@ -131,6 +131,14 @@ def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(
     assert events(tmp_path, "memory_planned")[-1]["plan"] == "gradient_accumulation 512, envs_per_pass 8, num_envs 1"
 
 
+def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, [2])
+    result = Runner(small(supervise={"recovery": {"enabled": False}}), tmp_path).run()
+    assert (result.ending, result.step) == (Ending.out_of_memory, 2 * ITERATION)
+    left = read_result(tmp_path)
+    assert left is not None and "supervise.recovery.enabled=true" in left["advice"]
+
+
 def test_a_refusal_in_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, [0])
     runner = Runner(small(), tmp_path)
