@@ -145,8 +145,8 @@ class Supervisor:
         good = self._last_good
         if good.empty:
             raise OutOfMemory(
-                "The device refused memory while training, and without supervise.recovery.enabled=true there is nothing "
-                "to go back to; set it, or raise ppo.gradient_accumulation, and resume."
+                "The device refused memory while training, and without supervise.recovery.enabled=true there is "
+                "nothing to go back to; set it, or raise ppo.gradient_accumulation, and resume."
             )
         self.plan = self._memory.smaller(self.plan, None)
         state = self.assembly.redrawn(good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration))
