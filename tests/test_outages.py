@@ -135,7 +135,8 @@ def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
     tmp_path: Path, healthy: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Weights & Biases behind a port that nobody listens to; by default it is waited for 60 s."""
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # it reads its environment once a process, and another test may have come first
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
@@ -149,6 +150,7 @@ def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
     assert (failed["kind"], failed["step"], failed["at"]) == ("wandb_failed", 0, "start")
     assert "127.0.0.1:9" in failed["error"] and "connection refused" in failed["error"]
     assert capsys.readouterr().out.count("wandb_failed: at start, error ") == 1
+    wandb.teardown()
 
 
 class ReadOnly:
