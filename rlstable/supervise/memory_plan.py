@@ -28,7 +28,7 @@ class MemoryPlan:
     Attributes:
         gradient_accumulation: Instead of `ppo.gradient_accumulation`.
         envs_per_pass: Instead of `env.envs_per_pass`.
-        num_envs: Instead of `ppo.num_envs`.
+        num_envs: Instead of `ppo.num_envs`, where that is more.
     """
 
     gradient_accumulation: int | None = None
@@ -37,7 +37,8 @@ class MemoryPlan:
 
     def of(self, config: Config) -> Config:
         """The configuration under this plan."""
-        ppo = {"gradient_accumulation": self.gradient_accumulation, "num_envs": self.num_envs}
+        num_envs = None if self.num_envs is None else min(self.num_envs, config.ppo.num_envs)
+        ppo = {"gradient_accumulation": self.gradient_accumulation, "num_envs": num_envs}
         changed = {name: value for name, value in ppo.items() if value is not None}
         env = {} if self.envs_per_pass is None else {"envs_per_pass": self.envs_per_pass}
         return config.model_copy(
@@ -79,9 +80,19 @@ def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
 
 
 def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
-    rows = config.ppo.rows
-    for count in range(max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1)), 0, -1):
-        if rows % count == 0 and count % devices == 0:
+    return fewer_envs(config, max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1)), devices)
+
+
+def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
+    """The greatest number of environments that goes with the batch and the devices; None where there is none.
+
+    Args:
+        config: As it was configured.
+        at_most: No more than these.
+        devices: How many share them.
+    """
+    for count in range(at_most, 0, -1):
+        if config.ppo.rows % count == 0 and count % devices == 0:
             try:
                 config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": count})}).require_devices(
                     devices

@@ -1,0 +1,25 @@
+"""How programs are compiled: who is told of it, and what the compiler is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import jax
+
+# Tells the user what is compiling, for as long as it takes.
+Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
+
+_DETERMINISTIC = {
+    # No reduction whose order is left to chance, and no choice of kernels by how fast they happen to be just now.
+    "gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
+}
+
+
+def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
+    """What XLA is told beyond its defaults; a CPU computes the same twice without being told.
+
+    Args:
+        deterministic: Whether the same program on the same device must give the same bits.
+    """
+    return _DETERMINISTIC.get(jax.default_backend()) if deterministic else None
