@@ -193,20 +193,24 @@ class Runner:
         stopped = self._ending_by_signal()  # while the program compiled, or before that
         if stopped is not None:
             return stopped
-        while True:
-            before = self.step
-            iterate = self._program()
-            if self._crossed(before, self.config.eval.num_evals, before + self.config.env_steps_per_iteration):
-                # Now, between two iterations: a signal while it compiles saves the state as it is.
-                self._supervisor.evaluator.prepare(self.state, self._key_eval)
-            metrics = self._iterate(iterate)
-            if metrics is None:
-                continue
-            if self._telemetry.split_is_due(self.host.iteration):
-                self._telemetry.measure_split(iterate.__call__, self.state)
-            ending = self._after_iteration(before, metrics)
-            if ending is not None:
-                return ending
+        ending = None
+        while ending is None:
+            ending = self.advance()
+        return ending
+
+    def advance(self) -> Ending | None:
+        """One iteration, and what is due after it; the ending where that was the last one."""
+        before = self.step
+        iterate = self._program()
+        if self._crossed(before, self.config.eval.num_evals, before + self.config.env_steps_per_iteration):
+            # Now, between two iterations: a signal while it compiles saves the state as it is.
+            self._supervisor.evaluator.prepare(self.state, self._key_eval)
+        metrics = self._iterate(iterate)
+        if metrics is None:
+            return None
+        if self._telemetry.split_is_due(self.host.iteration):
+            self._telemetry.measure_split(iterate.__call__, self.state)
+        return self._after_iteration(before, metrics)
 
     def _program(self) -> Program:
         """The program of the next iteration, and the state as it takes it."""
