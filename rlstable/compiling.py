@@ -23,3 +23,11 @@ def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
         deterministic: Whether the same program on the same device must give the same bits.
     """
     return _DETERMINISTIC.get(jax.default_backend()) if deterministic else None
+
+
+def dispatch_inline() -> None:
+    """Has programs run in the thread that calls them, which is heeded only before jax is first used on a CPU.
+
+    Programs that call Python from within have been seen to wait for ever otherwise (jax #25861).
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
