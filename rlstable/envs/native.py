@@ -8,7 +8,7 @@ see what they know.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -100,8 +100,9 @@ class Pipeline:
         given = {"qpos": q, "qvel": qd, "act": act, "ctrl": ctrl}
         given = {name: jnp.asarray(x, float) for name, x in given.items() if x is not None and name in self._sized}
         found = self._call(self._simulations.start, given, self._after_start)
-        empty = {name: jnp.zeros(self._simulations.shapes[name]) for name in {*MOVED, *PUT_IN} - {*self._sized}}
-        return _state(**empty, **found)
+        empty = {name: jnp.zeros(like.shape, like.dtype) for name, like in self._like({*MOVED, *PUT_IN}).items()}
+        # As they were given: MuJoCo normalises quaternions, MJX does not before the first step.
+        return _state(**empty | found | given)
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
         """One physics step."""
@@ -126,13 +127,15 @@ class Pipeline:
 
     def _call(self, compute: Compute, given: dict[str, jax.Array], names: tuple[str, ...]) -> dict[str, jax.Array]:
         """Arrays by name that NumPy computes of arrays by name."""
-        shapes, kind = self._simulations.shapes, jnp.result_type(float)
-        wanted = {
-            name: jax.ShapeDtypeStruct(shapes[name], jnp.uint8 if name == "eq_active" else kind) for name in names
-        }
+        wanted = self._like(names)
         if jax.default_backend() == "cpu":
             return _in_place(compute, given, wanted)
         return _by_copy(compute, given, wanted)
+
+    def _like(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types by name: those of MJX, physics in float64 where that is what jax makes of a float."""
+        shapes, kind = self._simulations.shapes, jnp.result_type(float)
+        return {name: jax.ShapeDtypeStruct(shapes[name], jnp.uint8 if name == "eq_active" else kind) for name in names}
 
 
 def _in_place(compute: Compute, given: dict[str, jax.Array], wanted: dict[str, Any]) -> dict[str, jax.Array]:

@@ -28,6 +28,8 @@ DERIVED = frozenset(
         "ten_length", "ten_velocity", "xanchor", "xaxis", "ximat", "xipos", "xmat", "xpos", "xquat",
     )
 )  # fmt: skip
+# Those that MuJoCo itself judges.
+_JUDGED = ("qpos", "qvel", "qacc_warmstart")
 _LINKS_COME_OF = ("xpos", "xquat", "cvel", "subtree_com")
 
 
@@ -41,8 +43,9 @@ class Simulations:
     What a row becomes depends on nothing but the row: not on its place, nor on how many threads there are. Several
     threads may call at once; each call has a `mujoco.batch.Batch` to itself.
 
-    A simulation that MuJoCo warns of, or gives up, comes back as NaN. Left alone MuJoCo would put the model's first
-    state in its place, zeros in place of bad controls, or drop constraints that it has no memory for.
+    One that explodes does so in the open: MuJoCo would put the model's first state in its place, which is switched off.
+    Where MuJoCo mends something else and only warns of it (zeros in the place of bad controls, constraints dropped for
+    lack of memory), or gives up, all numbers of the simulation come back as NaN.
 
     Attributes:
         shapes: Of every array of one simulation, by name.
@@ -111,12 +114,21 @@ class Simulations:
             with contextlib.suppress(SimulationError):
                 call(batch)
             found = self._found(batch, results)
-            lost = (warnings > 1).any(axis=1) | (batch.status != 0)
+            lost = self._mended(batch, (warnings > 1).any(axis=1) | (batch.status != 0))
             for name, result in results.items():
                 rows = result.reshape(count, *self.shapes[name])
                 rows[...] = found[name].reshape(rows.shape)
                 if np.issubdtype(rows.dtype, np.floating):
                     rows[lost] = np.nan
+
+    def _mended(self, batch: Any, warned: np.ndarray) -> np.ndarray:
+        """Which of the simulations that MuJoCo complains of show nothing that it would complain of."""
+        import mujoco
+
+        if warned.any():
+            for name in _JUDGED:
+                warned = warned & (np.abs(batch.bind(name)) <= mujoco.mjMAXVAL).all(axis=1)
+        return warned
 
     def _found(self, batch: Any, wanted: Arrays) -> dict[str, np.ndarray]:
         """What was computed, by name. Places and motions of links as Brax has them, computed in float64."""
