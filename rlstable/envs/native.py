@@ -101,8 +101,7 @@ class Pipeline:
         given = {name: jnp.asarray(x, float) for name, x in given.items() if x is not None and name in self._sized}
         found = self._call(self._simulations.start, given, self._after_start)
         empty = {name: jnp.zeros(like.shape, like.dtype) for name, like in self._like({*MOVED, *PUT_IN}).items()}
-        # As they were given: MuJoCo normalises quaternions, MJX does not before the first step.
-        return _state(**empty | found | given)
+        return _state(**empty | found)
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
         """One physics step."""

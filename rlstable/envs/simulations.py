@@ -72,6 +72,9 @@ class Simulations:
         self._free: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
         self._roots = model.body_rootid[1:]
+        kinds = zip(model.jnt_type, model.jnt_qposadr, strict=True)
+        before = {int(mujoco.mjtJoint.mjJNT_FREE): 3, int(mujoco.mjtJoint.mjJNT_BALL): 0}
+        self._quaternions = [start + before[int(kind)] for kind, start in kinds if int(kind) in before]
         self.derived = derived
         data, links = mujoco.MjData(self._model), model.nbody - 1
         self.shapes: dict[str, tuple[int, ...]] = {name: np.shape(getattr(data, name)) for name in (*MOVED, *PUT_IN)}
@@ -90,7 +93,7 @@ class Simulations:
         self._compute(given, results, lambda batch: batch.step(nstep=frames))
 
     def start(self, given: Arrays, results: Arrays) -> None:
-        """Computes what follows from a first state, without a step.
+        """Computes what follows from a first state, without a step. Quaternions come back normalised, as from MJX.
 
         Args:
             given: Any of `MOVED` and `PUT_IN`, `[..., *shape]` each; the model's own values stand for the rest.
@@ -102,7 +105,7 @@ class Simulations:
         from mujoco.batch import SimulationError
 
         count = math.prod(given["qpos"].shape[:-1])
-        with self._borrowed(count) as batch, np.errstate(over="ignore", invalid="ignore"):
+        with self._borrowed(count) as batch, np.errstate(all="ignore"):
             if afresh:
                 batch.reset(stage=0)
             for name, array in given.items():
@@ -113,6 +116,8 @@ class Simulations:
             # The batch remembers which ones failed; the others ran to the end.
             with contextlib.suppress(SimulationError):
                 call(batch)
+            if afresh:
+                self._normalise(batch.bind("qpos"))
             found = self._found(batch, results)
             lost = self._mended(batch, (warnings > 1).any(axis=1) | (batch.status != 0))
             for name, result in results.items():
@@ -120,6 +125,12 @@ class Simulations:
                 rows[...] = found[name].reshape(rows.shape)
                 if np.issubdtype(rows.dtype, np.floating):
                     rows[lost] = np.nan
+
+    def _normalise(self, qpos: np.ndarray) -> None:
+        """The quaternions among positions `[rows, nq]`; NaN where there is no direction."""
+        for start in self._quaternions:
+            part = qpos[:, start : start + 4]
+            part /= np.linalg.norm(part, axis=1, keepdims=True)
 
     def _mended(self, batch: Any, warned: np.ndarray) -> np.ndarray:
         """Which of the simulations that MuJoCo complains of show nothing that it would complain of."""
