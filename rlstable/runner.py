@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rlstable import __version__, faults, sharding
-from rlstable.assembly import Program
+from rlstable.assembly import Assembly, Program
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending, describe
 from rlstable.envs.capture import causes_of
@@ -36,7 +36,7 @@ from rlstable.supervise.last_good import SAVED_AS, Saved
 from rlstable.supervise.memory_plan import MemoryPlan, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.signals import Signals
-from rlstable.supervisor import Rollback, Supervisor
+from rlstable.supervisor import Assemble, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
@@ -122,6 +122,7 @@ class Runner:
         callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
         more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Entered already, where signals are to be heard before `run`.
+        assemble: What builds what computes; `rlstable.replay` has one whose program records more.
 
     Raises:
         ConfigError: Anything about the configuration, the environment or the folder that cannot work.
@@ -134,6 +135,7 @@ class Runner:
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
+        assemble: Assemble = Assembly,
     ):
         more = more_guards or {}
         check_more(more, config.guards.model_dump().keys())
@@ -153,7 +155,7 @@ class Runner:
         self._advice: str | None = None
         self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
-        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event)
+        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event, assemble)
         self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []

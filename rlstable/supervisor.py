@@ -24,6 +24,7 @@ from rlstable.supervise.recovery import Attempts, Plan, Recovery
 from rlstable.supervise_config import X64, Remedy
 
 Report = Callable[..., None]
+Assemble = Callable[..., Assembly]
 
 
 class Rollback(NamedTuple):
@@ -54,14 +55,24 @@ class Supervisor:
         more_guards: Guards besides the configured ones, by site and name.
         compiling: Context manager that tells the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
+        assemble: What builds what computes, from the arguments of `Assembly`.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, more_guards: MoreGuards, compiling: Compiling, report: Report):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        more_guards: MoreGuards,
+        compiling: Compiling,
+        report: Report,
+        assemble: Assemble = Assembly,
+    ):
         self._config = config
         self._mesh = mesh
         self._more_guards = more_guards
         self._compiling = compiling
         self._report = report
+        self._assemble = assemble
         self._assemblies: dict[tuple[Level, str], Assembly] = {}
         self._programs: dict[tuple[Level, str], Program] = {}
         self._last_good = LastGood()
@@ -101,7 +112,7 @@ class Supervisor:
         if which not in self._assemblies:
             precision = self._config.precision.model_copy(update={"matmul": level.matmul, "network": level.network})
             config = self.plan.of(self._config.model_copy(update={"precision": precision}))
-            self._assemblies[which] = Assembly(config, self._mesh, self._more_guards, self._compiling)
+            self._assemblies[which] = self._assemble(config, self._mesh, self._more_guards, self._compiling)
         return self._assemblies[which]
 
     def program(self, state: TrainState, key: jax.Array) -> tuple[Program, TrainState]:
