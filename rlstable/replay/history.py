@@ -13,7 +13,7 @@ from rlstable.config import ConfigError
 from rlstable.io.rundir import write_atomically
 from rlstable.io.sealed import sealed, unsealed
 from rlstable.replay.report import SAME, compared
-from rlstable.replay.rerun import Place, Tell, run_again
+from rlstable.replay.rerun import Rerun, Tell, run_again
 from rlstable.supervise.incident import FORMAT, Incident
 from rlstable.versions import differences, versions
 
@@ -62,7 +62,7 @@ def make(incident: Incident, asked: int, tell: Tell) -> History:
         "format": FORMAT,
         "steps": left,
         "asked": asked,
-        "begins": _beginning(left, asked, age, len(rerun.steps["action"]) - 1, rerun.start),
+        "begins": _beginning(left, asked, age, rerun),
         "from_iteration": rerun.start.iteration,
         "exact": same == SAME,
         "as_in_the_run": same,
@@ -102,11 +102,13 @@ def _started_from(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix("before/"): x for name, x in arrays.items() if name.startswith(("before/", "action"))}
 
 
-def _beginning(left: int, asked: int, age: int | None, recorded: int, start: Place) -> str:
-    if left < recorded:
+def _beginning(left: int, asked: int, age: int | None, rerun: Rerun) -> str:
+    if left < len(rerun.steps["action"]) - 1:
         return "where supervise.incident.max_mb has no more room"
     if left == age:
         return "where its episode begins"
     if left == asked:
         return f"{asked} steps before"
-    return f"at checkpoint {start.iteration}, the oldest before the incident"
+    if rerun.anew:
+        return "where the precision of training changed"
+    return f"at checkpoint {rerun.start.iteration}, the oldest before the incident"

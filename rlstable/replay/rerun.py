@@ -47,10 +47,12 @@ class Rerun(NamedTuple):
     Attributes:
         steps: Arrays by path, `[steps, ...]`, the bad step last.
         start: Where it began; at iteration 0 from the seed.
+        anew: Whether recording began anew since, as it does where another precision makes other arrays of the physics.
     """
 
     steps: dict[str, np.ndarray]
     start: Place
+    anew: bool = False
 
 
 class _ThereAgain(Exception):
@@ -74,22 +76,22 @@ def run_again(incident: Incident, count: int, tell: Tell) -> Rerun:
     bad = Place(facts["iteration"], facts["lost_iterations"])
     per_iteration, step = _steps_of_an_iteration(incident)
     start = starting_place(run_dir, bad.at, -(-max(count - step, 0) // per_iteration), tell)
-    tell(f"training iterations {start.iteration + 1} to {bad.iteration} again, after what has to be compiled")
+    lost = f" and {bad.lost - start.lost} that were given up" if bad.lost > start.lost else ""
+    tell(f"training iterations {start.iteration + 1} to {bad.iteration}{lost} again, after what has to be compiled")
     # Of the last iteration everything is recorded, and cut on the host.
     length = per_iteration + max(count - step, 0)
     watched = facts["environment"] - facts["device"] * (facts["num_envs"] // facts["devices"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if start.at:
-            source = Path("checkpoints") / str(start.iteration)
-            shutil.copytree(run_dir / source, folder / source)
+            _copy(run_dir, folder, start.iteration)
         try:
             recorded = _train(_config(incident, start, bad), folder, bad, recording(watched, length))
         except ConfigError as error:
             raise ConfigError(str(error).replace(name, str(run_dir))) from error
     after = per_iteration - step - 1
     steps = {path: x[: len(x) - after][-count - 1 :] for path, x in _by_path(recorded.last(facts["device"])).items()}
-    return Rerun(steps, start)
+    return Rerun(steps, start, anew=int(recorded.written[facts["device"]]) < (bad.at - start.at) * per_iteration)
 
 
 def _run_of(incident: Incident) -> Path:
@@ -152,6 +154,18 @@ def starting_place(run_dir: Path, before: int, reach: int, tell: Tell) -> Place:
     return Place(0, 0) if before <= 2 * reach else oldest
 
 
+def _copy(run_dir: Path, folder: Path, iteration: int) -> None:
+    """A copy of a checkpoint, to resume from: whoever resumes tidies up around it."""
+    source = Path("checkpoints") / str(iteration)
+    try:
+        shutil.copytree(run_dir / source, folder / source)
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir / source}: cannot be copied to {folder} ({type(error).__name__}); "
+            "make room there, or try again if the run is under way and has just retired it"
+        ) from error
+
+
 def _config(incident: Incident, start: Place, bad: Place) -> Config:
     """The run's configuration without what costs time, leaves files, or ends a run by the clock."""
     config = incident.config
@@ -186,9 +200,9 @@ def _train(config: Config, folder: Path, bad: Place, assemble: Any) -> Any:
     if ending is Ending.interrupted:
         raise KeyboardInterrupt
     raise ConfigError(
-        f"{folder}: trained again, this run ended after {runner.host.iteration} iterations, before the incident's "
-        f"{bad.iteration}th ({ending.name}: {ending.meaning}), so it was another one; the history needs the machine, "
-        "the versions and the code that the run had"
+        f"{folder}: trained again, this run ended after {runner.host.iteration} iterations, before iteration "
+        f"{bad.iteration}, the incident's ({ending.name}: {ending.meaning}), so it was another one; "
+        "the history needs the machine, the versions and the code that the run had"
     )
 
 

@@ -12,9 +12,9 @@ from rlstable.replay.history import History
 from rlstable.replay.report import MAIN
 from rlstable.supervise.quantities import group, in_order, magnitude
 
-_UNUSUAL = 10.0  # times the median of the history
+_UNUSUAL = 10.0  # times what is usual: the median of the history's first half, since the second may be the trouble
 _LEAST = 8  # steps, of which a median says something
-_SHOWN = (0, 1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
+_SHOWN = (*range(9), 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
 _DOUBLES = {"q": "qpos", "qd": "qvel"}  # Brax's names for what MuJoCo has already
 
 
@@ -32,7 +32,7 @@ def first_unusual(history: History) -> str:
         return "the history is too short to say what is usual"
     found: tuple[int, str] | None = None
     for name, sizes in magnitudes(history).items():
-        usual = float(np.median(sizes))
+        usual = float(np.median(sizes[: (len(sizes) + 1) // 2]))
         within = np.flatnonzero(~(sizes > _UNUSUAL * usual))
         since = int(within[-1]) + 1 if within.size else 0
         if group(name) in ("action", "physics", "obs") and since < len(sizes) and (found is None or since < found[0]):
@@ -42,7 +42,7 @@ def first_unusual(history: History) -> str:
                 since,
                 (
                     f"{name} was the first to leave its usual range for good, {when}: "
-                    f"{sizes[since]:.3g}, {_UNUSUAL:g} times its median of {usual:.3g}"
+                    f"{sizes[since]:.3g}, usually {usual:.3g}"
                 ),
             )
     return "nothing had left its usual range before the bad step: it came at once" if found is None else found[1]
@@ -82,8 +82,8 @@ def lines(history: History) -> list[Text]:
     facts, folder = history.facts, history.incident.folder
     start = f"checkpoint {facts['from_iteration']}" if facts["from_iteration"] else "the beginning"
     said = [
-        f"{facts['steps']} steps in {folder / 'history.npz'}, made by training again from {start}; "
-        f"the history begins {facts['begins']}",
+        f"{facts['steps']} steps in {folder / 'history.npz'}",
+        f"by training again from {start}; it begins {facts['begins']}",
         first_unusual(history),
     ]
     if facts["exact"]:
