@@ -17,6 +17,7 @@ import numpy as np
 
 from rlstable import __version__, faults, sharding
 from rlstable.assembly import Program
+from rlstable.compiling import keep_programs
 from rlstable.config import Config
 from rlstable.endings import Ending, describe
 from rlstable.envs.capture import causes_of
@@ -98,10 +99,13 @@ class Runner:
         key = jax.random.PRNGKey(config.seed)
         key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
         self._lock: RunLock | None = None
+        not_kept = keep_programs(config.compile_cache)
         try:
             resumes, self._lock = open_run_dir(self.run_dir, config.resume)
             if self._lock.unsupported is not None:
                 self._event("lock_unsupported", error=self._lock.unsupported)
+            if not_kept is not None:
+                self._event("compile_cache_unusable", error=not_kept)
             self.state: TrainState = self._supervisor.assembly.first_state(key_init, key_resets)
             self.step = int(self.state.counters.env_steps)
             if resumes:
