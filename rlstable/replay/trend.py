@@ -90,7 +90,7 @@ def lines(history: History) -> list[Text]:
         return [Text(f"  {text}") for text in [*said, f"the bad step at its end: {facts['as_in_the_run']}"]]
     others = ", ".join(f"{name} {change}" for name, change in facts["other_versions"].items())
     why = f"other versions ({others})" if others else (
-        "an accelerator without determinism, other code, guards of one's own, or a run resumed with another "
+        "a GPU without deterministic=true, other code, guards of one's own, or a run resumed with another "
         "configuration can be why"
     )  # fmt: skip
     warning = Text(f"  not exact: {facts['as_in_the_run']}; {why}", style="bold yellow")

@@ -14,12 +14,14 @@ from toys import Physics, PointMass, State, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.endings import Ending
+from rlstable.host_state import HostState
 from rlstable.replay import history as histories
 from rlstable.replay import rerun, trend
 from rlstable.replay.__main__ import main
 from rlstable.replay.history import History, make, read
 from rlstable.replay.rerun import Place, Rerun, starting_place
-from rlstable.runner import HostState, Result, Runner
+from rlstable.result import Result
+from rlstable.runner import Runner
 from rlstable.supervise import incident as incidents
 from rlstable.supervise.incident import Incident
 
