@@ -18,20 +18,23 @@ _LABELS = {
     "supervised": "0.3, watched, supervised",
     "limited": "0.3, guards=default, no second attempt",
 }
-_COLOURS = dict(zip(_LABELS, ("tab:grey", "tab:purple", "tab:red", "tab:blue", "tab:green"), strict=True))
 _TEXT = """# A learning rate far too high, and the way back
 
 Written by `make recovery` (`scripts/recovery.py`) from [recovery.jsonl](recovery.jsonl). The inverted pendulum with a
-learning rate of 0.3 in place of 3e-4, an exponent lost in typing. No guard can cure that, since every gradient is
-finite; what bounds steps (`guards.limiters.kl`, `guards.limiters.update_norm`) can. *Watched* is Brax's PPO without
-these and all others, `guards=off` with the three guards that only look at what comes out: `guards.state`,
-`guards.policy` and `guards.value_loss`. *Supervised* is [what runs do by default](supervisor.md).
+learning rate of 0.3 in place of 3e-4, an exponent lost in typing. No guard can cure that, since every number is finite;
+what bounds steps (`guards.limiters.kl`, `guards.limiters.update_norm`) can. *Watched* is Brax's PPO without these and
+all others, `guards=off` with the three guards that only look at what comes out: `guards.state`, `guards.policy` and
+`guards.value_loss`. *Supervised* is [what runs do by default](supervisor.md).
 
 The last policy of every run is judged by {episodes} episodes of the mean action, and so is its best, which
 `rlstable.load_policy` gives; "none" where no state was ever worth saving. A cell is the median over seeds, with the
 least and greatest in brackets; the share is that of the median clean return.
 
 ![returns over steps](recovery.png)
+
+Dots are runs that trained all their steps, crosses those that ended by name, ticks below the curves where a run went
+back; steps that were given up are counted. A supervised run ends with a rate at which no guard trips any more, which
+need not be the best one: there are remedies for a run that is lost, and no search for good settings.
 
 | rate and guards | ending | last policy | share | best policy | went back | learning rate at the end |
 | --- | --- | ---: | ---: | ---: | ---: | ---: |
@@ -103,22 +106,21 @@ def _draw(by: Mapping[str, Sequence[Row]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 3.6))
-    for case, rows in by.items():
-        colour = _COLOURS.get(case)
-        for index, row in enumerate(rows):
-            # A state that a guard calls bad is not evaluated, so that a run without one good state has but its end.
-            points = [(0, np.nan), *row["curve"], (row["steps"], row["return"] or 0.0)]
-            steps, returns = np.array(points, dtype=float).T
-            label = None if index else _LABELS.get(case, case)
-            axes.plot(steps / 1000, returns, color=colour, linewidth=1, alpha=0.8, label=label)
-            axes.plot(steps[-1] / 1000, returns[-1], "o" if row["ending"] == "completed" else "X", color=colour)
-            axes.plot(np.array(row["back_at"]) / 1000, [-40] * len(row["back_at"]), "|", color=colour, markersize=7)
-    axes.set_xlabel("thousand environment steps, those given up included", fontsize=8)
-    axes.set_ylabel("return, every seed", fontsize=8)
-    axes.set_title("X: ended by name, |: went back to the last good state", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, bbox_to_anchor=(1.0, 0.5), loc="center left")
+    figure, panels = plt.subplots(1, len(by), figsize=(2.7 * len(by), 2.8), sharey=True, squeeze=False)
+    for axes, (case, rows) in zip(panels[0], by.items(), strict=True):
+        for row in rows:
+            # A state that a guard calls bad is not evaluated, so that a run without a good one has but its end.
+            points = [*row["curve"], (row["steps"], row["return"] or 0.0)]
+            steps, returns = np.array(points, dtype=float).T / [[1000], [1]]
+            end = "o" if row["ending"] == "completed" else "X"
+            axes.plot(steps, returns, color="tab:blue", linewidth=1, alpha=0.8)
+            axes.plot(steps[-1], returns[-1], end, color="tab:blue" if end == "o" else "tab:red")
+            axes.plot(np.array(row["back_at"]) / 1000, [-60] * len(row["back_at"]), "|", color="black", markersize=7)
+        axes.set_xlim(0, 1.05 * max(row["steps"] for own in by.values() for row in own) / 1000)
+        axes.set_title("\n".join(_LABELS.get(case, case).split(", ", 1)), fontsize=8)
+        axes.set_xlabel("thousand steps", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_ylabel("return, every seed", fontsize=8)
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
