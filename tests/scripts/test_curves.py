@@ -46,6 +46,14 @@ def test_the_difference_is_a_share_of_the_first_side_s_curve() -> None:
     assert curves.difference(np.array([[-10.0]] * 2), np.array([[-9.0]] * 2))[0] == pytest.approx(0.1)
 
 
+def test_seeds_are_compared_with_themselves() -> None:
+    """However far apart they are from each other."""
+    measure = np.array([[10.0], [100.0], [1000.0]])
+    assert curves.paired(measure, measure * 0.9) == pytest.approx((-0.1, -0.1))
+    low, high = curves.paired(np.array([[8.0], [12.0]]), np.array([[12.0], [8.0]]))
+    assert low < 0 < high
+
+
 def test_the_page_shows_tasks_that_have_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "TASKS", {"toy": ("env=fast", "seed=3"), "half": ("env=fast",)})
     out = tmp_path / "curves.jsonl"
