@@ -17,10 +17,11 @@ import pytest
 from toys import equations, tiny_config
 
 import rlstable
-from rlstable.config import CheckpointConfig, ConfigError, NetworkConfig
+from rlstable.config import CheckpointConfig, ConfigError
 from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.network_config import NetworkConfig
 from rlstable.policy import Carry, NonFiniteAction, Policy, choose_action, load_policy, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
