@@ -19,7 +19,7 @@ from rlstable.endings import Ending
 from rlstable.io.rundir import read_result
 from rlstable.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 # It rains below x64, for ever; guards lose their patience after three iterations, the ladder after two.
 BELOW_X64 = storm(below="x64")
 

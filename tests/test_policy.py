@@ -27,7 +27,7 @@ from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
 from rlstable.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 NAN, INF = float("nan"), float("inf")
 BAD = pytest.mark.parametrize("bad", [NAN, INF, -INF])
