@@ -27,7 +27,8 @@ BELOW_X64 = storm(below="x64")
 def climbing(ladder: dict[str, Any] | None = None, recovery: dict[str, Any] | None = None, **sections: Any) -> Config:
     own = {"patience": 2, "down_after": 100} | (ladder or {})
     base = config(recovery).supervise.recovery.model_dump(mode="json")
-    return config(**{"supervise": {"ladder": own, "recovery": base}, "fault": BELOW_X64} | sections)
+    supervise = {"ladder": own, "recovery": base, "incident": {"enabled": False}}
+    return config(**{"supervise": supervise, "fault": BELOW_X64} | sections)
 
 
 @pytest.fixture(scope="module")
