@@ -44,8 +44,9 @@ survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a C
 curves: $(STAMP) ## Compare learning curves with guards and without, over seeds; an hour on a CPU
 	$(BIN)/python scripts/curves.py $(ARGS)
 
-bench: $(STAMP) ## Measure what the guards cost, into docs/benchmarks.md
+bench: $(STAMP) ## Measure what guards and supervision cost, into docs/benchmarks.md
 	$(BIN)/python scripts/bench.py guards $(ARGS)
+	$(BIN)/python scripts/bench.py supervision $(ARGS)
 
 # import-linter without its cache, which does not notice a deleted module.
 lint: $(STAMP) ## Check style, format, types and the direction of imports

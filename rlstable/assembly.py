@@ -1,4 +1,4 @@
-"""What is built of a configuration before anything runs: environments, PPO, first states, evaluation."""
+"""What is built of a configuration before anything runs: environments, PPO, first states."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults, sharding
+from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
-from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.precision import Precision, level
-
-Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 class Program(NamedTuple):
@@ -53,7 +51,6 @@ class Assembly:
         single: One environment, as it is loaded.
         env: The environments that are trained in.
         ppo: What trains.
-        evaluator: What judges the policy.
         precision: The level that all of it computes in.
 
     Args:
@@ -89,9 +86,11 @@ class Assembly:
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
         if faulty:
             self.ppo = faults.arm(self.ppo)
-        self.evaluator: Evaluator = make_evaluator(config, self.ppo.networks, self._compiling)
         self._resets: Resets = make_resets(
-            self.env, min(config.env.reset_pool_size, config.ppo.num_envs), self.precision
+            self.env,
+            min(config.env.reset_pool_size, config.ppo.num_envs),
+            self.precision,
+            compiler_options(config.deterministic),
         )
 
     def first_state(self, key: jax.Array, key_resets: jax.Array) -> TrainState:
@@ -143,7 +142,7 @@ class Assembly:
                 self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
             )
             with self.precision.compiled():
-                compiled = program.lower(state).compile()
+                compiled = program.lower(state).compile(compiler_options(self._config.deterministic))
 
         return Program(compiled, self.precision)
 

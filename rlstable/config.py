@@ -142,6 +142,8 @@ class Config(Section):
     total_steps: Total = 30_000_000
     seed: Annotated[Integer, Field(ge=0, lt=2**32)] = 0
     devices: Count | None = None
+    deterministic: Flag = False
+    compile_cache: Annotated[str, Field(min_length=1)] | None = "auto"
     resume: str | None = None
 
     @model_validator(mode="after")

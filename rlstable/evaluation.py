@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 
 from rlstable import faults, sharding
+from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
@@ -20,39 +20,97 @@ from rlstable.guards.env import env_guards
 from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
-from rlstable.precision import level
+from rlstable.precision import Precision, level
+from rlstable.supervise.memory_plan import OutOfMemory, exhausted
+
+Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
 
 
-@dataclasses.dataclass
 class Evaluator:
-    """Plays evaluation episodes with the current policy.
+    """Plays evaluation episodes with the current policy; in several passes where the device refuses memory for one.
 
-    Attributes:
-        program: What plays, (params, statistics, key) to `Episodes`.
-        compile: Compiles it for such arguments, once; `program` does it where nobody has.
-        walltime: Seconds spent in it so far.
+    Args:
+        play: One episode for each of some keys, (params, statistics, keys, key) to `Episodes`; jax can trace it.
+        count: Episodes of an evaluation.
+        precision: What it is compiled in.
+        compiling: Context manager that tells the user what is compiling.
+        report: Called as `report(kind, **fields)` with every event.
+        options: For the compiler.
     """
 
-    program: Callable[..., Episodes]
-    compile: Callable[..., Any]
-    walltime: float = 0.0
+    def __init__(
+        self,
+        play: Play,
+        count: int,
+        precision: Precision,
+        compiling: Compiling,
+        report: Callable[..., None],
+        options: dict[str, Any] | None = None,
+    ):
+        self._play = jax.jit(play, compiler_options=options)
+        self._count = count
+        self._precision = precision
+        self._compiling = compiling
+        self._report = report
+        self._passes = 1
+        self._compiled: Any = None
 
     def prepare(self, state: TrainState, key: jax.Array) -> None:
-        """Compiles what `run` will need."""
-        self.compile(*sharding.first_device((state.params, state.normalizer)), key)
+        """Compiles what `run` will need.
+
+        Raises:
+            OutOfMemory: There is not enough for a single episode.
+        """
+        while self._compiled is None:
+            params, statistics = sharding.first_device((state.params, state.normalizer))
+            with self._precision.compiled(), self._compiling("evaluation"):
+                try:
+                    self._compiled = self._play.lower(params, statistics, self._keys(key)[0], key).compile()
+                except jax.errors.JaxRuntimeError as error:
+                    self._divide(error)
 
     def run(self, state: TrainState, key: jax.Array) -> dict[str, float | None]:
-        """Metrics under `eval/`; means are over episodes that were not aborted, None when none is left."""
+        """Metrics under `eval/`; means are over episodes that were not aborted, None when none is left.
+
+        Raises:
+            OutOfMemory: There is not enough for a single episode.
+        """
         started = time.perf_counter()
-        params, statistics = sharding.first_device((state.params, state.normalizer))
-        episodes = jax.device_get(self.program(params, statistics, key))
+        episodes = None
+        while episodes is None:
+            self.prepare(state, key)
+            try:
+                episodes = self._episodes(state, key)
+            except jax.errors.JaxRuntimeError as error:
+                self._divide(error)
         elapsed = time.perf_counter() - started
-        self.walltime += elapsed
         metrics = summarize(episodes)
         metrics["eval/epoch_eval_time"] = elapsed
         metrics["eval/sps"] = float(episodes.length.sum()) / elapsed
-        metrics["eval/walltime"] = self.walltime
         return metrics
+
+    def _episodes(self, state: TrainState, key: jax.Array) -> Episodes:
+        params, statistics = sharding.first_device((state.params, state.normalizer))
+        with self._precision.compiled():
+            parts = [jax.device_get(self._compiled(params, statistics, keys, key)) for keys in self._keys(key)]
+        return jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
+
+    def _keys(self, key: jax.Array) -> jax.Array:
+        """A key for every episode, `[passes, B, 2]`; an episode starts alike however many passes there are."""
+        share = -(-self._count // self._passes)
+        keys = jax.random.split(jax.random.split(key)[1], self._count)
+        return keys[np.arange(self._passes * share) % self._count].reshape(self._passes, share, *keys.shape[1:])
+
+    def _divide(self, error: Exception) -> None:
+        """Twice as many passes from now on, if it was memory that was refused."""
+        if not exhausted(error):
+            raise error
+        if self._passes >= self._count:
+            raise OutOfMemory(
+                "The device refused memory for a single evaluation episode; leave it more, or set eval.num_evals=0."
+            ) from error
+        self._passes, self._compiled = min(2 * self._passes, self._count), None
+        self._report("evaluation_divided", passes=self._passes)
 
 
 def summarize(episodes: Episodes) -> dict[str, float | None]:
@@ -71,7 +129,7 @@ def summarize(episodes: Episodes) -> dict[str, float | None]:
     return metrics
 
 
-def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str], Any]) -> Evaluator:
+def make_evaluator(config: Config, networks: Networks, compiling: Compiling, report: Callable[..., None]) -> Evaluator:
     """The evaluator of a configuration; its program is compiled when it is first run.
 
     Evaluation judges its environments whatever `guards` says: a NaN return is no return.
@@ -80,6 +138,7 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
         config: What is evaluated, how often and on what.
         networks: The policy's.
         compiling: Context manager that tells the user what is compiling.
+        report: Called as `report(kind, **fields)` with every event.
 
     Raises:
         ConfigError: `eval.env_kwargs` does not fit the environment.
@@ -95,9 +154,7 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
     if config.fault.eval:
         env = faults.faulty_env(env, config.fault)
 
-    def episodes(params: Any, statistics: Any, key: jax.Array) -> Episodes:
-        key, key_resets = jax.random.split(key)
-
+    def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
         def policy(obs: Any, key: jax.Array) -> jax.Array:
             selected = networks.select(obs)
             return choose_action(
@@ -111,18 +168,7 @@ def make_evaluator(config: Config, networks: Networks, compiling: Callable[[str]
             )
 
         with precision.narrow():
-            return run_episodes(env, policy, jax.random.split(key_resets, config.eval.num_envs), key)
+            return run_episodes(env, policy, keys, jax.random.split(key)[0])
 
-    compiled: dict[str, Any] = {}
-
-    def compile_for(*args: Any) -> None:
-        if "evaluation" not in compiled:
-            with precision.compiled(), compiling("evaluation"):
-                compiled["evaluation"] = jax.jit(episodes).lower(*args).compile()
-
-    def program(*args: Any) -> Episodes:
-        compile_for(*args)
-        with precision.compiled():
-            return compiled["evaluation"](*args)
-
-    return Evaluator(program, compile_for)
+    options = compiler_options(config.deterministic)
+    return Evaluator(play, config.eval.num_envs, precision, compiling, report, options)

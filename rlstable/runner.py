@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,95 +16,33 @@ import jax
 import numpy as np
 
 from rlstable import __version__, faults, sharding
-from rlstable.assembly import Program
-from rlstable.config import Config, ConfigError
+from rlstable.assembly import Assembly, Program
+from rlstable.compiling import keep_programs
+from rlstable.config import Config
 from rlstable.endings import Ending, describe
 from rlstable.envs.capture import causes_of
 from rlstable.guards.base import MoreGuards, check_more
+from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import open_run_dir, write_config, write_result
-from rlstable.policy import Policy, load_policy, policy_arrays, policy_spec
+from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
+from rlstable.result import Result, Row
+from rlstable.resume import resume
 from rlstable.supervise import advice
-from rlstable.supervise.incident import Caught, Incidents
-from rlstable.supervise.ladder import Level, Rungs
-from rlstable.supervise.last_good import SAVED_AS, Saved
-from rlstable.supervise.memory_plan import MemoryPlan, OutOfMemory, exhausted
-from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.incident import Incidents
+from rlstable.supervise.last_good import SAVED_AS
+from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 from rlstable.supervise.signals import Signals
-from rlstable.supervisor import Rollback, Supervisor
+from rlstable.supervisor import Assemble, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
-Row = dict[str, float | int | None]
 Callback = Callable[[int, Row], Any]
-# What not every checkpoint has: a number that those without a format lack, and a last good state of its own.
-_LATER = ("tuning/clip_scale", SAVED_AS)
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a run leaves.
-
-    Attributes:
-        ending: Why it stopped.
-        run_dir: Its folder.
-        step: Environment steps trained, without those that were given up.
-        metrics: The last evaluation's metrics, None where a number does not exist.
-        history: Every logged row, `step` among its keys.
-    """
-
-    ending: Ending
-    run_dir: Path
-    step: int
-    metrics: Row
-    history: list[Row]
-
-    @property
-    def policy(self) -> Policy:
-        """The best policy of the run."""
-        return load_policy(self.run_dir)
-
-
-@dataclasses.dataclass
-class HostState:
-    """The little that lives on the host; saved with the training state.
-
-    Attributes:
-        iteration: Iterations done, without those that were given up.
-        last_return: Of the last evaluation; None where every episode was aborted.
-        best_return: Best evaluation so far.
-        idle: Iterations in a row of which no update was accepted.
-        drawn: Whether anything was drawn from the pool of clean first states since it was filled.
-        elapsed: Seconds of training so far, over all processes.
-        wandb_run_id: To go on with the same wandb run.
-        attempts: What recovery has tried.
-        rungs: Where on the ladder of precision it stands.
-        plan: How it makes do with the memory there is.
-        incidents: What was written of bad simulations.
-    """
-
-    iteration: int = 0
-    last_return: float | None = None
-    best_return: float | None = None
-    idle: int = 0
-    drawn: bool = False
-    elapsed: float = 0.0
-    wandb_run_id: str | None = None
-    attempts: Attempts = dataclasses.field(default_factory=Attempts)
-    rungs: Rungs = dataclasses.field(default_factory=Rungs)
-    plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
-    incidents: Caught = dataclasses.field(default_factory=Caught)
-
-    @classmethod
-    def of(cls, saved: dict[str, Any]) -> HostState:
-        """What a checkpoint holds of it."""
-        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "incidents": Caught}
-        return cls(**saved | {name: kind(**saved.get(name, {})) for name, kind in kinds.items()})
 
 
 class Runner:
@@ -122,6 +60,7 @@ class Runner:
         callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
         more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Entered already, where signals are to be heard before `run`.
+        assemble: What builds what computes; `rlstable.replay` has one whose program records more.
 
     Raises:
         ConfigError: Anything about the configuration, the environment or the folder that cannot work.
@@ -134,6 +73,7 @@ class Runner:
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
+        assemble: Assemble = Assembly,
     ):
         more = more_guards or {}
         check_more(more, config.guards.model_dump().keys())
@@ -153,8 +93,7 @@ class Runner:
         self._advice: str | None = None
         self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
-        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event)
-        self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
+        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event, self.host, assemble)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
@@ -162,10 +101,13 @@ class Runner:
         key = jax.random.PRNGKey(config.seed)
         key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
         self._lock: RunLock | None = None
+        not_kept = keep_programs(config.compile_cache)
         try:
             resumes, self._lock = open_run_dir(self.run_dir, config.resume)
             if self._lock.unsupported is not None:
                 self._event("lock_unsupported", error=self._lock.unsupported)
+            if not_kept is not None:
+                self._event("compile_cache_unusable", error=not_kept)
             self.state: TrainState = self._supervisor.assembly.first_state(key_init, key_resets)
             self.step = int(self.state.counters.env_steps)
             if resumes:
@@ -233,43 +175,19 @@ class Runner:
         return Incidents(self.run_dir, self.config, causes, self._versions(), self.host.incidents, self._event)
 
     def _resume(self) -> None:
-        fresh = self.state.tuning
-        tree, saved = self._checkpoints.restore(self._like, later=_LATER)
-        # What schedules and searches moved goes on; what was typed anew counts from here.
-        old, new = saved["config"], self.config.model_dump(mode="json")
-        changed: dict[str, Any] = {}
-        if old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"]:
-            changed["learning_rate"] = fresh.learning_rate
-        if old["ppo"]["num_updates_per_batch"] != new["ppo"]["num_updates_per_batch"]:
-            changed["epochs"] = fresh.epochs
-        if old["precision"] != new["precision"]:
-            changed["loss_scale"] = fresh.loss_scale
-        self.state = self._supervisor.read(tree, saved.get(SAVED_AS), self.host.iteration, **changed)
-        self.state = self._supervisor.assembly.with_empty_slots(self.state)
+        found = resume(self._checkpoints, self.config, self._mesh.size, self._supervisor, self.state)
+        self.state, self.host = found.state, found.host
         self.step = int(self.state.counters.env_steps)
-        if old["precision"] != new["precision"]:
+        if found.other_envs:
+            self.state = self._supervisor.assembly.redrawn(self.state, self._key_of_iteration(2))
+            self._event("environments_redrawn", num_envs=self._supervisor.num_envs)
+        if found.other_envs or found.other_precision:
             self.state = self._supervisor.adopt(self.state, self._key_of_iteration(2))
-        self._event("resumed", iteration=self.host.iteration, version=saved["version"])
-        different = differences(saved.get("versions", {"rlstable": saved["version"]}), self._versions())
+        self.state = self._supervisor.assembly.with_empty_slots(self.state)
+        self._event("resumed", iteration=self.host.iteration, version=found.version)
+        different = differences(found.versions, self._versions())
         if different:
             self._event("versions_changed", **different)
-
-    def _like(self, saved: Mapping[str, Any]) -> Saved:
-        """What a saved training state has to look like: that of the level it was trained at."""
-        trained_on = saved["devices"]
-        if trained_on != self._mesh.size:
-            raise ConfigError(
-                f"devices: the run in {self.run_dir} was trained on {trained_on} devices, here are {self._mesh.size}; "
-                f"its environments and random numbers are theirs, so resume it with devices={trained_on}"
-            )
-        self.host = HostState.of(saved["host"])
-        configured = [saved["config"]["precision"][key] for key in Level._fields]
-        if configured != [getattr(self.config.precision, key) for key in Level._fields]:
-            self.host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
-        self._supervisor.recall(self.host.attempts, self.host.rungs, self.host.plan)
-        like = self._supervisor.like(Level(*saved.get("level", configured)))
-        # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
-        return dataclasses.replace(like, tuning=self.state.tuning, incident=None)
 
     def _versions(self) -> dict[str, str]:
         return {**versions(), "device": sharding.device_kind(self._mesh)}
@@ -281,25 +199,28 @@ class Runner:
         stopped = self._ending_by_signal()  # while the program compiled, or before that
         if stopped is not None:
             return stopped
-        while True:
-            before = self.step
-            iterate = self._program()
-            if self._crossed(before, self.config.eval.num_evals, before + self.config.env_steps_per_iteration):
-                # Now, between two iterations: a signal while it compiles saves the state as it is.
-                self._supervisor.assembly.evaluator.prepare(self.state, self._key_eval)
-            metrics = self._iterate(iterate)
-            if metrics is None:
-                continue
-            if self._telemetry.split_is_due(self.host.iteration):
-                self._telemetry.measure_split(iterate.__call__, self.state)
-            ending = self._after_iteration(before, metrics)
-            if ending is not None:
-                return ending
+        ending = None
+        while ending is None:
+            ending = self.advance()
+        return ending
+
+    def advance(self) -> Ending | None:
+        """One iteration, and what is due after it; the ending where that was the last one."""
+        before = self.step
+        iterate = self._program()
+        if self._crossed(before, self.config.eval.num_evals, before + self.config.env_steps_per_iteration):
+            # Now, between two iterations: a signal while it compiles saves the state as it is.
+            self._supervisor.evaluator.prepare(self.state, self._key_eval)
+        metrics = self._iterate(iterate)
+        if metrics is None:
+            return None
+        if self._telemetry.split_is_due(self.host.iteration):
+            self._telemetry.measure_split(iterate.__call__, self.state)
+        return self._after_iteration(before, metrics)
 
     def _program(self) -> Program:
         """The program of the next iteration, and the state as it takes it."""
         program, self.state = self._supervisor.program(self.state, self._key_of_iteration(3))
-        self.host.plan = self._supervisor.plan
         return program
 
     def _iterate(self, iterate: Program) -> Metrics | None:
@@ -390,7 +311,6 @@ class Runner:
 
     def _go_back(self, to: Rollback) -> None:
         self.state, self.host.iteration, self.step = to
-        self.host.plan = self._supervisor.plan
         self.host.idle, self.host.drawn = 0, False
         self._keep()
         # Before anything else can happen: a crash must not forget the attempt.
@@ -424,8 +344,14 @@ class Runner:
 
     def _evaluate(self) -> Row:
         key = jax.random.fold_in(self._key_eval, self.host.iteration)
-        row = self._supervisor.assembly.evaluator.run(self.state, key)
-        self._last_evaluation = row
+        began = time.perf_counter()
+        try:
+            row = self._supervisor.evaluator.run(self.state, key)
+        except OutOfMemory:
+            self._save(None)  # the run ends, with all that was learnt
+            raise
+        self.host.evaluated += time.perf_counter() - began
+        self._last_evaluation = row = {**row, "eval/walltime": self.host.evaluated}
         value = row["eval/episode_reward"]
         self.host.last_return = value
         if value is None:
@@ -458,6 +384,7 @@ class Runner:
             "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
+            "num_envs": self._supervisor.num_envs,
             "level": self._supervisor.level,
             "step": self.step,
             "return": score,

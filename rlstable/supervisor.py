@@ -11,19 +11,27 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults, sharding
-from rlstable.assembly import Assembly, Compiling, Program
+from rlstable.assembly import Assembly, Program
+from rlstable.compiling import Compiling
 from rlstable.config import Config
 from rlstable.endings import Ending
+from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards
+from rlstable.host_state import HostState
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import arithmetic, remedies
-from rlstable.supervise.ladder import Change, Ladder, Level, Rungs, Signs
+from rlstable.supervise.ladder import Change, Ladder, Level, Signs
 from rlstable.supervise.last_good import LastGood, Saved
-from rlstable.supervise.memory_plan import Memory, MemoryPlan, OutOfMemory, exhausted
-from rlstable.supervise.recovery import Attempts, Plan, Recovery
+from rlstable.supervise.memory_plan import Memory, OutOfMemory, exhausted
+from rlstable.supervise.recovery import Plan, Recovery
+from rlstable.supervise.warm_start import WarmStart
 from rlstable.supervise_config import X64, Remedy
 
 Report = Callable[..., None]
+Assemble = Callable[..., Assembly]
+
+# A level of precision, a plan for memory, a stage of growth: what is compiled once each.
+_Which = tuple[Level, str, int]
 
 
 class Rollback(NamedTuple):
@@ -41,12 +49,7 @@ class Rollback(NamedTuple):
 
 
 class Supervisor:
-    """Builds what computes at the present level of precision, and decides what to do when guards give up.
-
-    Attributes:
-        attempts: What recovery remembers; saved with the run.
-        rungs: What the ladder remembers; likewise.
-        plan: How it makes do with the memory there is; likewise.
+    """Builds what computes at the present level of precision and size, and decides what to do when guards give up.
 
     Args:
         config: The whole configuration.
@@ -54,27 +57,41 @@ class Supervisor:
         more_guards: Guards besides the configured ones, by site and name.
         compiling: Context manager that tells the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
+        host: What it remembers of the run, and saves with it.
+        assemble: What builds what computes, from the arguments of `Assembly`.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, more_guards: MoreGuards, compiling: Compiling, report: Report):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        more_guards: MoreGuards,
+        compiling: Compiling,
+        report: Report,
+        host: HostState,
+        assemble: Assemble = Assembly,
+    ):
         self._config = config
         self._mesh = mesh
         self._more_guards = more_guards
         self._compiling = compiling
         self._report = report
-        self._assemblies: dict[tuple[Level, str], Assembly] = {}
-        self._programs: dict[tuple[Level, str], Program] = {}
+        self._assemble = assemble
+        self._assemblies: dict[_Which, Assembly] = {}
+        self._programs: dict[_Which, Program] = {}
+        self._evaluators: dict[Level, Evaluator] = {}
         self._last_good = LastGood()
-        self._memory = Memory(config, mesh, report)
-        self.recall(Attempts(), Rungs(), MemoryPlan())
+        self.recall(host)
 
-    def recall(self, attempts: Attempts, rungs: Rungs, plan: MemoryPlan) -> None:
+    def recall(self, host: HostState) -> None:
         """Goes on from what a run has saved."""
         config = self._config
-        self.attempts, self.rungs, self.plan = attempts, rungs, plan
-        self._recovery = Recovery(config.supervise.recovery, attempts)
+        self._host = host
+        self._recovery = Recovery(config.supervise.recovery, host.attempts)
         start = Level(config.precision.matmul, config.precision.network)
-        self._ladder = Ladder(config.supervise.ladder, start, rungs, self._distinct)
+        self._ladder = Ladder(config.supervise.ladder, start, host.rungs, self._distinct)
+        self._warm_start = WarmStart(config, self._mesh.size, host.growth)
+        self._memory = Memory(self._warm_start.now, self._mesh, self._report)
 
     @property
     def level(self) -> Level:
@@ -83,8 +100,29 @@ class Supervisor:
 
     @property
     def assembly(self) -> Assembly:
-        """What computes at the present level."""
-        return self._at(self._ladder.level)
+        """What computes at the present level and size."""
+        if self._which not in self._assemblies:
+            config = self._host.plan.of(_at_level(self._warm_start.now, self.level))
+            self._assemblies[self._which] = self._assemble(config, self._mesh, self._more_guards, self._compiling)
+        return self._assemblies[self._which]
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments are trained in."""
+        return self._host.plan.of(self._warm_start.now).ppo.num_envs
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """What judges the policy at the present level, at the configured size whatever that of training is."""
+        if self.level not in self._evaluators:
+            self._evaluators[self.level] = make_evaluator(
+                _at_level(self._config, self.level), self.assembly.ppo.networks, self._compiling, self._report
+            )
+        return self._evaluators[self.level]
+
+    @property
+    def _which(self) -> _Which:
+        return self.level, str(self._host.plan), self._host.growth.stage
 
     def adopt(self, state: TrainState, key: jax.Array) -> TrainState:
         """A training state of another level as one of this.
@@ -95,14 +133,6 @@ class Supervisor:
         """
         assembly = self.assembly
         return assembly.adopted(assembly.with_fresh_pool(state, key) if assembly.env.draws else state)
-
-    def _at(self, level: Level) -> Assembly:
-        which = (level, str(self.plan))
-        if which not in self._assemblies:
-            precision = self._config.precision.model_copy(update={"matmul": level.matmul, "network": level.network})
-            config = self.plan.of(self._config.model_copy(update={"precision": precision}))
-            self._assemblies[which] = Assembly(config, self._mesh, self._more_guards, self._compiling)
-        return self._assemblies[which]
 
     def program(self, state: TrainState, key: jax.Array) -> tuple[Program, TrainState]:
         """The training program of the present level, compiled at most once, and the state that goes into it.
@@ -116,7 +146,7 @@ class Supervisor:
         Raises:
             OutOfMemory: It does not fit, however it is divided.
         """
-        while (self.level, str(self.plan)) not in self._programs:
+        while self._which not in self._programs:
             program = needed = None
             try:
                 program = self.assembly.compiled(state)
@@ -125,10 +155,10 @@ class Supervisor:
                 if not exhausted(error):
                     raise
             if program is not None and self._memory.fits(needed):
-                self._programs[self.level, str(self.plan)] = program
+                self._programs[self._which] = program
             else:
                 state = self._shrunk(state, needed, key)
-        return self._programs[self.level, str(self.plan)], state
+        return self._programs[self._which], state
 
     def make_do(self, state: TrainState, iteration: int, step: int, key: jax.Array) -> Rollback:
         """Goes back to the last good state with a smaller plan, after the device has refused its memory.
@@ -148,17 +178,18 @@ class Supervisor:
                 "The device refused memory while training, and without supervise.recovery.enabled=true there is "
                 "nothing to go back to; set it, or raise ppo.gradient_accumulation, and resume."
             )
-        self.plan = self._memory.smaller(self.plan, None)
+        host = self._host
+        host.plan = self._memory.smaller(host.plan, None)
         state = self.assembly.redrawn(good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration))
-        self.attempts.lost_iterations += iteration - good.iteration
-        self.attempts.lost_steps += step - good.step
+        host.attempts.lost_iterations += iteration - good.iteration
+        host.attempts.lost_steps += step - good.step
         return Rollback(self.assembly.adopted(state), good.iteration, good.step)
 
     def _shrunk(self, state: TrainState, needed: int | None, key: jax.Array) -> TrainState:
         """The state for a smaller plan; other environments where there are fewer of them."""
-        before = self.plan.num_envs
-        self.plan = self._memory.smaller(self.plan, needed)
-        return state if self.plan.num_envs == before else self.assembly.redrawn(state, key)
+        before = self.num_envs
+        self._host.plan = self._memory.smaller(self._host.plan, needed)
+        return state if self.num_envs == before else self.assembly.redrawn(state, key)
 
     def keep(self, state: TrainState, iteration: int, step: int) -> None:
         """Makes a state the one to go back to; its verdict was read and was good."""
@@ -174,9 +205,13 @@ class Supervisor:
         """What a checkpoint of a state has to hold, and what `read` has to be told of it."""
         return self._last_good.save(state, iteration)
 
-    def like(self, level: Level) -> Saved:
-        """What a checkpoint holds at some level, as shapes; not every one has its part `SAVED_AS`."""
-        return self._last_good.template(self._at(level).shapes())
+    def like(self, level: Level, num_envs: int) -> Saved:
+        """What a checkpoint holds at some level and size, as shapes; not every one has its part `SAVED_AS`."""
+        if (level, num_envs) == (self.level, self.num_envs):
+            return self._last_good.template(self.assembly.shapes())
+        config = _at_level(self._config, level)
+        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": num_envs})})
+        return self._last_good.template(Assembly(config, self._mesh, self._more_guards).shapes())
 
     def read(self, saved: Saved, kept: Mapping[str, int] | None, iteration: int, **tuning: Any) -> TrainState:
         """The training state of a checkpoint; keeps what the run that saved it would have gone back to.
@@ -194,7 +229,7 @@ class Supervisor:
         return state
 
     def watch(self, state: TrainState, metrics: Metrics, good: bool, key: jax.Array) -> TrainState:
-        """Takes in an iteration that goes on: relaxes remedies and moves on the ladder where that is due.
+        """Takes in an iteration that goes on: relaxes remedies, moves on the ladder and grows where that is due.
 
         Args:
             state: After it.
@@ -205,10 +240,19 @@ class Supervisor:
         remedy = self._recovery.healthy(good)
         if remedy is not None:
             state = sharding.place(remedies.take_back(remedy, state), self._mesh, SPECS)
-            self._report("remedy_taken_back", remedy=str(remedy), after=self.attempts.stretch)
+            self._report("remedy_taken_back", remedy=str(remedy), after=self._host.attempts.stretch)
         before = self._ladder.level
         change = self._ladder.watch(self._signs(state, metrics))
-        return state if change is None else self._moved(state, before, change, key)
+        if change is not None:
+            state = self._moved(state, before, change, key)
+        return self._grown(state, key) if self._warm_start.watch(good) else state
+
+    def _grown(self, state: TrainState, key: jax.Array) -> TrainState:
+        """The state for a larger size, which has other environments and may need more memory."""
+        self._memory = Memory(self._warm_start.now, self._mesh, self._report)
+        length = self._warm_start.now.env.episode_length
+        self._report("grown", num_envs=self.num_envs, episode_length=length)
+        return self.assembly.adopted(self.assembly.redrawn(state, key))
 
     def try_again(
         self, cause: Ending, state: TrainState, iteration: int, step: int, key: jax.Array
@@ -225,7 +269,7 @@ class Supervisor:
         Returns:
             What to go on from, or the ending where there have been too many attempts.
         """
-        attempts, good = self.attempts, self._last_good
+        attempts, good = self._host.attempts, self._last_good
         plan = self._recovery.plan(cause.name, iteration + attempts.lost_iterations, self._applicable)
         if plan is None:
             tried = bool(attempts.recent) and cause is not Ending.physics_unstable
@@ -244,6 +288,7 @@ class Supervisor:
         # Last, with the caller's step: the step that is logged is their sum, and stays what it was.
         attempts.lost_iterations += lost_iterations
         attempts.lost_steps += lost_steps
+        self._host.growth.healthy = 0
         return Rollback(state, good.iteration, good.step)
 
     def _back(self, state: TrainState, plan: Plan, undone: int, key: jax.Array) -> TrainState:
@@ -291,3 +336,9 @@ class Supervisor:
         if X64 in levels and not exact:
             self._report("precision_not_delivered", level=X64, measured="float32")
         return (*arithmetic.distinct_levels(measured), *((X64,) if exact else ()))
+
+
+def _at_level(config: Config, level: Level) -> Config:
+    """The configuration at some level of precision."""
+    precision = config.precision.model_copy(update=level._asdict())
+    return config.model_copy(update={"precision": precision})

@@ -2,7 +2,7 @@
 
 python scripts/bench.py guards                             # what all default guards cost
 python scripts/bench.py guards --env humanoid --pairs 60   # one environment, more pairs
-python scripts/bench.py incidents                          # what it costs to be ready to catch a bad simulation
+python scripts/bench.py supervision                        # what a supervisor costs that has nothing to do
 
 prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
 """
@@ -10,6 +10,7 @@ prints a table and rewrites its own section, for this kind of device, of docs/be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,7 +20,6 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -44,8 +44,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 COMMON = ("seed=0", "devices=1")
-QUIET = ("sinks=quiet", "checkpoint=off")
-WARM_UP = 2
+QUIET = ("sinks=quiet", "checkpoint=off", "eval.num_evals=0", f"total_steps={2**40}")
+WARM_UP = 4  # the third iteration of a run measures how its time divides
 RESAMPLES = 10_000
 BOOTSTRAP_SEED = 0
 
@@ -102,28 +102,34 @@ class Comparison:
 
 
 PAIRS_TEXT = """are called in turn in
-one process, two calls each to warm up and then in pairs; which of the two goes first alternates from pair to pair."""
+one process, four calls each to warm up and then in pairs; which of the two goes first alternates from pair to pair. A
+call is a whole iteration of a run: the compiled program, and what the host does after it."""
 COMPARISONS = (
     Comparison(
         "guards",
         "what all default guards cost",
         "Cost of the guards",
         f"""\
-Two programs of one configuration and seed, `guards=off` and `guards=default` (limiters included), {PAIRS_TEXT}
+Two runs of one configuration and seed, `guards=off` and `guards=default` (limiters included), {PAIRS_TEXT}
 Relative speed is time(off) / time(default), one ratio per pair: a median of 0.97 means 3 % slower with guards. Its 95 %
 interval is a bootstrap over pairs. "Not credibly below 0.98": its upper end is 0.98 or more; an upper end below 0.98
 would be credible evidence that guards cost more than 2 %. Differences between processes are not in the interval.""",
         {"off": "guards=off", "default": "guards=default"},
     ),
     Comparison(
-        "incidents",
-        "what it costs to be ready to catch a bad simulation",
-        "Cost of catching incidents",
+        "supervision",
+        "what a supervisor costs that has nothing to do",
+        "Cost of supervision",
         f"""\
-Two programs of one configuration and seed, without and with a slot for the first bad environment, {PAIRS_TEXT}
+Two runs of one configuration and seed, without and with a supervisor: clipping bounds that a remedy may tighten, a copy
+of the last good state every 10 iterations, the ladder of precision, a slot for the first bad environment. They
+{PAIRS_TEXT}
 Relative speed is time(off) / time(on), one ratio per pair, with the 95 % interval of a bootstrap over pairs. "Not
-credibly below 0.99": its upper end is 0.99 or more. Nothing goes bad meanwhile, so the slot stays empty.""",
-        {"off": "supervise.incident.enabled=false", "on": "supervise.incident.enabled=true"},
+credibly below 0.99": its upper end is 0.99 or more. Nothing goes bad meanwhile.""",
+        {
+            "off": "supervise=off supervise.ladder.enabled=false supervise.incident.enabled=false",
+            "on": "supervise=default",
+        },
     ),
 )
 
@@ -140,41 +146,39 @@ class Parser(argparse.ArgumentParser):
 
 
 class Side:
-    """One of the two programs, with the state that it carries from call to call.
+    """One of the two runs, which an iteration at a time is timed of; it is compiled when it is made.
 
     Args:
         overrides: The configuration, as typed on the command line.
+        folder: Where the run is.
 
     Attributes:
         steps: Environment steps of one call.
-        trips: Over all calls, by guard; those that had any.
     """
 
-    def __init__(self, overrides: Sequence[str]):
-        from rlstable.endings import Ending
+    def __init__(self, overrides: Sequence[str], folder: Path):
         from rlstable.runner import Runner
 
-        with tempfile.TemporaryDirectory() as folder:
-            # A run's own program and first state, so that what is timed is what users train with.
-            runner = Runner(compose([*overrides, *QUIET]), folder)
-            try:
-                self._program = runner._supervisor.assembly.compiled(runner.state)
-                self._state = runner.state
-            finally:
-                runner._finish(Ending.stopped)
-        self.steps = runner.config.env_steps_per_iteration
-        self.trips: Counter[str] = Counter()
+        self._runner = Runner(compose([*overrides, *QUIET]), folder)
+        self.steps = self._runner.config.env_steps_per_iteration
+        self()
 
     def __call__(self) -> float:
-        """Seconds of one iteration, waiting for its report as a run does."""
-        import jax
-
+        """Seconds of one iteration, and of what a run does after it."""
         started = time.perf_counter()
-        self._state, report = self._program(self._state)
-        report = jax.device_get(report)
-        seconds = time.perf_counter() - started
-        self.trips += Counter({name: int(np.sum(counts)) for name, counts in report.trips.items()})
-        return seconds
+        self._runner.advance()
+        return time.perf_counter() - started
+
+    @property
+    def trips(self) -> dict[str, int]:
+        """Over all calls, by guard; those that had any."""
+        row = self._runner.history[-1]
+        counts = {name.split("/")[1]: count for name, count in row.items() if re.fullmatch("guards/[^/]+/trips", name)}
+        return {name: int(count) for name, count in counts.items() if count}
+
+    def close(self) -> None:
+        """Gives its folder free."""
+        self._runner.close()
 
 
 def compare(comparison: Comparison, args: argparse.Namespace, console: Console) -> Report:
@@ -203,15 +207,17 @@ def compare(comparison: Comparison, args: argparse.Namespace, console: Console) 
 def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
     """One environment's times in two configurations."""
     settings = [*SETTINGS[name], *COMMON]
-    sides = {}
-    for choice, override in comparison.sides.items():
-        with console.status(f"{name}: compiling {override}"):
-            started = time.perf_counter()
-            sides[choice] = Side([*settings, override])
-        console.print(f"{name}: {override} is ready after {time.perf_counter() - started:.1f} s")
-    (first, one), (second, other) = sides.items()
-    numbers = track(range(pairs), name, console=console)
-    seconds, seconds_other = time_in_turn(one, other, numbers)
+    sides: dict[str, Side] = {}
+    with contextlib.ExitStack() as stack:
+        for choice, overrides in comparison.sides.items():
+            with console.status(f"{name}: compiling {overrides}"):
+                started = time.perf_counter()
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                sides[choice] = Side([*settings, *overrides.split()], folder)
+                stack.callback(sides[choice].close)
+            console.print(f"{name}: {overrides} is ready after {time.perf_counter() - started:.1f} s")
+        (first, one), (second, other) = sides.items()
+        seconds, seconds_other = time_in_turn(one, other, track(range(pairs), name, console=console))
     ratio, low, high = median_and_interval(seconds / seconds_other)
     return {
         "env": name,

@@ -6,7 +6,6 @@ jax's own cache on the disk saves the compiling alone; tracing, lowering and rea
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from rlstable import assembly
+from rlstable import supervisor
 from rlstable.assembly import Assembly, Program
 from rlstable.config import Config
 from rlstable.evaluation import Evaluator, make_evaluator
@@ -25,7 +24,7 @@ _OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "supervise")
 _DATA_OF_A_FAULT = ("value", "probability", "start", "iterations")
 
 _programs: dict[Any, tuple[Any, Program]] = {}
-_evaluators: dict[Any, Evaluator] = {}
+_plays: dict[Any, Any] = {}
 
 
 @contextlib.contextmanager
@@ -33,14 +32,15 @@ def sharing() -> Iterator[None]:
     """Every run inside shares; a run says that it compiles, whether it does or not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Assembly, "compiled", _compiled)
-        patch.setattr(assembly, "make_evaluator", _make_evaluator)
+        patch.setattr(supervisor, "make_evaluator", _make_evaluator)
         yield
 
 
 def _compiled(self: Assembly, state: TrainState, make: Callable[..., Program] = Assembly.compiled) -> Program:
     ppo = self.ppo
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)
-    key = (_key(self._config, "eval"), self._config.tightens, repr(guards), _kind(state))
+    kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
+    key = (_key(self._config, "eval"), self._config.tightens, kinds, repr(guards), _kind(state))
     if key in _programs:
         with self._compiling("training"):
             return _programs[key][1]
@@ -49,24 +49,12 @@ def _compiled(self: Assembly, state: TrainState, make: Callable[..., Program] = 
     return _programs[key][1]
 
 
-def _make_evaluator(config: Config, networks: Any, compiling: Callable[[str], Any]) -> Evaluator:
-    key = _key(config)
-    if key not in _evaluators:
-        _evaluators[key] = make_evaluator(config, networks, lambda _: contextlib.nullcontext())
-    shared = _evaluators[key]
-    told: list[bool] = []
-
-    def compile_for(*args: Any) -> None:
-        if not told:
-            told.append(True)
-            with compiling("evaluation"):
-                shared.compile(*args)
-
-    def program(*args: Any) -> Any:
-        compile_for(*args)
-        return shared.program(*args)
-
-    return dataclasses.replace(shared, program=program, compile=compile_for, walltime=0.0)
+def _make_evaluator(config: Config, *args: Any) -> Evaluator:
+    made = make_evaluator(config, *args)
+    made._play = _plays.setdefault(
+        _key(config), made._play
+    )  # traced and lowered, but for what it is compiled each time
+    return made
 
 
 def _key(config: Config, *leave_out: str) -> Any:

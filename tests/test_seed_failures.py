@@ -197,7 +197,7 @@ def whole(guards: str) -> tuple[Any, Any, list[TrainState]]:
     )  # fmt: skip
     ppo, first = assemble(config)
     states = [init_state(ppo, jax.random.PRNGKey(seed), first.env_state, first.reset_pool) for seed in range(3)]
-    evaluator = make_evaluator(config, ppo.networks, lambda _: contextlib.nullcontext())
+    evaluator = make_evaluator(config, ppo.networks, lambda _: contextlib.nullcontext(), print)
     return compiled(ppo), evaluator, states
 
 

@@ -17,6 +17,7 @@ from rlstable.endings import Ending
 from rlstable.io.rundir import read_result
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
+from rlstable.supervise.memory_plan import MemoryPlan
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 512 * 2 * 16  # environment steps: rows times unroll length
@@ -120,6 +121,11 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
     assert again.host.plan.gradient_accumulation == 2
     assert again.run().ending is Ending.completed
     assert len(events(tmp_path, "memory_planned")) == 1
+    # What the plan was made for is another now, so it is made anew.
+    ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 8}
+    other = Runner(small(resume="auto", total_steps=6 * ITERATION, ppo=ppo), tmp_path)
+    other.close()
+    assert other.host.plan == MemoryPlan()
 
 
 def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(

@@ -15,10 +15,7 @@ from rlstable.doctor.physics_lint import lint, model_of
 from rlstable.doctor.surroundings import Surroundings, surroundings
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
-from rlstable.supervise.memory import Footprint, bytes_of, readable
-
-# Above this share of the limit a program that fits by the compiler's plan may not fit beside evaluation and resets.
-_TIGHT = 0.9
+from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +134,7 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
         findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints where it comes from"))
     if usage is not None:
         environments = _environments(config, usage, mesh.size)
-        findings += _fits(usage, environments)
+        findings += _fits(usage, environments, config.supervise.memory.adapt)
     order = ("error", "warning", "note")
     findings.sort(key=lambda finding: order.index(finding.severity))
     return Report(config.env.name, engine, around, products, x64_error, usage, environments, tuple(findings))
@@ -214,13 +211,11 @@ def _memory(config: Config, assembly: Assembly, mesh: Any, compiles: bool, tell:
         tell("compiling the training program for its memory (--no-compile leaves it out)")
         needs = memory.footprint(assembly.compiled(shapes).executable)
     device = mesh.devices.flat[0]
-    # What jax calls several CPU devices share one memory.
-    sharing = mesh.size if device.platform == "cpu" else 1
     observation = bytes_of(assembly.ppo.networks.select(shapes.env_state.obs)) // config.ppo.num_envs
     return Memory(
         footprint=needs,
-        needed=None if needs is None else needs.peak * sharing,
-        limit=memory.limit(device),
+        needed=memory.needed(needs, mesh),
+        limit=memory.limit(device, config.supervise.memory.limit_gib),
         live=memory.live(device),
         per_environment=bytes_of(shapes.env_state) // config.ppo.num_envs,
         rows=observation * config.ppo.rows * (config.ppo.unroll_length + 1),
@@ -235,24 +230,25 @@ def _environments(config: Config, usage: Memory, devices: int) -> Environments:
     rows = config.ppo.rows
     allowed = tuple(n for n in range(devices, rows + 1, devices) if rows % n == 0)
     most = None
-    if usage.share is not None and usage.share <= _TIGHT:
-        most = max(n for n in allowed if usage.share * n <= _TIGHT * config.ppo.num_envs)
+    if usage.share is not None and usage.share <= TIGHT:
+        most = max(n for n in allowed if usage.share * n <= TIGHT * config.ppo.num_envs)
     return Environments(config.ppo.num_envs, most, allowed)
 
 
-def _fits(usage: Memory, environments: Environments) -> list[Finding]:
-    if usage.share is None or usage.share <= _TIGHT:
+def _fits(usage: Memory, environments: Environments, adapts: bool) -> list[Finding]:
+    if usage.share is None or usage.share <= TIGHT:
         return []
+    divided = ", and will be divided" if adapts and usage.share > FULL else ""
     batch = "a smaller ppo.batch_size, ppo.num_minibatches or ppo.unroll_length"
     fewer = "a smaller ppo.num_envs"
     # What weighs more comes first.
     heavier = usage.rows >= usage.per_environment * environments.configured
     return [
         Finding(
-            "error" if usage.share > 1 else "warning",
+            "error" if usage.share > 1 and not adapts else "warning",
             "memory",
             (),
-            f"training needs {readable(usage.needed or 0)} of {readable(usage.limit or 0)}",
+            f"training needs {readable(usage.needed or 0)} of {readable(usage.limit or 0)}{divided}",
             f"{batch}, then {fewer}" if heavier else f"{fewer}, then {batch}",
             {"needed": float(usage.needed or 0), "limit": float(usage.limit or 0)},
         )

@@ -79,7 +79,9 @@ class Resets:
         return "it is beyond a limit"
 
 
-def make_resets(env: VectorEnv, batch: int, precision: Precision = SINGLE) -> Resets:
+def make_resets(
+    env: VectorEnv, batch: int, precision: Precision = SINGLE, options: dict[str, Any] | None = None
+) -> Resets:
     """The reset program for an environment, compiled when it is first called."""
     judging = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
 
@@ -88,4 +90,4 @@ def make_resets(env: VectorEnv, batch: int, precision: Precision = SINGLE) -> Re
             states = env.reset(jax.random.split(key, batch))
             return states, judging.clean(states)
 
-    return Resets(env, batch, jax.jit(program), precision)
+    return Resets(env, batch, jax.jit(program, compiler_options=options), precision)

@@ -15,7 +15,9 @@ from rlstable.io.screens import Off, Plain, Progress, Rich, Screen
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # What is no trouble bears no exclamation mark.
-_NEWS = frozenset({"started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered"})
+_NEWS = frozenset(
+    {"started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "grown", "environments_redrawn"}
+)
 
 
 class Console:

@@ -16,6 +16,7 @@ _EPILOG = """
 examples:
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --json > step.json
+  python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --history       the 100 steps before it, too
 """
 
 
@@ -31,10 +32,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         command.note("stepping it again; what has to be compiled takes a minute or two")
         report = judge(incident, step_again(incident))
+        history = None
+        if args.history is not None:
+            from rlstable.replay.history import make
+
+            history = make(incident, args.history, command.note)
     if args.json:
-        command.print_json(as_data(report))
+        data = as_data(report)
+        if history is not None:
+            from rlstable.replay import trend
+
+            data["history"] = trend.as_data(history)
+        command.print_json(data)
     else:
-        show(report)
+        show(report, history)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -44,14 +55,29 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         _EPILOG,
     )
     parser.add_argument("incident", type=Path, help="its folder")
+    parser.add_argument(
+        "--history",
+        type=_steps,
+        nargs="?",
+        const=100,
+        metavar="N",
+        help="train again up to it, and keep the N steps before it (100) in history.npz beside it",
+    )
     return parser.parse_args(argv)
 
 
-def show(report: Any, terminal: Any = None) -> None:
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; the incident comes first, then --history N")
+    return int(text)
+
+
+def show(report: Any, history: Any = None, terminal: Any = None) -> None:
     """Prints a report for people.
 
     Args:
         report: A `rlstable.replay.report.Report`.
+        history: A `rlstable.replay.history.History`; None for none.
         terminal: A rich console; standard output if None.
     """
     from rich.text import Text
@@ -71,6 +97,14 @@ def show(report: Any, terminal: Any = None) -> None:
     terminal.print(Text(f"  {report.same}"))
     for engine, note in report.notes.items():
         terminal.print(Text(f"  {engine}: {note}"))
+    if history is not None:
+        from rlstable.replay import trend
+
+        terminal.print()
+        terminal.print(trend.table(history))
+        terminal.print()
+        for line in trend.lines(history):
+            terminal.print(line)
     terminal.print(Text(f"\n{report.conclusion}", style="bold"))
 
 

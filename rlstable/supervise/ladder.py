@@ -10,7 +10,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rlstable.supervise_config import LadderConfig
+from rlstable.supervise_config import X64, LadderConfig
+
+# Trouble of the networks, in whose float32 physics in float64 changes nothing.
+_OF_NETWORKS = ("rejected", "loss_scale")
 
 
 class Level(NamedTuple):
@@ -119,10 +122,12 @@ class Ladder:
         own.troubled = 0
         if not self.config.enabled or own.futile:
             return None
-        kinds = ("network", "matmul") if cause in ("rejected", "loss_scale", "not_finite") else ("matmul", "network")
+        kinds = ("network", "matmul") if cause in (*_OF_NETWORKS, "not_finite") else ("matmul", "network")
         kind = next((kind for kind in kinds if self._room(kind)), None)
         if kind is None:
             return self._give_up()
+        if cause in _OF_NETWORKS and kind == "matmul" and self._matmul_levels[own.matmul + 1] == X64:
+            return None
         if own.came_down == kind:
             own.stretch *= 2
         own.came_down = None

@@ -12,7 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
+# Shares of the limit from which it is worth a word, since a program that fits by the compiler's plan may not fit beside
+# evaluation and resets; and that are too much.
+TIGHT, FULL = 0.8, 0.95
 _STEP = 1024.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -60,19 +64,26 @@ def footprint(compiled: Any) -> Footprint | None:
     )
 
 
-def limit(device: Any, configured: int | None = None) -> int | None:
+def needed(program: Footprint | None, devices: Mesh) -> int | None:
+    """Bytes that a program needs of the limit; what jax calls several CPU devices share one memory."""
+    if program is None:
+        return None
+    return program.peak * (devices.size if devices.devices.flat[0].platform == "cpu" else 1)
+
+
+def limit(device: Any, configured: float | None = None) -> int | None:
     """Bytes that a program on this device may use, whatever else uses memory at the moment.
 
     Args:
         device: A `jax.Device`.
-        configured: What the configuration says, which wins.
+        configured: GiB that the configuration names, which win.
 
     Returns:
         On a GPU what XLA may take of it (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container or
         of the machine; None where nobody knows.
     """
     if configured is not None:
-        return configured
+        return int(configured * 2**30)
     told = _statistic(device, "bytes_limit")
     if told is None and device.platform == "cpu":
         return host_total()

@@ -12,11 +12,10 @@ from typing import Any
 
 from rlstable.config import Config, ConfigError
 from rlstable.supervise import memory
-from rlstable.supervise.memory import readable
+from rlstable.supervise.memory import FULL, TIGHT, readable
 
 # The order in which they are tried; each as far as it helps.
 LEVERS = ("gradient_accumulation", "envs_per_pass", "num_envs")
-_TIGHT, _FULL = 0.8, 0.95  # shares of the memory limit that are worth a word, and that are too much
 _NO_RELIEF = 0.9  # of what was needed before: a lever that brings no more than this is left alone
 _LEAST_PASS = 8  # environments in a pass, below which nothing is saved but time lost
 
@@ -28,7 +27,7 @@ class MemoryPlan:
     Attributes:
         gradient_accumulation: Instead of `ppo.gradient_accumulation`.
         envs_per_pass: Instead of `env.envs_per_pass`.
-        num_envs: Instead of `ppo.num_envs`.
+        num_envs: Instead of `ppo.num_envs`, where that is more.
     """
 
     gradient_accumulation: int | None = None
@@ -37,7 +36,8 @@ class MemoryPlan:
 
     def of(self, config: Config) -> Config:
         """The configuration under this plan."""
-        ppo = {"gradient_accumulation": self.gradient_accumulation, "num_envs": self.num_envs}
+        num_envs = None if self.num_envs is None else min(self.num_envs, config.ppo.num_envs)
+        ppo = {"gradient_accumulation": self.gradient_accumulation, "num_envs": num_envs}
         changed = {name: value for name, value in ppo.items() if value is not None}
         env = {} if self.envs_per_pass is None else {"envs_per_pass": self.envs_per_pass}
         return config.model_copy(
@@ -79,9 +79,19 @@ def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
 
 
 def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
-    rows = config.ppo.rows
-    for count in range(max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1)), 0, -1):
-        if rows % count == 0 and count % devices == 0:
+    return fewer_envs(config, max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1)), devices)
+
+
+def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
+    """The greatest number of environments that goes with the batch and the devices; None where there is none.
+
+    Args:
+        config: As it was configured.
+        at_most: No more than these.
+        devices: How many share them.
+    """
+    for count in range(at_most, 0, -1):
+        if config.ppo.rows % count == 0 and count % devices == 0:
             try:
                 config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": count})}).require_devices(
                     devices
@@ -112,31 +122,25 @@ class Memory:
 
     def __init__(self, config: Config, mesh: Any, report: Callable[..., None]):
         self._config = config
-        self._devices = mesh.size
         self._report = report
-        own = config.supervise.memory
-        configured = None if own.limit_gib is None else int(own.limit_gib * 2**30)
-        device = mesh.devices.flat[0]
-        # What jax calls several CPU devices share one memory.
-        self._sharing = mesh.size if device.platform == "cpu" else 1
-        self._limit = memory.limit(device, configured)
+        self._mesh = mesh
+        self._limit = memory.limit(mesh.devices.flat[0], config.supervise.memory.limit_gib)
         self._lever = 0
         self._before: int | None = None
         self._told = False
 
     def needed(self, program: Any) -> int | None:
         """Bytes that a compiled program needs of the limit, as its compiler planned them; None where nobody knows."""
-        footprint = memory.footprint(program.executable)
-        return None if footprint is None else footprint.peak * self._sharing
+        return memory.needed(memory.footprint(program.executable), self._mesh)
 
     def fits(self, needed: int | None) -> bool:
         """Whether a program may run; one that is tight is told once."""
         if needed is None or self._limit is None:
             return True
-        if needed > _TIGHT * self._limit and not self._told:
+        if needed > TIGHT * self._limit and not self._told:
             self._told = True
             self._report("memory_tight", needed=readable(needed), limit=readable(self._limit))
-        return needed <= _FULL * self._limit or not self._config.supervise.memory.adapt
+        return needed <= FULL * self._limit or not self._config.supervise.memory.adapt
 
     def smaller(self, plan: MemoryPlan, needed: int | None) -> MemoryPlan:
         """A plan that needs less.
@@ -153,7 +157,7 @@ class Memory:
         self._before = needed
         factor = 2 if needed is None or self._limit is None else max(2, math.ceil(needed / self._limit))
         while self._config.supervise.memory.adapt and self._lever < len(LEVERS):
-            found = smaller(self._config, plan, LEVERS[self._lever], self._devices, factor)
+            found = smaller(self._config, plan, LEVERS[self._lever], self._mesh.size, factor)
             if found is not None:
                 said = {} if needed is None else {"needed": readable(needed), "limit": readable(self._limit or 0)}
                 self._report("memory_planned", plan=str(found), **said)
@@ -165,7 +169,7 @@ class Memory:
         if not self._config.supervise.memory.adapt:
             return "The device refused memory; supervise.memory.adapt=true divides the work, or take smaller networks."
         least = "" if needed is None else f"Training needs {readable(needed)} of {readable(self._limit or 0)} "
-        limit = "" if needed is None else f"a limit of {needed / _FULL / 2**30:.3g} GiB would do, or "
+        limit = "" if needed is None else f"a limit of {needed / FULL / 2**30:.3g} GiB would do, or "
         return (
             f"{least or 'The device refused memory '}with {plan}; {limit}smaller networks, a smaller ppo.batch_size, "
             "ppo.num_minibatches or ppo.unroll_length."

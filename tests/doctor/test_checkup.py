@@ -86,17 +86,24 @@ def test_the_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "severity"), [(None, None), (1000, None), (112, None), (110, "warning"), (100, "warning"), (99, "error")]
+    ("limit", "severity"), [(None, None), (1000, None), (125, None), (124, "warning"), (100, "warning"), (99, "error")]
 )
 def test_whether_it_fits(limit: int | None, severity: str | None) -> None:
-    findings = checkup._fits(usage(limit), Environments(8, None, (8, 16)))
+    findings = checkup._fits(usage(limit), Environments(8, None, (8, 16)), adapts=False)
     assert [(item.severity, item.check) for item in findings] == ([] if severity is None else [(severity, "memory")])
 
 
+@pytest.mark.parametrize(("limit", "divided"), [(124, False), (106, False), (105, True), (50, True)])
+def test_what_the_supervisor_will_divide_is_no_error(limit: int, divided: bool) -> None:
+    (item,) = checkup._fits(usage(limit), Environments(8, None, (8, 16)), adapts=True)
+    assert item.severity == "warning"
+    assert item.what.endswith(", and will be divided") == divided
+
+
 def test_what_weighs_more_is_named_first() -> None:
-    (item,) = checkup._fits(usage(99), Environments(8, None, (8,)))
+    (item,) = checkup._fits(usage(99), Environments(8, None, (8,)), adapts=True)
     assert item.advice.startswith("a smaller ppo.batch_size")
-    (item,) = checkup._fits(usage(99), Environments(80, None, (80,)))
+    (item,) = checkup._fits(usage(99), Environments(80, None, (80,)), adapts=True)
     assert item.advice.startswith("a smaller ppo.num_envs")
 
 
@@ -105,7 +112,7 @@ def test_what_weighs_more_is_named_first() -> None:
     [
         (None, 1, None, (1, 2, 4, 8, 16)),
         (10_000, 1, 16, (1, 2, 4, 8, 16)),
-        (120, 1, 8, (1, 2, 4, 8, 16)),
+        (125, 1, 8, (1, 2, 4, 8, 16)),
         (99, 1, None, (1, 2, 4, 8, 16)),
         (10_000, 4, 16, (4, 8, 16)),
     ],

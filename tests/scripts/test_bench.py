@@ -67,9 +67,10 @@ def test_pairs_alternate_after_the_warm_up_and_keep_their_sides() -> None:
         return lambda: (calls.append(name), float(next(clock)))[1]
 
     a, b = bench.time_in_turn(side("a"), side("b"), range(3))
-    assert "".join(calls) == "abab" + "ab" + "ba" + "ab"
-    assert a.tolist() == [4.0, 7.0, 8.0]
-    assert b.tolist() == [5.0, 6.0, 9.0]
+    assert "".join(calls) == bench.WARM_UP * "ab" + "ab" + "ba" + "ab"
+    first = 2.0 * bench.WARM_UP
+    assert a.tolist() == [first, first + 3, first + 4]
+    assert b.tolist() == [first + 1, first + 2, first + 5]
 
 
 def test_a_new_page_has_its_title_and_section_and_stays_the_same() -> None:
@@ -156,8 +157,8 @@ def test_the_cost_of_the_guards_in_miniature(
     sides = []
 
     class Side(bench.Side):
-        def __init__(self, overrides: list[str]):
-            super().__init__(overrides)
+        def __init__(self, overrides: list[str], folder: Path):
+            super().__init__(overrides, folder)
             sides.append((overrides[-1], self))
 
     monkeypatch.setattr(bench, "Side", Side)
@@ -180,8 +181,10 @@ def test_the_cost_of_the_guards_in_miniature(
     (first, plain), (second, guarded) = sides
     assert (first, second) == ("guards=off", "guards=default")
     for side, has_guards in ((plain, False), (guarded, True)):
-        assert bool(side._state.counters.trips) is has_guards
-        assert int(side._state.counters.iterations) == bench.WARM_UP + 3, "the state is carried from call to call"
+        counters = side._runner.state.counters
+        assert bool(counters.trips) is has_guards
+        assert int(counters.iterations) == 1 + bench.WARM_UP + 3, "the state is carried from call to call"
+        assert not side._runner.run_dir.exists(), "nothing is left of the runs"
 
     text = page.read_text()
     assert "### cpu" in text
@@ -190,6 +193,12 @@ def test_the_cost_of_the_guards_in_miniature(
     assert "env.name=toys:PointMass" in text
     assert str(Path.home()) not in text
     assert "Cost of the guards" in captured.err
+
+
+@pytest.mark.parametrize("comparison", bench.COMPARISONS, ids=lambda comparison: comparison.name)
+def test_both_sides_of_every_comparison_are_configurations_that_differ(comparison: Any) -> None:
+    first, second = (bench.compose([*bench.COMMON, *bench.QUIET, *side.split()]) for side in comparison.sides.values())
+    assert first != second
 
 
 def test_the_table_keeps_its_numbers_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

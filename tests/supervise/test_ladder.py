@@ -141,3 +141,12 @@ def test_ladders_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         validate(SuperviseConfig, {"ladder": fields})
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("signs", [OVERFLOW, REJECTED], ids=["loss scale", "rejected"])
+def test_physics_in_float64_is_no_cure_for_networks(signs: Signs) -> None:
+    """They stay in float32 there; the trouble of simulations still leads to it."""
+    own = ladder(distinct=lambda levels: ("default", "highest", "x64"))
+    assert changes(own, [signs] * 6) == [None, f"highest/float32 ({own._cause(signs)})", None, None, None, None]
+    assert not own.rungs.futile
+    assert changes(own, [STORM] * 2)[1] == "x64/float32 (quarantine)"

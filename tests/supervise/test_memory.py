@@ -40,7 +40,7 @@ def test_peak_counts_what_is_aliased_once() -> None:
 
 def test_the_limit_is_the_configured_one_else_the_devices_else_the_hosts() -> None:
     cpu = jax.devices()[0]
-    assert limit(GPU, configured=123) == 123
+    assert limit(GPU, configured=0.5) == 1 << 29
     assert limit(GPU) == 60 << 30
     assert limit(cpu) == host_total()
     assert limit(SimpleNamespace(platform="tpu", memory_stats=lambda: None)) is None

@@ -1,0 +1,53 @@
+"""What of a run lives on the host: the little that a checkpoint holds beside the training state."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rlstable.supervise.incident import Caught
+from rlstable.supervise.ladder import Rungs
+from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.warm_start import Growth
+
+
+@dataclasses.dataclass
+class HostState:
+    """The little that lives on the host; saved with the training state.
+
+    Attributes:
+        iteration: Iterations done, without those that were given up.
+        last_return: Of the last evaluation; None where every episode was aborted.
+        best_return: Best evaluation so far.
+        idle: Iterations in a row of which no update was accepted.
+        drawn: Whether anything was drawn from the pool of clean first states since it was filled.
+        elapsed: Seconds of training so far, over all processes.
+        evaluated: Seconds of evaluation likewise.
+        wandb_run_id: To go on with the same wandb run.
+        attempts: What recovery has tried.
+        rungs: Where on the ladder of precision it stands.
+        plan: How it makes do with the memory there is.
+        growth: How far a warm start has come.
+        incidents: What was written of bad simulations.
+    """
+
+    iteration: int = 0
+    last_return: float | None = None
+    best_return: float | None = None
+    idle: int = 0
+    drawn: bool = False
+    elapsed: float = 0.0
+    evaluated: float = 0.0
+    wandb_run_id: str | None = None
+    attempts: Attempts = dataclasses.field(default_factory=Attempts)
+    rungs: Rungs = dataclasses.field(default_factory=Rungs)
+    plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
+    growth: Growth = dataclasses.field(default_factory=Growth)
+    incidents: Caught = dataclasses.field(default_factory=Caught)
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> HostState:
+        """What a checkpoint holds of it; what it lacks is as it is at the beginning."""
+        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "growth": Growth, "incidents": Caught}
+        return cls(**saved | {name: kind(**saved.get(name, {})) for name, kind in kinds.items()})

@@ -1,0 +1,121 @@
+"""Going on with a run from its checkpoints: what was saved, as the present configuration takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rlstable.config import Config, ConfigError
+from rlstable.host_state import HostState
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.ppo.state import TrainState
+from rlstable.supervise.ladder import Level, Rungs
+from rlstable.supervise.last_good import SAVED_AS, Saved
+from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.warm_start import Growth
+from rlstable.supervisor import Supervisor
+
+# What not every checkpoint has: a number that those without a format lack, and a last good state of its own.
+_LATER = ("tuning/clip_scale", SAVED_AS)
+# What a memory plan was made for; where any of it is another, the plan is made anew.
+_PLANNED_FOR = (
+    "ppo.num_envs", "ppo.batch_size", "ppo.num_minibatches", "ppo.unroll_length", "ppo.gradient_accumulation",
+    "env.envs_per_pass", "network", "supervise.memory",
+)  # fmt: skip
+
+
+class Resumed(NamedTuple):
+    """A run as it was saved.
+
+    Attributes:
+        state: The training state, of the level and with the environments that it was saved with.
+        host: What was saved beside it.
+        version: The rlstable that saved it.
+        versions: Of that and of the libraries it stood on.
+        other_precision: Whether another precision is configured now.
+        other_envs: Whether there are to be more or fewer environments from now on.
+    """
+
+    state: TrainState
+    host: HostState
+    version: str
+    versions: dict[str, str]
+    other_precision: bool
+    other_envs: bool
+
+
+def resume(
+    checkpoints: Checkpoints, config: Config, devices: int, supervisor: Supervisor, fresh: TrainState
+) -> Resumed:
+    """Reads the newest checkpoint that can be read.
+
+    What schedules and searches moved goes on; what was typed anew counts from here. The supervisor goes on from what
+    the checkpoint says of it.
+
+    Args:
+        checkpoints: The run's.
+        config: The present configuration.
+        devices: How many there are.
+        supervisor: It is told what was saved, and which state is the last good one.
+        fresh: A training state at its beginning.
+
+    Raises:
+        ConfigError: There is no checkpoint, none can be read, or it does not go with the configuration.
+    """
+    new = config.model_dump(mode="json")
+    host = HostState()
+
+    def like(saved: Mapping[str, Any]) -> Saved:
+        """What the saved training state has to look like: that of the level and the size it was trained at."""
+        nonlocal host
+        if saved["devices"] != devices:
+            raise ConfigError(
+                f"devices: the run in {checkpoints.directory.parent} was trained on {saved['devices']} devices, here "
+                f"are {devices}; its environments and random numbers are theirs, so resume it with "
+                f"devices={saved['devices']}"
+            )
+        host = HostState.of(saved["host"])
+        num_envs = _num_envs(saved)
+        configured = [saved["config"]["precision"][key] for key in Level._fields]
+        if configured != [new["precision"][key] for key in Level._fields]:
+            host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
+        if any(_at(saved["config"], path) != _at(new, path) for path in _PLANNED_FOR):
+            host.plan = MemoryPlan()
+        if _at(saved["config"], "supervise.warm_start") != new["supervise"]["warm_start"]:
+            host.growth = Growth()
+        supervisor.recall(host)
+        state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
+        # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
+        return dataclasses.replace(state, tuning=fresh.tuning, incident=None)
+
+    tree, saved = checkpoints.restore(like, later=_LATER)
+    old = saved["config"]
+    retyped = {
+        "learning_rate": old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"],
+        "epochs": old["ppo"]["num_updates_per_batch"] != new["ppo"]["num_updates_per_batch"],
+        "loss_scale": old["precision"] != new["precision"],
+    }
+    tuning = {name: getattr(fresh.tuning, name) for name, changed in retyped.items() if changed}
+    return Resumed(
+        supervisor.read(tree, saved.get(SAVED_AS), host.iteration, **tuning),
+        host,
+        saved["version"],
+        saved.get("versions", {"rlstable": saved["version"]}),
+        retyped["loss_scale"],
+        _num_envs(saved) != supervisor.num_envs,
+    )
+
+
+def _num_envs(saved: Mapping[str, Any]) -> int:
+    """How many environments a checkpoint has; an older one says it in its plan and its configuration."""
+    configured: int = saved["config"]["ppo"]["num_envs"]
+    return int(saved.get("num_envs", HostState.of(saved["host"]).plan.num_envs or configured))
+
+
+def _at(data: Mapping[str, Any], path: str) -> Any:
+    """What stands at a dotted path of nested data; None where it does not exist."""
+    value: Any = data
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
