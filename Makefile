@@ -30,8 +30,10 @@ help: ## Show this list
 train: $(STAMP) ## Train; choose what with ARGS="env=ant seed=1"
 	@$(BIN)/python -m rlstable.train $(ARGS)
 
+# Files are not split among processes: their tests share programs and finished runs. Those with the fewest tests, which
+# the reordering would put last, take longest.
 test: lint ## Run lint, then the tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: $(STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)

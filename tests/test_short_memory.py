@@ -19,19 +19,22 @@ from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 512 * 2 * 16  # environment steps: rows times unroll length
 
 
 def config(limit: float | None = None, **sections: Any) -> Config:
     """Layers that are wide beside the batch, so that dividing it is worth something. The limit is in bytes."""
     wide = [128, 128, 128, 128]
+    off = {"enabled": False}
     own: dict[str, Any] = {
         "devices": 1, "guards": {}, "sinks": {"console": "off"}, "eval": {"num_evals": 0},
         "total_steps": 4 * ITERATION, "checkpoint": {"every": 1, "asynchronous": False},
         "ppo": {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 16},
         "network": {"policy_hidden_layer_sizes": wide, "value_hidden_layer_sizes": wide},
-        "supervise": {"memory": {"limit_gib": None if limit is None else limit / 2**30}},
+        "supervise": {
+            "memory": {"limit_gib": None if limit is None else limit / 2**30}, "ladder": off, "incident": off,
+        },
     }  # fmt: skip
     return tiny_config(**own | sections)
 

@@ -6,12 +6,11 @@ It exits with 0 where the step was done again, whatever came of it, and 2 where 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rlstable import command
 
 _EPILOG = """
 examples:
@@ -24,47 +23,38 @@ examples:
 def main(argv: Sequence[str] | None = None) -> None:
     """Steps again, prints, and exits."""
     args = _arguments(argv)
-    # Whatever libraries print while they load is kept out of the report.
-    with contextlib.redirect_stdout(sys.stderr):
-        from rlstable.endings import Ending
-        from rlstable.schema import ConfigError
+    with command.working():
         from rlstable.supervise.incident import read
 
-        try:
-            incident = read(args.incident)
-            from rlstable.replay.engines import step_again
-            from rlstable.replay.report import as_data, judge
+        incident = read(args.incident)
+        from rlstable.replay.engines import step_again
+        from rlstable.replay.report import as_data, judge
 
-            print("stepping it again; what has to be compiled takes a minute or two ...", file=sys.stderr)
-            report = judge(incident, step_again(incident))
-            history = None
-            if args.history is not None:
-                from rlstable.replay.history import make
+        command.note("stepping it again; what has to be compiled takes a minute or two")
+        report = judge(incident, step_again(incident))
+        history = None
+        if args.history is not None:
+            from rlstable.replay.history import make
 
-                history = make(incident, args.history, lambda text: print(f"{text} ...", file=sys.stderr))
-        except ConfigError as error:
-            print(f"rlstable: {error}", file=sys.stderr)
-            sys.exit(Ending.config_error.exit_code)
+            history = make(incident, args.history, command.note)
     if args.json:
         data = as_data(report)
         if history is not None:
             from rlstable.replay import trend
 
             data["history"] = trend.as_data(history)
-        print(json.dumps(data, indent=2, allow_nan=False))
+        command.print_json(data)
     else:
         show(report, history)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m rlstable.replay",
-        description="Does a bad step again, in float32, float64 and C MuJoCo, and says what went bad first.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "replay",
+        "Does a bad step again, in float32, float64 and C MuJoCo, and says what went bad first.",
+        _EPILOG,
     )
     parser.add_argument("incident", type=Path, help="its folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument(
         "--history",
         type=_steps,
@@ -90,14 +80,11 @@ def show(report: Any, history: Any = None, terminal: Any = None) -> None:
         history: A `rlstable.replay.history.History`; None for none.
         terminal: A rich console; standard output if None.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from rlstable.replay.report import table
 
-    if terminal is None:
-        # In a file or a pipe rich takes 80 columns, which break most lines.
-        terminal = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    terminal = command.console() if terminal is None else terminal
     facts = report.incident.facts
     where = f"iteration {facts['iteration']}, unroll {facts['unroll']}, step {facts['step']}"
     terminal.print(Text(f"\n{report.incident.config.env.name}: {where}, environment {facts['environment']}", "bold"))
