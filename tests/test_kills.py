@@ -36,6 +36,9 @@ STORM = [
 UNLIKE = ("time", "memory/", "timing/", "training/sps", "training/walltime", "eval/epoch_eval_time", "eval/sps",
           "eval/walltime")  # fmt: skip
 
+# What a checkpoint has of the clock and of the process.
+_OWN = ("elapsed", "evaluated", "wandb_run_id")
+
 Moment = dict[str, Any]
 
 
@@ -81,7 +84,7 @@ def checkpoints(run_dir: Path) -> dict[int, tuple[dict[str, np.ndarray], dict[st
     found = {}
     for step in steps_in(folder):
         host, manifest = read_json(manager, folder, step)
-        own = {name: value for name, value in host["host"].items() if name not in ("elapsed", "wandb_run_id")}
+        own = {name: value for name, value in host["host"].items() if name not in _OWN}
         rest = {name: host[name] for name in ("step", "return", "last_good")}
         found[step] = read_arrays(manager, step, "state", manifest.state), own | rest
     manager.close()
