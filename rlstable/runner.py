@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -220,7 +221,7 @@ class Runner:
 
     def _program(self) -> Program:
         """The program of the next iteration, and the state as it takes it."""
-        program, self.state = self._supervisor.program(self.state, self._key_of_iteration(3))
+        program, self.state = self._supervisor.program(self.state, functools.partial(self._key_of_iteration, 3))
         return program
 
     def _iterate(self, iterate: Program) -> Metrics | None:
@@ -277,7 +278,7 @@ class Runner:
             return self._try_again(cause)
         # Before saving: what is saved is what the next iteration starts from.
         learns = healthy and self.host.idle == 0
-        self.state = self._supervisor.watch(self.state, metrics, learns, self._key_of_iteration(2))
+        self.state = self._supervisor.watch(self.state, metrics, learns, functools.partial(self._key_of_iteration, 2))
         self._redraw(before)
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
@@ -398,11 +399,10 @@ class Runner:
     def _redraw(self, before: int) -> None:
         """Brax's `num_resets_per_eval` and the refill of the pool, both from clean resets."""
         ppo, env = self.config.ppo, self.config.env
-        key = self._key_of_iteration(0)
         if ppo.num_resets_per_eval and self._crossed(
             before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
         ):
-            self.state = self._supervisor.assembly.with_fresh_envs(self.state, key)
+            self.state = self._supervisor.assembly.with_fresh_envs(self.state, self._key_of_iteration(0))
         due = env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0
         if due and self.host.drawn:
             self.host.drawn = False

@@ -63,7 +63,8 @@ class Telemetry:
         last = self._reports[-1]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, which is meant
-            means = {name: float(np.nanmean([report.values[name] for report in self._reports])) for name in last.values}
+            whole = np.nanmean([report.values.whole for report in self._reports], axis=0).tolist()
+        means = {name: whole[place] for name, place in last.values.places.items()}
         ended = not np.isnan(means["episode/length"])
         row: Row = {name: value for name, value in means.items() if ended or not name.startswith("episode/")}
         row["training/sps"] = len(self._reports) * self._steps / self._seconds
