@@ -16,7 +16,7 @@ from rlstable import faults, sharding
 from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.envs.double import DoublePhysics
-from rlstable.envs.load import load_env
+from rlstable.envs.load import load
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
@@ -49,6 +49,7 @@ class Assembly:
 
     Attributes:
         single: One environment, as it is loaded.
+        loaded: That, and what simulates it.
         env: The environments that are trained in.
         ppo: What trains.
         precision: The level that all of it computes in.
@@ -70,7 +71,8 @@ class Assembly:
         self._mesh = mesh
         more = more_guards or {}
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
-        self.single = single = load_env(config.env)
+        self.loaded = load(config.env, None, len(mesh.local_devices))
+        self.single = single = self.loaded.env
         self.precision = level(config.precision)
         self.env = VectorEnv(
             DoublePhysics(single) if self.precision.x64 else single,

@@ -75,3 +75,11 @@ def _processor() -> str:
 def _known_folder() -> str | None:
     folder: str | None = getattr(jax.config, "jax_compilation_cache_dir", None)
     return folder
+
+
+def dispatch_inline() -> None:
+    """Has programs run in the thread that calls them, which is heeded only before jax is first used on a CPU.
+
+    Programs that call Python from within have been seen to wait for ever otherwise (jax #25861).
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)

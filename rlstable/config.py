@@ -39,7 +39,7 @@ class EnvConfig(Section):
 
     source: Literal["brax", "import"] = "brax"
     name: str
-    backend: Literal["mjx", "spring", "generalized", "positional"] | None = None
+    backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None = None
     episode_length: Count = 1000
     action_repeat: Count = 1
     reset: Literal["cached", "pool"] = "cached"

@@ -18,7 +18,7 @@ import numpy as np
 
 from rlstable import __version__, faults, sharding
 from rlstable.assembly import Assembly, Program
-from rlstable.compiling import keep_programs
+from rlstable.compiling import dispatch_inline, keep_programs
 from rlstable.config import Config
 from rlstable.endings import Ending, describe
 from rlstable.envs.capture import causes_of
@@ -83,6 +83,8 @@ class Runner:
         self._started = time.monotonic()
         self._callback = callback
         self._signals = signals
+        if config.env.backend in ("native", "auto"):
+            dispatch_inline()
         self._mesh = sharding.make_mesh(config.devices)
         config.require_devices(self._mesh.size)
         self.host = HostState()
@@ -109,6 +111,7 @@ class Runner:
                 self._event("lock_unsupported", error=self._lock.unsupported)
             if not_kept is not None:
                 self._event("compile_cache_unusable", error=not_kept)
+            self._tell_backend()
             self.state: TrainState = self._supervisor.assembly.first_state(key_init, key_resets)
             self.step = int(self.state.counters.env_steps)
             if resumes:
@@ -163,6 +166,16 @@ class Runner:
         self._sinks.close()
         if self._lock is not None:
             self._lock.release()
+
+    def _tell_backend(self) -> None:
+        """Says what simulates where that was left open."""
+        chosen = self._supervisor.assembly.loaded
+        if self.config.env.backend != "auto":
+            return
+        if chosen.because is None:
+            self._event("backend_chosen", backend=chosen.backend)
+        else:
+            self._event("backend_fallback", backend=chosen.backend, because=chosen.because)
 
     def _open_checkpoints(self) -> Checkpoints:
         config = self.config

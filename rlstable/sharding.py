@@ -7,6 +7,7 @@ an explicit mean gives a gradient that is too large by the number of devices, eq
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
     def put(sharding: NamedSharding, subtree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.device_put(jnp.array(x), sharding), subtree)
+        return jax.tree.map(lambda x: jax.device_put(jnp.array(x), _of(x, sharding)), subtree)
 
     with jax.enable_x64(True):  # or float64 would become float32 in silence
         return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
@@ -78,9 +79,14 @@ def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
 
     def lay(spec: PartitionSpec, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), subtree)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_of(x, sharding)), subtree)
 
     return jax.tree.map(lay, specs, tree, is_leaf=_is_spec)
+
+
+def _of(x: Any, sharding: NamedSharding) -> NamedSharding:
+    """Where a leaf is put; one without elements, of which MuJoCo has some, comes out of a program replicated."""
+    return sharding if math.prod(x.shape) else NamedSharding(sharding.mesh, REPLICATED)
 
 
 def _is_spec(x: Any) -> bool:

@@ -11,8 +11,9 @@ from rlstable import sharding
 from rlstable.assembly import Assembly
 from rlstable.config import Config, ConfigError
 from rlstable.doctor.finding import Finding
-from rlstable.doctor.physics_lint import lint, model_of
+from rlstable.doctor.physics_lint import lint
 from rlstable.doctor.surroundings import Surroundings, surroundings
+from rlstable.envs.model import model_of
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from rlstable.doctor import actuator_lint, contact_lint, dynamics_lint, structure_lint
 from rlstable.doctor.finding import Finding
 
 _SEVERITIES = ("error", "warning", "note")
-# Options that an environment may change after it has loaded its model.
-_OPTIONS = (
-    "timestep", "iterations", "ls_iterations", "tolerance", "impratio",
-    "integrator", "solver", "cone", "disableflags",
-)  # fmt: skip
 
 
 def lint(model: Any, engine: str = "mjx") -> list[Finding]:
@@ -33,20 +27,3 @@ def lint(model: Any, engine: str = "mjx") -> list[Finding]:
         found += contact_lint.contacts(model, pairs)
         found += structure_lint.equalities(model)
     return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
-
-
-def model_of(env: Any) -> Any | None:
-    """The `mujoco.MjModel` that an environment simulates, with the environment's own options, or None.
-
-    Args:
-        env: Brax's (`env.sys.mj_model`) or MuJoCo Playground's (`env.mj_model`).
-    """
-    system: Any = getattr(env, "sys", None)
-    model = getattr(system, "mj_model", None)
-    if model is None:
-        return getattr(env, "mj_model", None)
-    model = copy.copy(model)
-    for name in _OPTIONS:
-        if (value := getattr(system.opt, name, None)) is not None:
-            setattr(model.opt, name, type(getattr(model.opt, name))(value))
-    return model

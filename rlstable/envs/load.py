@@ -11,27 +11,82 @@ import types
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from rlstable.config import ConfigError, EnvConfig
+from rlstable.envs.simulations import Unsupported
 
 
-def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """One environment with Brax's Env interface.
+class Loaded(NamedTuple):
+    """An environment, and what became of its choice of physics.
+
+    Attributes:
+        env: It has Brax's Env interface.
+        backend: What computes its physics, as `env.backend` names it; None where the environment has no choice.
+        because: Why `env.backend=auto` came to that; None where there was a better reason than a lack.
+    """
+
+    env: Any
+    backend: str | None
+    because: str | None = None
+
+
+def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1) -> Any:
+    """One environment with Brax's Env interface; arguments and errors as for `load`."""
+    return load(config, extra_kwargs, devices).env
+
+
+def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1) -> Loaded:
+    """One environment with Brax's Env interface, and what its physics came to be.
 
     Args:
         config: Which one, and its constructor's keyword arguments.
         extra_kwargs: Arguments that win over the configuration's, e.g. `eval.env_kwargs`.
+        devices: On which it will be stepped at once; where C MuJoCo simulates they share the cores.
 
     Raises:
-        ConfigError: No such environment, class or module, or arguments that it does not take.
+        ConfigError: No such environment, class or module, arguments that it does not take, or no physics of that kind.
     """
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
-    if config.backend is not None:
-        kwargs.setdefault("backend", config.backend)
+    backend = kwargs.pop("backend", config.backend)
     factory = _brax_class(config.name) if config.source == "brax" else _imported_class(config.name)
+
+    def build(backend: str | None) -> Any:
+        return _built(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
+
+    def native() -> Any:
+        try:
+            env = build("mjx")  # whose solver options are those for MuJoCo
+        except ConfigError:
+            env = build(None)
+        from rlstable.envs.native import with_native_physics
+
+        return with_native_physics(env, devices)
+
+    if backend == "native":
+        try:
+            return Loaded(native(), backend)
+        except Unsupported as error:
+            raise ConfigError(
+                f"env.backend: native cannot simulate {config.name}: {error}; "
+                "env.backend=null is the environment's own choice, auto takes native where it can"
+            ) from error
+    if backend != "auto":
+        env = build(backend)
+        return Loaded(env, getattr(env, "backend", None))
+    wanted, reason = ("native" if jax.default_backend() == "cpu" else "mjx"), ""
+    try:
+        return Loaded(native() if wanted == "native" else build(wanted), wanted)
+    except (Unsupported, ConfigError) as error:
+        reason = str(error)
+    env = build(None)
+    return Loaded(env, getattr(env, "backend", None), f"{wanted} cannot simulate {config.name}: {reason}")
+
+
+def _built(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             # Brax says at every construction that its own engines are not maintained.
@@ -40,12 +95,12 @@ def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None) -
     except (TypeError, ValueError, KeyError, AssertionError, NotImplementedError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) or "no arguments"
         raise ConfigError(
-            f"env.kwargs: {config.name} cannot be built with {given}: {_first_line(error)}; "
+            f"env.kwargs: {name} cannot be built with {given}: {_first_line(error)}; "
             "see env.backend, env.kwargs and eval.env_kwargs"
         ) from error
     for method in ("reset", "step"):
         if not callable(getattr(env, method, None)):
-            raise ConfigError(f"env.name: {config.name} has no method {method}; it must have Brax's Env interface")
+            raise ConfigError(f"env.name: {name} has no method {method}; it must have Brax's Env interface")
     return env
 
 

@@ -16,8 +16,11 @@ from rlstable.io.teller import Teller
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # What is no trouble bears no exclamation mark.
 _NEWS = frozenset(
-    {"started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "grown", "environments_redrawn"}
-)
+    {
+        "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "grown", "environments_redrawn",
+        "backend_chosen",
+    }
+)  # fmt: skip
 
 
 class Console:

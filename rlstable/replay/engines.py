@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.config import Config, ConfigError
-from rlstable.doctor.physics_lint import model_of
 from rlstable.envs.load import load_env
+from rlstable.envs.model import model_of
 from rlstable.envs.wrappers import VectorEnv, inner
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, is_key

@@ -16,6 +16,7 @@ from rlstable.doctor.checkup import Environments, Memory, Report, examine
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.report import as_data, sections
 from rlstable.doctor.surroundings import Surroundings
+from rlstable.envs.load import Loaded
 from rlstable.supervise.arithmetic import Accuracy
 from rlstable.supervise.memory import Footprint
 
@@ -137,7 +138,7 @@ class Modelled(PointMass):
 
 
 def examined(env: Any, monkeypatch: pytest.MonkeyPatch, compiles: bool = False, **sections: Any) -> Report:
-    monkeypatch.setattr("rlstable.assembly.load_env", lambda *_: env)
+    monkeypatch.setattr("rlstable.assembly.load", lambda *_: Loaded(env, "mjx"))
     monkeypatch.setattr(checkup, "surroundings", lambda: MACHINE)
     return examine(tiny_config(devices=1, **sections), compiles)
 

@@ -1,0 +1,76 @@
+"""A stick on a plane with one motor: contacts, a joint limit and a sensor, and MJX compiles it in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from brax.envs.base import PipelineEnv, State
+from brax.io import mjcf
+
+MODEL = """
+<mujoco>
+  <option timestep="0.005" iterations="30" ls_iterations="20"/>
+  <default><geom condim="3" friction="0.8"/></default>
+  <worldbody>
+    <geom type="plane" size="5 5 1"/>
+    <body name="stick" pos="0 0 0.5">
+      <joint name="x" type="slide" axis="1 0 0"/>
+      <joint name="z" type="slide" axis="0 0 1"/>
+      <joint name="turn" type="hinge" axis="0 1 0"/>
+      <geom type="capsule" size="0.05 0.2"/>
+      <body name="arm" pos="0 0 0.2">
+        <joint name="bend" type="hinge" axis="0 1 0" range="-40 40" limited="true"/>
+        <geom type="capsule" fromto="0 0 0 0 0 0.3" size="0.04"/>
+        <site name="tip" pos="0 0 0.3"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><motor joint="bend" gear="{gear}" ctrllimited="true" ctrlrange="-1 1"/></actuator>
+  <sensor><jointvel joint="bend"/><framepos objtype="site" objname="tip"/></sensor>
+</mujoco>
+"""
+
+
+class Stick(PipelineEnv):
+    """Thrown a little; the reward is the height of its tip.
+
+    Args:
+        gear: Of the motor.
+        reads: What the observation has of the physics besides positions and velocities.
+        backend: Brax's name of it.
+    """
+
+    def __init__(self, gear: float = 3.0, reads: tuple[str, ...] = (), backend: str = "mjx", n_frames: int = 4):
+        super().__init__(sys=mjcf.loads(MODEL.format(gear=gear)), backend=backend, n_frames=n_frames)
+        self.reads = reads
+
+    def reset(self, rng: jax.Array) -> State:
+        draw = jax.random.uniform(rng, (self.sys.q_size() + self.sys.qd_size(),), minval=-0.3, maxval=0.3)
+        physics = self.pipeline_init(draw[: self.sys.q_size()], draw[self.sys.q_size() :])
+        zero = jnp.zeros(())
+        return State(physics, self._observation(physics), zero, zero, {"speed": zero})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        physics = self.pipeline_step(state.pipeline_state, action)
+        speed = (physics.x.pos[0, 0] - state.pipeline_state.x.pos[0, 0]) / self.dt
+        height = physics.x.pos[1, 2]
+        return state.replace(
+            pipeline_state=physics,
+            obs=self._observation(physics),
+            reward=height - 0.1 * jnp.square(speed),
+            done=jnp.where(height < -1.0, 1.0, 0.0),
+            metrics={"speed": speed},
+        )
+
+    def _observation(self, physics: Any) -> jax.Array:
+        parts = [physics.q, physics.qd, physics.xd.vel, *(getattr(physics, name) for name in self.reads)]
+        return jnp.concatenate([jnp.ravel(part) for part in parts])
+
+
+class SlowStick(Stick):
+    """Has its own way of stepping: two rounds of half the frames, with half the action in the second."""
+
+    def pipeline_step(self, pipeline_state: Any, action: jax.Array) -> Any:
+        return super().pipeline_step(super().pipeline_step(pipeline_state, action), 0.5 * action)

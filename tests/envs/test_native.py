@@ -1,0 +1,303 @@
+"""Environments on C MuJoCo: the same as in MJX, alike on any device and in any order, and nothing bad hidden."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from parity import ATTRIBUTES, bounds, differences
+from toys import mesh, tiny_config
+
+from rlstable import sharding
+from rlstable.config import Config, ConfigError, EnvConfig
+from rlstable.endings import Ending
+from rlstable.envs.double import DoublePhysics
+from rlstable.envs.load import load, load_env
+from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.guard_config import GuardsConfig
+from rlstable.guards.env import env_guards
+from rlstable.replay.engines import step_again
+from rlstable.replay.report import judge
+from rlstable.runner import Runner
+from rlstable.supervise.incident import read
+
+STICK = {"source": "import", "name": "ball:Stick"}
+INCIDENTS = {"recovery": {"enabled": False}, "incident": {"enabled": True}}
+NAMES = (
+    "ant", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_double_pendulum", "inverted_pendulum",
+    "pusher", "reacher", "swimmer", "walker2d",
+)  # fmt: skip
+
+
+def stick(backend: str = "native", **kwargs: Any) -> Any:
+    return load_env(EnvConfig(**STICK, backend=backend, kwargs=kwargs or None))
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def play(env: Any, state: Any, steps: int = 10) -> Any:
+    """Steps under controls that belong to the environment, wherever it stands; `[B]` in and out."""
+
+    def step(state: Any, index: jax.Array) -> tuple[Any, None]:
+        draw = jnp.sin(index + 10.0 * state.obs[..., :1])
+        action = jnp.broadcast_to(draw, (*draw.shape[:-1], env.action_size))
+        stepped = jax.vmap(env.step)(state, action)
+        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), stepped, state), None
+
+    return jax.lax.scan(step, state, jnp.arange(steps))[0]
+
+
+@functools.cache
+def first(env: Any, count: int) -> Any:
+    return jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), count))
+
+
+# --- the same as in MJX, step by step from the same state
+
+
+@pytest.mark.parametrize("name", ["inverted_pendulum", "stick"])
+def test_a_step_is_that_of_mjx(name):
+    """A thousand random steps: without contacts, and with contacts, a limit, sensors and derived parts."""
+    config = EnvConfig(**STICK, kwargs={"reads": ("sensordata", "site_xpos", "xmat", "qfrc_bias")})
+    check_parity(EnvConfig(name=name) if name != "stick" else config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_and_a_reset_are_those_of_mjx(name):
+    check_parity(EnvConfig(name=name), resets=True)
+
+
+@pytest.mark.slow
+def test_what_is_left_of_a_difference_is_the_solvers():
+    """Given time it comes to the same in both, and the ant is as precise as the rest."""
+    check_parity(EnvConfig(source="import", name="parity:tireless_ant"))
+
+
+def check_parity(config: EnvConfig, resets: bool = False) -> None:
+    found = differences(config, resets)
+    allowed = bounds(config.name)
+    assert found.keys() >= {"obs", "reward", "done", *ATTRIBUTES}
+    beyond = {
+        name: (value, allowed[name])
+        for name, value in found.items()
+        if not (value.most <= allowed[name].most and value.of_99 <= allowed[name].of_99)
+    }
+    assert not beyond
+
+
+# --- wherever it is computed
+
+
+def test_neither_place_nor_seeds_change_a_bit():
+    """Permuted environments, and vmap of seeds around vmap of environments."""
+    env = stick()
+    start = first(env, 24)
+    step = jax.jit(functools.partial(play, env))
+    expected = step(start)
+    order = np.random.default_rng(0).permutation(24)
+    assert_same(step(jax.tree.map(lambda x: x[order], start)), jax.tree.map(lambda x: x[order], expected))
+    folded = jax.tree.map(lambda x: x.reshape(2, 12, *x.shape[1:]), start)
+    per_seed = jax.jit(jax.vmap(functools.partial(play, env)))(folded)
+    assert_same(jax.tree.map(lambda x: x.reshape(24, *x.shape[2:]), per_seed), expected)
+
+
+def over_devices(env: Any, devices: int, steps: int) -> Any:
+    """Plays on several devices, which meet in every step."""
+    split = PartitionSpec(sharding.AXIS)
+
+    def run(state: Any) -> Any:
+        def once(state: Any, _: None) -> tuple[Any, jax.Array]:
+            state = play(env, state, 1)
+            return state, sharding.mean(jnp.mean(state.reward))
+
+        return jax.lax.scan(once, state, None, length=steps)
+
+    return sharding.over_devices(run, mesh(devices), (split,), (split, PartitionSpec()))
+
+
+def stress(devices: int, steps: int) -> None:
+    env = stick()
+    start = first(env, 8 * devices)
+    state, rewards = over_devices(env, devices, steps)(start)
+    assert rewards.shape == (steps,) and np.isfinite(rewards).all()
+    alone, _ = over_devices(env, 1, steps)(start)
+    assert_same(state.pipeline_state, alone.pipeline_state)
+
+
+def test_two_devices_at_once():
+    stress(devices=2, steps=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_thousands_of_steps_without_a_deadlock(devices):
+    stress(devices, 10_000)
+
+
+def test_by_copy_as_in_place(monkeypatch):
+    """How a program on an accelerator calls out; it is quite as good on a CPU."""
+    env = stick()
+    start = first(env, 8)
+    expected = jax.jit(functools.partial(play, env))(start)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    program = jax.jit(functools.partial(play, env)).lower(start)
+    assert "xla_ffi_python_cpu_callback" in program.as_text()
+    assert_same(program.compile()(start), expected)
+
+
+def test_physics_in_float64():
+    """MuJoCo computes in it anyway; only what is carried is not rounded any more."""
+    narrow, wide = stick(), DoublePhysics(stick())
+    key, action = jax.random.PRNGKey(0), jnp.array([0.5], jnp.float32)
+    with jax.enable_x64(True):
+        state = jax.jit(lambda: wide.step(wide.reset(key), action))()
+        physics, rest = state.pipeline_state, (state.obs, state.reward, state.done, state.metrics)
+    assert {leaf.dtype for leaf in leaves(physics) if leaf.dtype.kind == "f"} == {np.dtype(np.float64)}
+    assert {leaf.dtype for leaf in leaves(rest)} == {np.dtype(np.float32)}
+    assert jax.eval_shape(narrow.reset, key).pipeline_state.qpos.dtype == np.float32
+
+
+# --- what an environment may do
+
+
+def test_an_own_way_of_stepping_is_kept():
+    slow = load_env(EnvConfig(source="import", name="ball:SlowStick", backend="native"))
+    env = stick()
+    start = first(env, 4)
+    action = jnp.full((4, 1), 0.7)
+
+    def twice(state: Any, action: jax.Array) -> Any:
+        return env.pipeline_step(env.pipeline_step(state.pipeline_state, action), 0.5 * action)
+
+    expected = jax.jit(jax.vmap(twice))(start, action)
+    found = jax.jit(jax.vmap(slow.step))(start, action).pipeline_state
+    for one, other in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)  # rounded to float32 between physics steps
+
+
+def test_what_is_read_is_carried():
+    env = stick(reads=("sensordata", "geom_xpos"))
+    physics = first(env, 2).pipeline_state
+    assert set(physics.derived) == {"sensordata", "geom_xpos"}
+    assert physics.sensordata.shape == (2, 4) and physics.geom_xpos.shape == (2, 3, 3)
+    assert not stick().reset(jax.random.PRNGKey(0)).pipeline_state.derived
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"name": "fast"}, "it has no MuJoCo model"),
+        ({"source": "import", "name": "toys:PointMass"}, "it has no MuJoCo model"),
+        ({**STICK, "kwargs": {"reads": ("contact",)}}, "it reads pipeline_state.contact, which is not carried"),
+        ({**STICK, "kwargs": {"reads": ("cfrc_ext",)}}, "it reads pipeline_state.cfrc_ext, which is not carried"),
+    ],
+)
+def test_what_cannot_be_simulated(config, said):
+    """Native is refused in one line; auto takes the environment's own choice, and says why."""
+    with pytest.raises(ConfigError, match=r"env\.backend") as refused:
+        load(EnvConfig(**config, backend="native"))
+    assert said in str(refused.value) and "env.backend=null" in str(refused.value)
+    loaded = load(EnvConfig(**config, backend="auto"))
+    assert loaded.because is not None and said in loaded.because
+
+
+def test_auto_is_what_is_quicker_here(monkeypatch):
+    assert load(EnvConfig(name="ant", backend="auto"))[1:] == ("native", None)
+    assert load(EnvConfig(name="swimmer", backend="auto"))[1:] == ("native", None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert load(EnvConfig(name="ant", backend="auto"))[1:] == ("mjx", None)
+    swimmer = load(EnvConfig(name="swimmer", backend="auto"))
+    assert swimmer.backend == "generalized" and "Unsupported backend: mjx" in str(swimmer.because)
+
+
+def test_evaluation_may_have_another_backend():
+    assert load(EnvConfig(name="ant", backend="native"), {"backend": "spring"}).backend == "spring"
+    assert load(EnvConfig(name="ant", backend="spring"), {"backend": "native"}).backend == "native"
+
+
+# --- what explodes
+
+
+def test_an_explosion_reaches_the_quarantine():
+    """One environment of eight is given controls that are no numbers, another one's motor does not fit the model."""
+    env = stick(gear=1e8)
+    vector = VectorEnv(env, 1000, 1, env_guards(GuardsConfig()))
+    key = jax.random.PRNGKey(0)
+    start = jax.jit(vector.reset)(jax.random.split(key, 8))
+    guard_state = {name: guard.init() for name, guard in vector.guards.items()}
+    action = jnp.zeros((8, 1)).at[2].set(jnp.nan).at[5].set(1.0)
+    result = jax.jit(vector.step)(start, action, pool_of(jax.device_get(start)), key, guard_state)
+    np.testing.assert_array_equal(result.valid, [True, True, False, True, True, False, True, True])
+    trips = dict(zip(vector.guards["quarantine"].causes, result.guard_state["quarantine"].trips.tolist(), strict=True))
+    assert {cause: count for cause, count in trips.items() if count} == {"action": 1, "physics": 1}
+    assert all(np.isfinite(leaf).all() for leaf in leaves(result.state))
+
+
+@pytest.mark.slow
+def test_an_explosion_in_a_run_is_kept_and_stepped_again(tmp_path: Path) -> None:
+    config = settings(env={"kwargs": {"gear": 1e13}, "backend": "native"}, supervise=INCIDENTS)
+    Runner(config, tmp_path).run()
+    found = read(tmp_path / "incidents" / "1-1")
+    assert found.facts["causes"][0] == "quarantine/physics"
+    report = judge(found, step_again(found))
+    assert report.same == "float32: bit for bit what the run had"
+    assert report.first.endswith("in float32, float64 and C MuJoCo") and "pipeline_state/qacc_warmstart" in report.first
+
+
+# --- in a run
+
+
+def settings(**sections: Any) -> Config:
+    return tiny_config(
+        env={"name": "ball:Stick", "backend": "auto"} | dict(sections.pop("env", {})),
+        guards={},
+        devices=sections.pop("devices", 1),
+        total_steps=4 * 64,
+        eval={"num_evals": 2, "num_envs": 4},
+        sinks={"console": "off"},
+        **sections,
+    )
+
+
+@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_run_goes_on_exactly_where_it_stopped(tmp_path: Path, devices: int) -> None:
+    whole = Runner(settings(devices=devices), tmp_path / "whole")
+    assert whole.run().ending is Ending.completed
+    assert '"kind": "backend_chosen", "backend": "native"' in (tmp_path / "whole" / "events.jsonl").read_text()
+    halves = Runner(settings(devices=devices), tmp_path / "halves", callback=lambda step, _: step >= 128)
+    assert halves.run().ending is Ending.stopped
+    again = Runner(settings(devices=devices, resume="auto"), tmp_path / "halves")
+    assert again.step == 128
+    again.run()
+    assert_same(again.state, whole.state)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_compile")
+def test_a_run_with_physics_in_float64(tmp_path: Path) -> None:
+    runner = Runner(settings(precision={"matmul": "x64"}), tmp_path)
+    assert runner.run().ending is Ending.completed
+    assert runner.state.env_state.pipeline_state.qpos.dtype == np.float64
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_a_run_without_a_model_says_what_it_took(tmp_path: Path) -> None:
+    runner = Runner(settings(env={"name": "toys:PointMass"}), tmp_path)
+    runner.close()
+    event = (tmp_path / "events.jsonl").read_text()
+    assert '"kind": "backend_fallback", "backend": "toy"' in event and "it has no MuJoCo model" in event

@@ -1,0 +1,171 @@
+"""C MuJoCo in NumPy: a result depends on its row alone, and what MuJoCo complains of never passes for a number."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+from ball import MODEL
+
+from rlstable.envs.simulations import LINKS, MOVED, PUT_IN, Simulations, Unsupported, share_of_cores
+
+ROWS, FRAMES = 33, 4
+
+
+OPTION = '<option timestep="0.005" iterations="30" ls_iterations="20"/>'
+HASTY = '<option timestep="0.005" iterations="1" ls_iterations="1"/>'
+
+
+def model(gear: float = 3.0, old: str = "", new: str = "") -> Any:
+    """The stick; with something in the place of something else."""
+    text = MODEL.format(gear=gear)
+    assert old in text
+    return mujoco.MjModel.from_xml_string(text.replace(old, new) if old else text)
+
+
+def started(simulations: Simulations, rows: int = ROWS) -> dict[str, np.ndarray]:
+    """Some first states, in float32, as a program has them."""
+    rng = np.random.default_rng(0)
+    sized = [name for name in (*MOVED, *PUT_IN) if np.prod(simulations.shapes[name])]
+    state = {name: np.zeros((rows, *simulations.shapes[name]), np.float32) for name in (*sized, *LINKS)}
+    qpos, qvel = (rng.uniform(-0.3, 0.3, state[name].shape) for name in ("qpos", "qvel"))
+    simulations.start({"qpos": qpos, "qvel": qvel}, state)
+    return state
+
+
+def stepped(simulations: Simulations, state: dict[str, np.ndarray], steps: int = 20) -> dict[str, np.ndarray]:
+    """That many steps later, under controls that belong to the row."""
+    state = {name: array.copy() for name, array in state.items()}
+    given = {name: array for name, array in state.items() if name not in LINKS}
+    results = {name: array for name, array in state.items() if name not in PUT_IN}
+    for step in range(steps):
+        state["ctrl"][..., 0] = np.sin(step + 10.0 * state["qpos"][..., 3])
+        simulations.step(given, results, FRAMES)
+    return state
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def test_neither_order_nor_threads_change_a_bit():
+    reference = Simulations(model(), 1)
+    first = started(reference)
+    expected = stepped(reference, first)
+    assert not np.array_equal(expected["qpos"], first["qpos"]) and np.isfinite(expected["qpos"]).all()
+    order = np.random.default_rng(1).permutation(ROWS)
+    for threads in (2, 5):
+        simulations = Simulations(model(), threads)
+        assert_same(stepped(simulations, first), expected)
+        permuted = stepped(simulations, {name: array[order] for name, array in first.items()})
+        assert_same(permuted, {name: array[order] for name, array in expected.items()})
+
+
+def test_axes_in_front_are_rows():
+    """As vmap of seeds around vmap of environments has them."""
+    simulations = Simulations(model(), 2)
+    first = started(simulations)
+    folded = {name: array.reshape(3, 11, *array.shape[1:]) for name, array in first.items()}
+    expected = stepped(simulations, first)
+    assert_same(stepped(simulations, folded), {name: x.reshape(3, 11, *x.shape[1:]) for name, x in expected.items()})
+
+
+def test_the_warm_start_is_carried():
+    """With a solver that is stopped early it decides what comes out."""
+    simulations = Simulations(model(old=OPTION, new=HASTY), 1)
+    state = stepped(simulations, started(simulations), 40)
+    cold = {**state, "qacc_warmstart": np.zeros_like(state["qacc_warmstart"])}
+    assert not np.array_equal(stepped(simulations, state, 1)["qvel"], stepped(simulations, cold, 1)["qvel"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "mended"),
+    [("qpos", np.nan, False), ("qpos", 1e12, False), ("qvel", np.inf, False), ("qvel", -1e11, False),
+     ("ctrl", np.nan, True), ("qfrc_applied", np.nan, False), ("qfrc_applied", 1e30, False)],
+)  # fmt: skip
+def test_what_mujoco_warns_of_looks_it(field, value, mended, tmp_path, monkeypatch):
+    """Not a clean state in its place, not zeros in the place of controls, no file; and the others never know."""
+    monkeypatch.chdir(tmp_path)
+    simulations = Simulations(model(), 2)
+    first = started(simulations)
+    given = {name: array for name, array in first.items() if name not in LINKS}
+    results = {name: array.copy() for name, array in first.items() if name not in PUT_IN}
+    healthy = {name: array.copy() for name, array in results.items()}
+    simulations.step(given, healthy, FRAMES)
+    given[field] = given[field].copy()
+    given[field][7] = value
+    for _ in range(3):  # a warning does not stick to the place
+        simulations.step(given, results, FRAMES)
+    assert is_bad(results)[7]
+    assert all(np.isnan(array[7]).all() for array in results.values()) == mended
+    others = np.arange(ROWS) != 7
+    for name, array in results.items():
+        np.testing.assert_array_equal(array[others], healthy[name][others])
+    given[field][7] = first[field][7]
+    simulations.step(given, results, FRAMES)
+    assert_same(results, healthy)
+    # Of a solver that gives up MuJoCo says so there, and nothing keeps it from that.
+    assert value == 1e30 or list(tmp_path.iterdir()) == []
+
+
+def is_bad(results: dict[str, np.ndarray]) -> np.ndarray:
+    """By MuJoCo's own measure, bool `[ROWS]`."""
+    judged = np.concatenate([results[name] for name in ("qpos", "qvel", "qacc_warmstart")], axis=1)
+    return ~(np.abs(judged) <= 1e10).all(axis=1)
+
+
+def test_a_model_that_explodes():
+    simulations = Simulations(model(gear=1e13), 2)
+    state = stepped(simulations, started(simulations), 1)
+    assert is_bad(state).all() and not np.isnan(state["qpos"]).all()
+
+
+def test_a_simulation_that_runs_out_of_memory():
+    """MuJoCo would drop constraints, or raise."""
+    small = model(old=OPTION, new='<size memory="2K"/>')
+    simulations = Simulations(small, 2)
+    state = started(simulations)
+    assert np.isnan(stepped(simulations, state, 60)["qpos"]).all()
+
+
+def test_several_threads_at_once():
+    """Each has a batch of its own, so that all come to the same; and there are no more of them than threads."""
+    simulations = Simulations(model(), 1)
+    first = started(simulations)
+    expected = stepped(simulations, first, 50)
+    found: list[dict[str, np.ndarray]] = []
+    threads = [threading.Thread(target=lambda: found.append(stepped(simulations, first, 50))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for one in found:
+        assert_same(one, expected)
+    assert len(simulations._free[ROWS]) <= 4
+
+
+def test_derived_quantities_have_the_shapes_of_mjx():
+    simulations = Simulations(model(), 1, ("site_xpos", "xmat", "sensordata"))
+    assert {name: simulations.shapes[name] for name in simulations.derived} == {
+        "site_xpos": (1, 3),
+        "xmat": (3, 3, 3),
+        "sensordata": (4,),
+    }
+
+
+def test_state_that_would_be_lost_is_refused():
+    delayed = model(old="<jointvel joint", new='<jointvel nsample="3" interval="0.01" delay="0.02" joint')
+    if not delayed.nhistory:
+        pytest.skip("this MuJoCo has no delays")
+    with pytest.raises(Unsupported, match="delays"):
+        Simulations(delayed, 1)
+
+
+def test_devices_share_the_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
+    assert [share_of_cores(devices) for devices in (1, 2, 5, 12, 13)] == [12, 6, 2, 1, 1]
