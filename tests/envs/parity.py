@@ -85,7 +85,8 @@ def differences(config: EnvConfig, resets: bool) -> dict[str, Difference]:
         physics = template.pipeline_state.replace(**inputs)
         return theirs.step(state.replace(pipeline_state=physics), action)
 
-    reference = jax.jit(jax.vmap(step))(states, inputs, actions)
+    # Not two programs at once: batched factorisations of both can wait for each other's threads for ever (jaxlib 0.10.2).
+    reference = jax.block_until_ready(jax.jit(jax.vmap(step))(states, inputs, actions))
     found = _compared(stepped, reference)
     if resets:
         compared = _compared(first, jax.jit(jax.vmap(theirs.reset))(keys))
