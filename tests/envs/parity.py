@@ -85,7 +85,7 @@ def differences(config: EnvConfig, resets: bool) -> dict[str, Difference]:
         physics = template.pipeline_state.replace(**inputs)
         return theirs.step(state.replace(pipeline_state=physics), action)
 
-    # Not two programs at once: batched factorisations of both can wait for each other's threads for ever (jaxlib 0.10.2).
+    # Not two programs at once: jaxlib 0.10.2 can wait for ever where both factorise matrices (docs/decisions.md).
     reference = jax.block_until_ready(jax.jit(jax.vmap(step))(states, inputs, actions))
     found = _compared(stepped, reference)
     if resets:
