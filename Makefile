@@ -21,7 +21,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow survival curves bench lint format lock wheel clean check-python
+.PHONY: help train test slow survival curves recovery bench lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -30,8 +30,10 @@ help: ## Show this list
 train: $(STAMP) ## Train; choose what with ARGS="env=ant seed=1"
 	@$(BIN)/python -m rlstable.train $(ARGS)
 
+# Files are not split among processes: their tests share programs and finished runs. Those with the fewest tests, which
+# the reordering would put last, take longest.
 test: lint ## Run lint, then the tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: $(STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -39,8 +41,11 @@ slow: $(STAMP) ## Run the tests marked slow
 survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a CPU, goes on where it stopped
 	$(BIN)/python scripts/survival.py $(ARGS)
 
-curves: $(STAMP) ## Compare learning curves with guards and without, over seeds; an hour on a CPU
+curves: $(STAMP) ## Compare learning curves, with guards and without, float16 and float32; an hour on a CPU
 	$(BIN)/python scripts/curves.py $(ARGS)
+
+recovery: $(STAMP) ## Train at a rate far too high, with second attempts and without; half an hour on a CPU
+	$(BIN)/python scripts/recovery.py $(ARGS)
 
 bench: $(STAMP) ## Measure what guards and supervision cost, into docs/benchmarks.md
 	$(BIN)/python scripts/bench.py guards $(ARGS)

@@ -1,15 +1,22 @@
-"""How programs are compiled: who is told of it, and what the compiler is told."""
+"""How programs are compiled: who is told of it, what the compiler is told, and where its work is kept."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 # Tells the user what is compiling, for as long as it takes.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
+_MOST_BYTES = 2**31  # kept on disk; what was used least lately goes first
+_WORTH_SECONDS = 0.2  # of compiling, below which reading it back is hardly quicker
 _DETERMINISTIC = {
     # No reduction whose order is left to chance, and no choice of kernels by how fast they happen to be just now.
     "gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
@@ -23,6 +30,51 @@ def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
         deterministic: Whether the same program on the same device must give the same bits.
     """
     return _DETERMINISTIC.get(jax.default_backend()) if deterministic else None
+
+
+def keep_programs(folder: str | None) -> str | None:
+    """Has jax keep compiled programs on disk, for the next process that compiles the same.
+
+    Where jax has been told of a folder already (`JAX_COMPILATION_CACHE_DIR`), `auto` leaves it at that.
+
+    Args:
+        folder: Where; `auto` for a folder of the user's own, below `$XDG_CACHE_HOME` or `~/.cache`; None for nowhere.
+
+    Returns:
+        Why they cannot be kept, None where they can or need not be.
+    """
+    if folder is None or (folder == "auto" and _known_folder()):
+        return None
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstable" / "programs"
+    # jax's key does not say for which processor machine code is, and homes are shared among machines.
+    place = (own if folder == "auto" else Path(folder).expanduser()).absolute() / _processor()
+    try:
+        # What lies here is executed: it is nobody else's to write.
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    if not os.access(place, os.W_OK):
+        return f"{place}: cannot be written"
+    if _known_folder() != str(place):
+        jax.config.update("jax_compilation_cache_dir", str(place))
+        jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_SECONDS)
+        compilation_cache.reset_cache()  # or a folder told after the first compilation is not heard of
+    return None
+
+
+def _processor() -> str:
+    """A short name of the kind of processor, the same on all that run the same machine code."""
+    told = f"{platform.machine()} {platform.processor()}"
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        told += " ".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    return f"{platform.machine()}-{hashlib.blake2s(told.encode(), digest_size=6).hexdigest()}"
+
+
+def _known_folder() -> str | None:
+    folder: str | None = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return folder
 
 
 def dispatch_inline() -> None:

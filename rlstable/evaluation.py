@@ -61,16 +61,22 @@ class Evaluator:
         Raises:
             OutOfMemory: There is not enough for a single episode.
         """
-        while self._compiled is None:
-            params, statistics = sharding.first_device((state.params, state.normalizer))
-            with self._precision.compiled(), self._compiling("evaluation"):
-                try:
-                    self._compiled = self._play.lower(params, statistics, self._keys(key)[0], key).compile()
-                except jax.errors.JaxRuntimeError as error:
-                    self._divide(error)
+        self._prepare(*_policy_of(state), key)
 
     def run(self, state: TrainState, key: jax.Array) -> dict[str, float | None]:
-        """Metrics under `eval/`; means are over episodes that were not aborted, None when none is left.
+        """What the policy of a training state is worth; returns and errors as for `judge`."""
+        return self.judge(*_policy_of(state), key)
+
+    def judge(self, params: Any, statistics: Any, key: jax.Array) -> dict[str, float | None]:
+        """What a policy is worth.
+
+        Args:
+            params: Of the networks.
+            statistics: Of the normaliser.
+            key: Random key of the episodes.
+
+        Returns:
+            Metrics under `eval/`; means are over episodes that were not aborted, None when none is left.
 
         Raises:
             OutOfMemory: There is not enough for a single episode.
@@ -78,9 +84,9 @@ class Evaluator:
         started = time.perf_counter()
         episodes = None
         while episodes is None:
-            self.prepare(state, key)
+            self._prepare(params, statistics, key)
             try:
-                episodes = self._episodes(state, key)
+                episodes = self._episodes(params, statistics, key)
             except jax.errors.JaxRuntimeError as error:
                 self._divide(error)
         elapsed = time.perf_counter() - started
@@ -89,8 +95,15 @@ class Evaluator:
         metrics["eval/sps"] = float(episodes.length.sum()) / elapsed
         return metrics
 
-    def _episodes(self, state: TrainState, key: jax.Array) -> Episodes:
-        params, statistics = sharding.first_device((state.params, state.normalizer))
+    def _prepare(self, params: Any, statistics: Any, key: jax.Array) -> None:
+        while self._compiled is None:
+            with self._precision.compiled(), self._compiling("evaluation"):
+                try:
+                    self._compiled = self._play.lower(params, statistics, self._keys(key)[0], key).compile()
+                except jax.errors.JaxRuntimeError as error:
+                    self._divide(error)
+
+    def _episodes(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
         with self._precision.compiled():
             parts = [jax.device_get(self._compiled(params, statistics, keys, key)) for keys in self._keys(key)]
         return jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
@@ -111,6 +124,11 @@ class Evaluator:
             ) from error
         self._passes, self._compiled = min(2 * self._passes, self._count), None
         self._report("evaluation_divided", passes=self._passes)
+
+
+def _policy_of(state: TrainState) -> tuple[Any, Any]:
+    params, statistics = sharding.first_device((state.params, state.normalizer))
+    return params, statistics
 
 
 def summarize(episodes: Episodes) -> dict[str, float | None]:

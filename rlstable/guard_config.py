@@ -108,7 +108,7 @@ class PolicyConfig(Section):
     min_std: Positive | None = 2e-4
     max_std: Positive | None = 9.0
     min_entropy: Finite | None = -20.0
-    patience: Count = 20
+    patience: Count = 5
 
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:

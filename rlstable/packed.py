@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,17 +37,22 @@ class Packed(Mapping[str, Any]):
         ordered = [parts[name] for name, _ in layout]
         return cls(jax.tree.map(lambda *x: jnp.concatenate([jnp.atleast_1d(y) for y in x]), *ordered), layout)
 
+    @functools.cached_property
+    def places(self) -> dict[str, int | slice]:
+        """Where each part stands in the whole."""
+        places: dict[str, int | slice] = {}
+        start = 0
+        for name, length in self.layout:
+            places[name] = start if length is None else slice(start, start + length)
+            start += 1 if length is None else length
+        return places
+
     def __getitem__(self, name: str) -> Any:
-        sizes = [1 if length is None else length for _, length in self.layout]
-        index = [own for own, _ in self.layout].index(name) if name in self else -1
-        if index < 0:
-            raise KeyError(name)
-        start, length = sum(sizes[:index]), self.layout[index][1]
-        place: Any = start if length is None else slice(start, start + length)
+        place: Any = self.places[name]
         return jax.tree.map(lambda x: x[place], self.whole)
 
     def __contains__(self, name: object) -> bool:
-        return any(own == name for own, _ in self.layout)
+        return name in self.places
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.layout)

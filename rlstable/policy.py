@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.config import ConfigError, NetworkConfig
+from rlstable.config import ConfigError
 from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.saved_policy import restore_policy
+from rlstable.network_config import NetworkConfig
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -16,8 +17,8 @@ import jax
 import numpy as np
 
 from rlstable import __version__, faults, sharding
-from rlstable.assembly import Program
-from rlstable.compiling import dispatch_inline
+from rlstable.assembly import Assembly, Program
+from rlstable.compiling import dispatch_inline, keep_programs
 from rlstable.config import Config
 from rlstable.endings import Ending, describe
 from rlstable.envs.capture import causes_of
@@ -38,7 +39,7 @@ from rlstable.supervise.incident import Incidents
 from rlstable.supervise.last_good import SAVED_AS
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 from rlstable.supervise.signals import Signals
-from rlstable.supervisor import Rollback, Supervisor
+from rlstable.supervisor import Assemble, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
@@ -60,6 +61,7 @@ class Runner:
         callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
         more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Entered already, where signals are to be heard before `run`.
+        assemble: What builds what computes; `rlstable.replay` has one whose program records more.
 
     Raises:
         ConfigError: Anything about the configuration, the environment or the folder that cannot work.
@@ -72,6 +74,7 @@ class Runner:
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
+        assemble: Assemble = Assembly,
     ):
         more = more_guards or {}
         check_more(more, config.guards.model_dump().keys())
@@ -93,7 +96,7 @@ class Runner:
         self._advice: str | None = None
         self._unsaved = False
         self._console = Console(config.sinks.console, config.total_steps, config.env.name)
-        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event, self.host)
+        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event, self.host, assemble)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
@@ -101,10 +104,13 @@ class Runner:
         key = jax.random.PRNGKey(config.seed)
         key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
         self._lock: RunLock | None = None
+        not_kept = keep_programs(config.compile_cache)
         try:
             resumes, self._lock = open_run_dir(self.run_dir, config.resume)
             if self._lock.unsupported is not None:
                 self._event("lock_unsupported", error=self._lock.unsupported)
+            if not_kept is not None:
+                self._event("compile_cache_unusable", error=not_kept)
             self._tell_backend()
             self.state: TrainState = self._supervisor.assembly.first_state(key_init, key_resets)
             self.step = int(self.state.counters.env_steps)
@@ -228,7 +234,7 @@ class Runner:
 
     def _program(self) -> Program:
         """The program of the next iteration, and the state as it takes it."""
-        program, self.state = self._supervisor.program(self.state, self._key_of_iteration(3))
+        program, self.state = self._supervisor.program(self.state, functools.partial(self._key_of_iteration, 3))
         return program
 
     def _iterate(self, iterate: Program) -> Metrics | None:
@@ -285,7 +291,7 @@ class Runner:
             return self._try_again(cause)
         # Before saving: what is saved is what the next iteration starts from.
         learns = healthy and self.host.idle == 0
-        self.state = self._supervisor.watch(self.state, metrics, learns, self._key_of_iteration(2))
+        self.state = self._supervisor.watch(self.state, metrics, learns, functools.partial(self._key_of_iteration, 2))
         self._redraw(before)
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
@@ -406,11 +412,10 @@ class Runner:
     def _redraw(self, before: int) -> None:
         """Brax's `num_resets_per_eval` and the refill of the pool, both from clean resets."""
         ppo, env = self.config.ppo, self.config.env
-        key = self._key_of_iteration(0)
         if ppo.num_resets_per_eval and self._crossed(
             before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
         ):
-            self.state = self._supervisor.assembly.with_fresh_envs(self.state, key)
+            self.state = self._supervisor.assembly.with_fresh_envs(self.state, self._key_of_iteration(0))
         due = env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0
         if due and self.host.drawn:
             self.host.drawn = False

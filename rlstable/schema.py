@@ -84,6 +84,17 @@ def unknown_key(model: type[Section], key: str) -> ConfigError:
     return ConfigError(f"{key}: unknown key{_suggest(model, key.split('.'))}")
 
 
+def divisors(value: int) -> list[int]:
+    """Every divisor, in no order."""
+    small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
+    return [*small, *(value // n for n in small)]
+
+
+def nearest(value: int, choices: list[int]) -> int:
+    """The choice to suggest in the place of a value; the smaller one of two."""
+    return min(choices, key=lambda choice: (abs(choice - value), choice))
+
+
 def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
     """The first mistake of a validation error as `key: what is wrong; what is allowed`."""
     details = error.errors()

@@ -60,9 +60,9 @@ class RecoveryConfig(Section):
         Remedy(name="fresh_resets"),
         Remedy(name="scale_learning_rate", factor=0.3),
         Remedy(name="tighten_clipping", factor=0.5),
+        Remedy(name="scale_learning_rate", factor=0.1),
         Remedy(name="raise_precision"),
         Remedy(name="reset_optimizer"),
-        Remedy(name="scale_learning_rate", factor=0.1),
     )
 
     @model_validator(mode="after")

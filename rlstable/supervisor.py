@@ -28,6 +28,9 @@ from rlstable.supervise.warm_start import WarmStart
 from rlstable.supervise_config import X64, Remedy
 
 Report = Callable[..., None]
+# A random key costs more to make than it is worth in an iteration that draws nothing.
+Key = Callable[[], jax.Array]
+Assemble = Callable[..., Assembly]
 
 # A level of precision, a plan for memory, a stage of growth: what is compiled once each.
 _Which = tuple[Level, str, int]
@@ -57,6 +60,7 @@ class Supervisor:
         compiling: Context manager that tells the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
         host: What it remembers of the run, and saves with it.
+        assemble: What builds what computes, from the arguments of `Assembly`.
     """
 
     def __init__(
@@ -67,12 +71,14 @@ class Supervisor:
         compiling: Compiling,
         report: Report,
         host: HostState,
+        assemble: Assemble = Assembly,
     ):
         self._config = config
         self._mesh = mesh
         self._more_guards = more_guards
         self._compiling = compiling
         self._report = report
+        self._assemble = assemble
         self._assemblies: dict[_Which, Assembly] = {}
         self._programs: dict[_Which, Program] = {}
         self._evaluators: dict[Level, Evaluator] = {}
@@ -99,7 +105,7 @@ class Supervisor:
         """What computes at the present level and size."""
         if self._which not in self._assemblies:
             config = self._host.plan.of(_at_level(self._warm_start.now, self.level))
-            self._assemblies[self._which] = Assembly(config, self._mesh, self._more_guards, self._compiling)
+            self._assemblies[self._which] = self._assemble(config, self._mesh, self._more_guards, self._compiling)
         return self._assemblies[self._which]
 
     @property
@@ -130,14 +136,14 @@ class Supervisor:
         assembly = self.assembly
         return assembly.adopted(assembly.with_fresh_pool(state, key) if assembly.env.draws else state)
 
-    def program(self, state: TrainState, key: jax.Array) -> tuple[Program, TrainState]:
+    def program(self, state: TrainState, key: Key) -> tuple[Program, TrainState]:
         """The training program of the present level, compiled at most once, and the state that goes into it.
 
         Where it needs more memory than there is, the plan is made smaller until it does not.
 
         Args:
             state: The training state.
-            key: Random key for what a smaller number of environments draws anew.
+            key: Gives the random key for what a smaller number of environments draws anew.
 
         Raises:
             OutOfMemory: It does not fit, however it is divided.
@@ -181,11 +187,11 @@ class Supervisor:
         host.attempts.lost_steps += step - good.step
         return Rollback(self.assembly.adopted(state), good.iteration, good.step)
 
-    def _shrunk(self, state: TrainState, needed: int | None, key: jax.Array) -> TrainState:
+    def _shrunk(self, state: TrainState, needed: int | None, key: Key) -> TrainState:
         """The state for a smaller plan; other environments where there are fewer of them."""
         before = self.num_envs
         self._host.plan = self._memory.smaller(self._host.plan, needed)
-        return state if self.num_envs == before else self.assembly.redrawn(state, key)
+        return state if self.num_envs == before else self.assembly.redrawn(state, key())
 
     def keep(self, state: TrainState, iteration: int, step: int) -> None:
         """Makes a state the one to go back to; its verdict was read and was good."""
@@ -224,14 +230,14 @@ class Supervisor:
             self.keep(state, iteration, int(state.counters.env_steps))
         return state
 
-    def watch(self, state: TrainState, metrics: Metrics, good: bool, key: jax.Array) -> TrainState:
+    def watch(self, state: TrainState, metrics: Metrics, good: bool, key: Key) -> TrainState:
         """Takes in an iteration that goes on: relaxes remedies, moves on the ladder and grows where that is due.
 
         Args:
             state: After it.
             metrics: Its report, on the host.
             good: Whether its state is good and it has learnt something.
-            key: Random key for what a new level draws.
+            key: Gives the random key for what a new level or size draws.
         """
         remedy = self._recovery.healthy(good)
         if remedy is not None:
@@ -240,8 +246,8 @@ class Supervisor:
         before = self._ladder.level
         change = self._ladder.watch(self._signs(state, metrics))
         if change is not None:
-            state = self._moved(state, before, change, key)
-        return self._grown(state, key) if self._warm_start.watch(good) else state
+            state = self._moved(state, before, change, key())
+        return self._grown(state, key()) if self._warm_start.watch(good) else state
 
     def _grown(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state for a larger size, which has other environments and may need more memory."""

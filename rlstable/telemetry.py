@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from rlstable.config import Config
+from rlstable.packed import Packed
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 
@@ -63,7 +64,8 @@ class Telemetry:
         last = self._reports[-1]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, which is meant
-            means = {name: float(np.nanmean([report.values[name] for report in self._reports])) for name in last.values}
+            whole = np.nanmean([report.values.whole for report in self._reports], axis=0).tolist()
+        means = {name: whole[place] for name, place in last.values.places.items()}
         ended = not np.isnan(means["episode/length"])
         row: Row = {name: value for name, value in means.items() if ended or not name.startswith("episode/")}
         row["training/sps"] = len(self._reports) * self._steps / self._seconds
@@ -71,14 +73,21 @@ class Telemetry:
         row["training/iteration"] = int(last.counters.iterations)
         row["training/updates"] = int(last.counters.updates)
         row["training/episodes"] = int(last.counters.episodes)
-        for name, counter in last.counters.trips.items():
-            by_cause = [int(type(counter)(hi, lo)) for hi, lo in zip(counter.hi, counter.lo, strict=True)]
-            row[f"guards/{name}/trips"] = sum(by_cause)
-            for cause, count in zip(self._causes[name], by_cause, strict=True):
-                if count:
-                    row[f"guards/{name}/{cause}"] = count
+        row |= self._counted(last.counters.trips)
         row |= self._split | _memory()
         self._reports, self._seconds = [], 0.0
+        return row
+
+    def _counted(self, trips: Packed) -> Row:
+        """Trips so far, by guard and by cause; of causes only those that there were."""
+        row: Row = {}
+        if trips:
+            counts = (trips.whole.hi.astype(np.uint64) << np.uint64(32) | trips.whole.lo).tolist()
+            for name, place in trips.places.items():
+                row[f"guards/{name}/trips"] = sum(counts[place])
+                if row[f"guards/{name}/trips"]:
+                    by_cause = zip(self._causes[name], counts[place], strict=True)
+                    row |= {f"guards/{name}/{cause}": count for cause, count in by_cause if count}
         return row
 
     def split_is_due(self, iteration: int) -> bool:

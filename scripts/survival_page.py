@@ -44,6 +44,12 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def machine() -> str:
+    """The versions and the device that results of this process are of."""
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "brax", "mujoco", "mujoco-mjx"))
+    return f"Python {platform.python_version()}, {versions}, on {jax.devices()[0].device_kind}."
+
+
 def cell(rows: Sequence[Row], clean: float, possible: bool = True) -> tuple[str, float | None]:
     """What a cell says, and its number: the median share of the clean return, 0 where it died, None where it has none.
 
@@ -101,8 +107,7 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
                 numbers[place] = np.nan if number is None else number
                 words[place] = text if number is None else f"{number:.2f}"
             parts.append(f"| {case} | " + " | ".join(texts) + f" | {trips(by[task, 'default', case])} |")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "brax", "mujoco", "mujoco-mjx"))
-    parts.append(f"\nPython {platform.python_version()}, {versions}, on {jax.devices()[0].device_kind}.")
+    parts.append(f"\n{machine()}")
     (results.parent / "survival.md").write_text("\n".join(parts) + "\n")
     _draw(numbers, words, cases, [f"{TITLES[side]}\n{task}" for task, side in columns], results.parent / "survival.png")
 

@@ -23,3 +23,12 @@ def quick_compile():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def shared_programs():
+    """Runs of one configuration share their compiled programs, see `shared_programs.py`."""
+    from shared_programs import sharing
+
+    with sharing():
+        yield

@@ -19,7 +19,7 @@ from rlstable.endings import Ending
 from rlstable.io.rundir import read_result
 from rlstable.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 # It rains below x64, for ever; guards lose their patience after three iterations, the ladder after two.
 BELOW_X64 = storm(below="x64")
 
@@ -27,7 +27,8 @@ BELOW_X64 = storm(below="x64")
 def climbing(ladder: dict[str, Any] | None = None, recovery: dict[str, Any] | None = None, **sections: Any) -> Config:
     own = {"patience": 2, "down_after": 100} | (ladder or {})
     base = config(recovery).supervise.recovery.model_dump(mode="json")
-    return config(**{"supervise": {"ladder": own, "recovery": base}, "fault": BELOW_X64} | sections)
+    supervise = {"ladder": own, "recovery": base, "incident": {"enabled": False}}
+    return config(**{"supervise": supervise, "fault": BELOW_X64} | sections)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from rlstable.api import _literal
 from rlstable.compose import compose
 from rlstable.endings import Ending
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 
 def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:

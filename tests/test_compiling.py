@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from toys import mesh, tiny_config
 
+from rlstable import compiling
 from rlstable.assembly import Assembly
-from rlstable.compiling import compiler_options
+from rlstable.compiling import compiler_options, keep_programs
+from rlstable.runner import Runner
+from rlstable.supervise.memory import footprint
 
 
 def test_a_cpu_needs_to_be_told_nothing() -> None:
@@ -41,3 +47,77 @@ def test_every_program_of_a_run_is_compiled_with_it(monkeypatch: pytest.MonkeyPa
     assembly = Assembly(tiny_config(deterministic=True), mesh())
     assembly.compiled(assembly.shapes())
     assert told.count({"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}) == 2  # resets and training
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """jax as it starts without a folder for programs; a home to make one in."""
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_compilation_cache_max_size",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield tmp_path
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def programs(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("jit__lambda*-cache"))
+
+
+def compile_something(size: int) -> Any:
+    return jax.jit(lambda x: jnp.linalg.qr(jnp.sin(x) @ x + size)[0]).lower(jnp.ones((size, size))).compile()
+
+
+def test_programs_are_kept_in_the_users_own_folder_even_after_the_first_compilation(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "_WORTH_SECONDS", 0.0)
+    compile_something(3)
+    assert keep_programs("auto") is None
+    compile_something(4)
+    assert len(programs(cache)) == 1
+    (folder,) = (cache / "rlstable" / "programs").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert jax.config.jax_compilation_cache_max_size == 2**31
+
+
+def test_a_folder_of_ones_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_WORTH_SECONDS", 0.0)
+    assert keep_programs(str(cache / "mine")) is None
+    compile_something(5)
+    assert len(programs(cache / "mine")) == 1
+
+
+def test_null_keeps_nothing_and_a_folder_that_jax_knows_stays(cache: Path) -> None:
+    assert keep_programs(None) is None
+    assert jax.config.jax_compilation_cache_dir is None
+    jax.config.update("jax_compilation_cache_dir", str(cache / "known"))
+    assert keep_programs("auto") is None
+    assert jax.config.jax_compilation_cache_dir == str(cache / "known")
+
+
+def test_a_folder_that_cannot_be_made_is_said_and_costs_nothing_else(cache: Path, tmp_path: Path) -> None:
+    (cache / "file").write_text("")
+    said = keep_programs(str(cache / "file"))
+    assert said is not None and "Not a directory" in said
+    run = Runner(tiny_config(sinks={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
+    run.close()
+    assert '"compile_cache_unusable"' in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_what_a_kept_program_needs_of_memory_is_what_it_needed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for memory depends on it, and must not depend on whether somebody compiled this before."""
+    monkeypatch.setattr(compiling, "_WORTH_SECONDS", 0.0)
+    keep_programs("auto")
+    fresh = footprint(compile_something(6))
+    jax.clear_caches()
+    kept = footprint(compile_something(6))
+    assert len(programs(cache)) == 1
+    assert kept == fresh and fresh is not None

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rlstable.config import Config, ConfigError, EnvConfig, PPOConfig, load
+from rlstable.config import Config, ConfigError, EnvConfig, load
 from rlstable.fault_config import FaultConfig
+from rlstable.ppo_config import PPOConfig
 from rlstable.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}

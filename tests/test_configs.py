@@ -14,6 +14,9 @@ from omegaconf.basecontainer import BaseContainer
 
 from rlstable import config as typed
 from rlstable import guard_config
+from rlstable.network_config import NetworkConfig
+from rlstable.ppo_config import PPOConfig
+from rlstable.supervise_config import SuperviseConfig
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = {
@@ -23,14 +26,14 @@ ENVS = [name for name in GROUPS["env"] if name != "import"]
 OPTIONS = [f"{group}={option}" for group, options in GROUPS.items() if group != "env" for option in options]
 IMPORT = ["env=import", "env.name=my_package.my_module:MyEnv"]
 SECTIONS = {
-    "ppo": typed.PPOConfig,
-    "network": typed.NetworkConfig,
-    "guards": typed.GuardsConfig,
+    "ppo": PPOConfig,
+    "network": NetworkConfig,
+    "guards": guard_config.GuardsConfig,
     "precision": typed.PrecisionConfig,
     "eval": typed.EvalConfig,
     "sinks": typed.SinksConfig,
     "checkpoint": typed.CheckpointConfig,
-    "supervise": typed.SuperviseConfig,
+    "supervise": SuperviseConfig,
 }
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
 DOCUMENTED = ["config.yaml", *(f"{group}/default.yaml" for group in SECTIONS)]
@@ -123,7 +126,7 @@ def test_published_recipes_are_as_published(name: str) -> None:
     )
     assert config.env.episode_length == (128 if name == "fast" else 1000)
     assert ppo.normalize_advantage == (name != "fast")
-    assert config.network == typed.NetworkConfig()
+    assert config.network == NetworkConfig()
 
 
 @pytest.mark.parametrize("group", SECTIONS)
@@ -177,8 +180,8 @@ def test_files_are_tidy(file: str) -> None:
 
 def test_what_the_user_says_wins() -> None:
     recipe = load("env=humanoid")
-    assert load("env=humanoid", "ppo=default").ppo == typed.PPOConfig()
-    assert load("ppo=default", "env=humanoid").ppo == typed.PPOConfig()
+    assert load("env=humanoid", "ppo=default").ppo == PPOConfig()
+    assert load("ppo=default", "env=humanoid").ppo == PPOConfig()
     assert load("env=humanoid", "ppo=ant").ppo == load("env=ant").ppo
     changed = load("env=humanoid", "ppo.learning_rate=1e-3")
     assert changed.ppo == recipe.ppo.model_copy(update={"learning_rate": 1e-3})
@@ -196,15 +199,15 @@ def test_steps_go_with_the_recipe() -> None:
 
 def test_a_recipe_may_choose_the_network_and_the_user_another() -> None:
     assert load("env=inverted_pendulum").network == load("env=ant", "network=small").network
-    assert load("env=inverted_pendulum", "network=default").network == typed.NetworkConfig()
-    assert load("env=inverted_pendulum", "ppo=default").network == typed.NetworkConfig()
+    assert load("env=inverted_pendulum", "network=default").network == NetworkConfig()
+    assert load("env=inverted_pendulum", "ppo=default").network == NetworkConfig()
 
 
 def test_an_environment_of_ones_own() -> None:
     config = load(*IMPORT, "env.kwargs={goal: 2.0}")
     assert (config.env.source, config.env.name) == ("import", "my_package.my_module:MyEnv")
     assert config.env.kwargs == {"goal": 2.0}
-    assert config.ppo == typed.PPOConfig()
+    assert config.ppo == PPOConfig()
     with pytest.raises(typed.ConfigError, match=r"^env\.name: .*package\.module:Class"):
         load("env=import")
 

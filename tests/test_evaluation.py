@@ -43,10 +43,10 @@ class Refusing(Evaluator):
         )
         self._room, self._error = room, error
 
-    def _episodes(self, state: Any, key: jax.Array) -> Episodes:
+    def _episodes(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
         if self._keys(key).shape[1] > self._room:
             raise jax.errors.JaxRuntimeError(self._error)
-        return super()._episodes(state, key)
+        return super()._episodes(params, statistics, key)
 
 
 KEY = jax.random.PRNGKey(5)

@@ -33,7 +33,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner import Result, Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NEVER = 1_000  # an iteration that no test comes to
 STEPS, MINIBATCHES = 64, 4  # environment steps and updates of an iteration of the miniature
 START, LENGTH, TOTAL = 1, 2, 5

@@ -21,7 +21,7 @@ from rlstable.runner import HostState, Runner
 from rlstable.supervise import incident
 from rlstable.supervise.incident import Caught, read
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
 
 

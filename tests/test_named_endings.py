@@ -18,7 +18,7 @@ from rlstable.guards.state import StormGuard
 from rlstable.io.rundir import read_result
 from rlstable.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
 GOOD, PATIENCE = 2, 3
 

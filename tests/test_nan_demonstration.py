@@ -13,7 +13,7 @@ from toys import GUARDS_OFF, tiny_config
 
 from rlstable.runner import Result, Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 HEALTHY = {"fault": None}
 ONE_IN_A_THOUSAND = {"fault": "physics", "probability": 1e-3}
 

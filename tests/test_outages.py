@@ -25,7 +25,7 @@ from rlstable.io.sinks import Wandb
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
 FULL, ROOM = 4, 10  # iterations at which the disk is filled and emptied again
 

@@ -17,16 +17,17 @@ import pytest
 from toys import equations, tiny_config
 
 import rlstable
-from rlstable.config import CheckpointConfig, ConfigError, NetworkConfig
+from rlstable.config import CheckpointConfig, ConfigError
 from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.network_config import NetworkConfig
 from rlstable.policy import Carry, NonFiniteAction, Policy, choose_action, load_policy, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
 from rlstable.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 NAN, INF = float("nan"), float("inf")
 BAD = pytest.mark.parametrize("bad", [NAN, INF, -INF])

@@ -58,6 +58,7 @@ def actions(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
     return np.array(chosen)[:, 0]
 
 
+@pytest.mark.slow  # a special case of the next
 def test_constant_reward() -> None:
     ppo, state = train(ConstantReward(), 120)
     np.testing.assert_allclose(values(ppo, state, 0.0), [1.0], atol=0.02)
@@ -68,6 +69,7 @@ def test_reward_from_observation() -> None:
     np.testing.assert_allclose(values(ppo, state, -1.0, 1.0), [-1.0, 1.0], atol=0.05)
 
 
+@pytest.mark.slow  # likewise
 def test_reward_from_action() -> None:
     ppo, state = train(ActionReward(), 200)
     np.testing.assert_allclose(actions(ppo, state, 0.0), [0.5], atol=0.1)

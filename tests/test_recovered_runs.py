@@ -18,7 +18,7 @@ from rlstable.endings import Ending
 from rlstable.io.rundir import read_result
 from rlstable.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
 PATIENCE = 3
 
@@ -26,10 +26,11 @@ PATIENCE = 3
 def config(recovery: dict[str, Any] | None = None, limit: float | None = None, **sections: Any) -> Config:
     """20 iterations; a storm is three of them, copies are taken every second one, and relaxing comes after four."""
     own = {"every": 2, "relax_after": 4, "remedies": ["fresh_resets", {"scale_learning_rate": 0.5}]}
+    off = {"enabled": False}  # a ladder would climb, and to compile what is on it takes longest
     defaults: dict[str, Any] = {
         "guards": {"storm": {"patience": PATIENCE}}, "devices": 1, "total_steps": 20 * ITERATION,
         "eval": {"num_evals": 2, "num_envs": 4}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
-        "supervise": {"recovery": own | (recovery or {}), "max_wall_time": limit},
+        "supervise": {"recovery": own | (recovery or {}), "ladder": off, "incident": off, "max_wall_time": limit},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 
@@ -155,21 +156,29 @@ def test_a_state_that_a_guard_calls_bad_is_never_kept(tmp_path: Path) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.state.params))
 
 
+SAVED = {"every": 1, "asynchronous": False}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """The same storm in a run that is saved after every iteration."""
+    runner = Runner(config(fault=storm(iterations=7), checkpoint=SAVED), tmp_path_factory.mktemp("saved"))
+    runner.run()
+    return runner
+
+
 @pytest.mark.parametrize("cut", [6, 9], ids=["after the first rollback", "after the second"])
-def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, recovered: Runner, cut: int) -> None:
+def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, saved: Runner, cut: int) -> None:
     """Attempts, remedies in effect and the healthy stretch are saved with the state."""
-    kept = {"every": 1, "asynchronous": False}
     fault = storm(iterations=7)
-    whole = Runner(config(fault=fault, checkpoint=kept), tmp_path / "whole")
-    whole.run()
     # The callback of the first row after a rollback stops it, one iteration later it is saved.
-    part = Runner(config(fault=fault, checkpoint=kept), tmp_path / "part", lambda step, _: step > cut * ITERATION)
+    part = Runner(config(fault=fault, checkpoint=SAVED), tmp_path / "part", lambda step, _: step > cut * ITERATION)
     assert part.run().ending is Ending.stopped
-    rest = Runner(config(fault=fault, checkpoint=kept, resume="auto"), tmp_path / "part")
+    rest = Runner(config(fault=fault, checkpoint=SAVED, resume="auto"), tmp_path / "part")
     assert rest.host.attempts == part.host.attempts
     rest.run()
-    same(rest.state, whole.state)
-    assert rest.host.attempts == whole.host.attempts
+    same(rest.state, saved.state)
+    assert rest.host.attempts == saved.host.attempts
     steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [ITERATION * n for n in range(1, 27)]  # the third iteration was saved, and is what it goes back to
 
@@ -283,7 +292,8 @@ def test_on_two_devices_too(tmp_path: Path) -> None:
 
 
 def test_a_healthy_run_is_not_changed_by_being_watched(tmp_path: Path) -> None:
-    on = Runner(config(), tmp_path / "on")
-    off = Runner(config({"enabled": False}), tmp_path / "off")
+    never = storm(start=1000)
+    on = Runner(config(fault=never), tmp_path / "on")
+    off = Runner(config({"enabled": False}, fault=never), tmp_path / "off")
     assert on.run().metrics["eval/episode_reward"] == off.run().metrics["eval/episode_reward"]
     same(on.state, off.state)

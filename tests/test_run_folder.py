@@ -19,7 +19,7 @@ from rlstable.policy import load_policy
 from rlstable.runner import Runner
 from rlstable.versions import versions
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
 
 

@@ -211,6 +211,7 @@ def test_rhvae_learns_a_thousand_times_too_fast() -> None:
     assert np.median(saved) >= 0.95 * np.median(clean)
 
 
+@pytest.mark.slow  # that one sample is divided by nothing small is held by the tests of the limiters too
 def test_rhvae_learns_from_batches_too_small() -> None:
     """One sample has no variance: the second one is divided by next to nothing, and the networks see millions."""
     one = {"num_envs": 1, "batch_size": 1, "num_minibatches": 1, "unroll_length": 1}

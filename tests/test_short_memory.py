@@ -17,20 +17,24 @@ from rlstable.endings import Ending
 from rlstable.io.rundir import read_result
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
+from rlstable.supervise.memory_plan import MemoryPlan
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 512 * 2 * 16  # environment steps: rows times unroll length
 
 
 def config(limit: float | None = None, **sections: Any) -> Config:
     """Layers that are wide beside the batch, so that dividing it is worth something. The limit is in bytes."""
     wide = [128, 128, 128, 128]
+    off = {"enabled": False}
     own: dict[str, Any] = {
         "devices": 1, "guards": {}, "sinks": {"console": "off"}, "eval": {"num_evals": 0},
         "total_steps": 4 * ITERATION, "checkpoint": {"every": 1, "asynchronous": False},
         "ppo": {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 16},
         "network": {"policy_hidden_layer_sizes": wide, "value_hidden_layer_sizes": wide},
-        "supervise": {"memory": {"limit_gib": None if limit is None else limit / 2**30}},
+        "supervise": {
+            "memory": {"limit_gib": None if limit is None else limit / 2**30}, "ladder": off, "incident": off,
+        },
     }  # fmt: skip
     return tiny_config(**own | sections)
 
@@ -117,6 +121,11 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
     assert again.host.plan.gradient_accumulation == 2
     assert again.run().ending is Ending.completed
     assert len(events(tmp_path, "memory_planned")) == 1
+    # What the plan was made for is another now, so it is made anew.
+    ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 8}
+    other = Runner(small(resume="auto", total_steps=6 * ITERATION, ppo=ppo), tmp_path)
+    other.close()
+    assert other.host.plan == MemoryPlan()
 
 
 def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(

@@ -15,7 +15,7 @@ import yaml
 
 from rlstable.train import main
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[1]
 TINY = [
     "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
@@ -161,7 +161,10 @@ def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatc
     assert [result["step"] for result in results] == [0, 0]
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")])
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGTERM, "preempted"), pytest.param(signal.SIGINT, "interrupted", marks=pytest.mark.slow)],
+)
 def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Path, number: int, name: str) -> None:
     """The compiler takes seconds, on large tasks minutes, in which a node is taken away."""
     environment = os.environ | {

@@ -7,11 +7,11 @@ where something would make it fail, 2 for a mistake in the configuration.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+from rlstable import command
 
 _EPILOG = """
 examples:
@@ -24,38 +24,29 @@ examples:
 def main(argv: Sequence[str] | None = None) -> None:
     """Examines, prints, and exits with the report's code."""
     args = _arguments(argv)
-    # Whatever libraries print while they load is kept out of the report.
-    with contextlib.redirect_stdout(sys.stderr):
+    with command.working():
         from rlstable.compose import compose
-        from rlstable.endings import Ending
-        from rlstable.schema import ConfigError
 
-        try:
-            config = compose(args.overrides)  # before jax and brax, for which a mistake need not wait
-            from rlstable.doctor.checkup import examine
+        config = compose(args.overrides)  # before jax and brax, for which a mistake need not wait
+        from rlstable.doctor.checkup import examine
 
-            report = examine(config, not args.no_compile, lambda text: print(f"{text} ...", file=sys.stderr))
-        except ConfigError as error:
-            print(f"rlstable: {error}", file=sys.stderr)
-            sys.exit(Ending.config_error.exit_code)
+        report = examine(config, not args.no_compile, command.note)
     if args.json:
         from rlstable.doctor.report import as_data
 
-        print(json.dumps(as_data(report), indent=2, allow_nan=False))
+        command.print_json(as_data(report))
     else:
         show(report)
     sys.exit(report.exit_code)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m rlstable.doctor",
-        description="Examines device, arithmetic, memory and physics before a run, and says what would go wrong.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "doctor",
+        "Examines device, arithmetic, memory and physics before a run, and says what would go wrong.",
+        _EPILOG,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to train, as for rlstable.train")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument(
         "--no-compile", action="store_true", help="leave out the memory estimate, for which training is compiled"
     )
@@ -69,14 +60,11 @@ def show(report: Any, terminal: Any = None) -> None:
         report: A `rlstable.doctor.checkup.Report`.
         terminal: A rich console; standard output if None.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from rlstable.doctor.report import sections
 
-    if terminal is None:
-        # In a file or a pipe rich takes 80 columns, which break most lines.
-        terminal = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    terminal = command.console() if terminal is None else terminal
     for title, body in sections(report):
         terminal.print(Text(f"\n{title}", style="bold"))
         terminal.print(body)

@@ -119,8 +119,18 @@ def _record(seen: Seen, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
         "after": _with(_COMES_TO, seen.after),
         "causes": seen.causes.T,
     }
-    one = jax.tree.map(lambda x: x[index], kept)
-    return jax.tree.map(_plain, one | {"environment": index, "clock": clock, "key": seen.key})
+    return _one(kept, index) | {"environment": index, "clock": clock, "key": _plain(seen.key)}
+
+
+def in_brief(seen: Seen, index: jax.Array | int) -> dict[str, Any]:
+    """What one environment's step started from, and what it earned: a history is made of such."""
+    after = seen.after
+    kept = {"before": _with(_STARTS_FROM, seen.before), "action": seen.action}
+    return _one(kept | {"reward": after.reward, "done": after.done}, index)
+
+
+def _one(tree: Any, index: jax.Array | int) -> Any:
+    return jax.tree.map(lambda x: _plain(x[index]), tree)
 
 
 def _with(names: tuple[str, ...], state: Any) -> Any:

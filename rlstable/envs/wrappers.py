@@ -85,6 +85,16 @@ class VectorEnv:
         """
         return capture.empty(self.guards, inner(state), action_size, devices)
 
+    def catch(self, incident: Slot, seen: capture.Seen, bad: jax.Array) -> Slot:
+        """Puts the first bad environment into the slot if that is empty.
+
+        Args:
+            incident: This device's slot.
+            seen: One step of every environment.
+            bad: bool `[B]`, which went bad in it.
+        """
+        return capture.catch(incident, seen, bad)
+
     def step(
         self,
         state: Any,
@@ -136,7 +146,7 @@ class VectorEnv:
             _, ok, judged = fold(self.guards, context, guard_state)
             if incident is not None:
                 causes = capture.flags(self.guards, context, guard_state, judged)
-                incident = capture.catch(incident, capture.Seen(state, action, stepped, causes, key), alive & ~ok)
+                incident = self.catch(incident, capture.Seen(state, action, stepped, causes, key), alive & ~ok)
             return (stepped, alive if ok is True else alive & ok, judged, incident), stepped.reward
 
         carry = (start, alive, guard_state, incident)

@@ -5,21 +5,29 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from rlstable.io.screens import Off, Plain, Progress, Rich, Screen
+from rlstable.io.teller import Teller
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # What is no trouble bears no exclamation mark.
-_NEWS = frozenset({"started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "backend_chosen"})
+_NEWS = frozenset(
+    {
+        "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "grown", "environments_redrawn",
+        "backend_chosen",
+    }
+)  # fmt: skip
 
 
 class Console:
     """The sink that people read.
+
+    Attributes:
+        working: `with working(what, expected):` says every now and then that something long is still under way.
 
     Args:
         mode: `auto` is a live display on a terminal and plain lines elsewhere.
@@ -47,8 +55,8 @@ class Console:
     ):
         self._progress = Progress(total=int(total_steps))
         self._interval = interval
-        self._patience = patience
         self._clock = clock
+        self.working = Teller(patience, self.message, clock).working
         self._evaluated = False
         self._step = 0
         self._trips: dict[str, int] = {}
@@ -99,30 +107,6 @@ class Console:
         finally:
             took = self._clock() - started
             self._do(lambda: self._screen.end(f"{outcome} {took:.1f} s"))
-
-    @contextlib.contextmanager
-    def working(self, what: str, expected: float | None = None) -> Iterator[None]:
-        """Says every now and then that something long is still under way, so that nobody thinks it hangs.
-
-        Args:
-            what: What is done in the block.
-            expected: Seconds it may take, if known.
-        """
-        over = threading.Event()
-        usual = "" if expected is None else f" of about {expected:.0f} s"
-
-        def tell() -> None:
-            started = self._clock()
-            while not over.wait(self._patience):
-                self.message(f"{what}: {self._clock() - started:.0f} s{usual} so far")
-
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        try:
-            yield
-        finally:
-            over.set()
-            teller.join()
 
     def message(self, text: str) -> None:
         """Prints a line."""

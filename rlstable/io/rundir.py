@@ -98,11 +98,11 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file that is there whole or not at all."""
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text)
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(part, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
-from rlstable.config import PPOConfig
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
@@ -17,6 +16,7 @@ from rlstable.ppo.loss import estimate, ppo_loss, standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition, Tuning
+from rlstable.ppo_config import PPOConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,13 @@ from rlstable.config import Config
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, awake, fold, select
 from rlstable.guards.batch import BatchContext
-from rlstable.guards.state import Report, StateContext, StateSiteGuard
+from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
 from rlstable.packed import Packed
 from rlstable.ppo import normalizer, overshoot, reward
 from rlstable.ppo.gradient import Objective, as_minibatch, prepared
+from rlstable.ppo.learning import Learning, Progress, add_where
+from rlstable.ppo.metrics import report_of, values_of
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.rollout import Collected, TrainingEnv, collect
@@ -80,9 +82,9 @@ class PPO:
                 readable = prepared(self.networks, statistics, data)
                 statistics, params = self._objective.follow_targets(params, statistics, readable)
 
-            values = self._values(state, read, data, learned) | rollout.metrics | shaping
+            values = values_of(self.config, self.networks, state, read, data, learned) | rollout.metrics | shaping
             kept = (params, opt_state, (statistics, returns.statistics))
-            judged = StateContext(kept, self._report(state.normalizer.value, values))
+            judged = StateContext(kept, report_of(values, state.normalizer.value, self.networks.action_size))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
             new_state = dataclasses.replace(
                 state,
@@ -198,7 +200,7 @@ class PPO:
         progress = Progress(
             params,
             opt_state,
-            sums=_add_where(ok, metrics, progress.sums),
+            sums=add_where(ok, metrics, progress.sums),
             accepted=progress.accepted + jnp.asarray(1 if ok is True else ok, jnp.int32),
         )
         return Learning(progress, tuning, states, learning.key, passed_over)
@@ -243,50 +245,6 @@ class PPO:
     def _in_minibatches(self, x: jax.Array) -> jax.Array:
         return jnp.reshape(x, (self.config.ppo.num_minibatches, -1, *x.shape[1:]))
 
-    def _values(self, state: TrainState, statistics: Any, data: Transition, learned: Learning) -> dict[str, jax.Array]:
-        """What the iteration reports of learning; means over accepted minibatches are NaN where there was none.
-
-        Args:
-            state: Before the iteration.
-            statistics: Those that SGD read observations by.
-            data: The experience, as it was collected.
-            learned: What SGD left.
-        """
-        limits, minibatches = self.config.guards.limiters, state.tuning.epochs * self.config.ppo.num_minibatches
-        share = masked.share(data.valid)
-
-        def mean(x: jax.Array) -> jax.Array:
-            return sharding.mean(masked.mean(x, data.valid, share))
-
-        accepted = learned.progress.accepted
-        values = {name: total / accepted for name, total in learned.progress.sums.items()}
-        values["training/accepted_share"] = accepted / minibatches
-        if learned.passed_over is not None:
-            values["limiters/kl/active"] = learned.passed_over / minibatches
-        if limits.observation_outlier is not None and self.config.ppo.normalize_observations:
-            outlying = normalizer.outlying(data.observation, state.normalizer, limits.observation_outlier)
-            values["limiters/observation_outlier/active"] = mean(outlying)
-        if limits.observation is not None:
-            values["limiters/observation/active"] = mean(
-                self.networks.beyond(statistics, data.observation, limits.observation)
-            )
-        if data.valid is not None:
-            values["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
-        return values
-
-    def _report(self, unit: Any, values: dict[str, jax.Array]) -> Report:
-        """What the state site is told; `unit` has the statistics of value targets, if they are normalised."""
-        return Report(
-            valid_share=values.get("training/valid_share", jnp.ones(())),
-            updated=values["training/accepted_share"] > 0,
-            greatest_reward=values["training/reward_greatest"],
-            # In units of rewards, whatever values are learnt in.
-            value_loss=values["training/v_loss"] * (1.0 if unit is None else jnp.square(unit.std)),
-            kl=values.get("training/kl_update", values["training/kl_mean"]),
-            std=values["training/policy_dist_mean_std"],
-            entropy=values["training/entropy"] / self.networks.action_size,
-        )
-
     def _finish(
         self,
         state: TrainState,
@@ -319,44 +277,3 @@ class PPO:
     def _judges(self) -> dict[str, Guard]:
         """The guards of every site but the environments', by name."""
         return {**self.batch_guards, **self.update_guards, **self.state_guards}
-
-
-class Progress(NamedTuple):
-    """What has been learnt from a batch so far.
-
-    Attributes:
-        params: Network parameters.
-        opt_state: Optimizer state.
-        sums: Metrics, summed over accepted minibatches.
-        accepted: int32, how many those are.
-    """
-
-    params: Any
-    opt_state: Any
-    sums: dict[str, jax.Array]
-    accepted: jax.Array
-
-
-class Learning(NamedTuple):
-    """What minibatches hand to each other.
-
-    Attributes:
-        progress: So far.
-        tuning: Numbers that a rejected update does not put back.
-        guard_state: By guard.
-        key: Random key of the next epoch.
-        passed_over: int32, minibatches since the policy moved too far; None without the KL limiter.
-    """
-
-    progress: Progress
-    tuning: Tuning
-    guard_state: dict[str, GuardState]
-    key: jax.Array
-    passed_over: jax.Array | None
-
-
-def _add_where(ok: jax.Array | bool, metrics: dict[str, jax.Array], sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Adds the metrics of an accepted minibatch; those of a rejected one may be NaN."""
-    if not sums:
-        return metrics
-    return {name: sums[name] + select(ok, value, jnp.zeros_like(value)) for name, value in metrics.items()}

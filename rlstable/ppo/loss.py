@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
-from rlstable.config import PPOConfig
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters, masked
 from rlstable.ppo import gae
@@ -16,6 +15,7 @@ from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition
+from rlstable.ppo_config import PPOConfig
 
 _EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
 _GREATEST_KL = 1e6
@@ -88,15 +88,8 @@ def ppo_loss(
     """
     distribution, activity = networks.distribution(params, statistics, data.observation)
     values = networks.value(params, statistics, data.observation)
-    std = None
-    if data.target is None or data.advantage is None:
-        targets, advantages = estimate(networks, params, statistics, data, values, config)
-        if config.normalize_advantage:
-            advantages, std = standardize(advantages, data.valid, valid_share, limits.advantage_std_min)
-    else:
-        targets, advantages, std = data.target, data.advantage, data.advantage_std
-    targets, advantages = masked.kept((targets, advantages), data.valid)
-    raw_targets, targets = targets, limiters.clip(targets, limits.value_target)
+    raw_targets, advantages, std = _judged(networks, params, statistics, data, valid_share, values, config, limits)
+    targets = limiters.clip(raw_targets, limits.value_target)
     raw_action, old_value = masked.kept((data.raw_action, data.value), data.valid)
 
     def mean(x: jax.Array) -> jax.Array:
@@ -105,59 +98,153 @@ def ppo_loss(
     log_ratio = masked.kept(distribution.log_prob(raw_action) - data.log_prob, data.valid)
     ratio = jnp.exp(limiters.clip(log_ratio, limits.log_ratio))
     epsilon = _times(config.clipping_epsilon, clip_scale)
-    surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages)
-    policy_loss = -mean(surrogate)
+    policy_loss = -mean(jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages))
 
     # In units of the targets' own standard deviation, where those are normalised.
     unit = None if statistics.value is None else statistics.value.std
-    error = _over(targets - values, unit)
-    value_error = limiters.squared(error, limits.value_error)
-    if config.clipping_epsilon_value is not None:
-        epsilon_value = _times(config.clipping_epsilon_value, clip_scale)
-        moved = limiters.clip(_over(values - old_value, unit), epsilon_value)
-        clipped = _over(targets - old_value, unit) - moved
-        value_error = jnp.maximum(value_error, limiters.squared(clipped, limits.value_error))
+    epsilon_value = _times(config.clipping_epsilon_value, clip_scale)
+    error, value_error = _value_error(values, old_value, targets, unit, epsilon_value, limits.value_error)
     value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
 
     entropy = mean(distribution.entropy(data.noise))
     entropy_loss = -config.entropy_cost * entropy
     loss = policy_loss + value_loss + entropy_loss
 
-    distribution, values, ratio, log_ratio = jax.lax.stop_gradient((distribution, values, ratio, log_ratio))
+    known = jax.lax.stop_gradient((distribution, values, ratio, log_ratio))
+    terms = _Terms(*known, epsilon, raw_targets, targets, std, old_value, unit, error, epsilon_value)
     metrics = {
         "training/total_loss": loss,
         "training/policy_loss": policy_loss,
         "training/v_loss": value_loss,
         "training/entropy_loss": entropy_loss,
         "training/entropy": entropy,
-        "training/kl_mean": mean(_kl(data.distribution, distribution, _GREATEST_KL)),
-        "training/clip_fraction": mean(limiters.beyond(ratio - 1.0, epsilon)),
-        "training/explained_variance": _explained_variance(targets, values, data.valid, valid_share),
-        "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
-        "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
-        "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
+        **_measures(terms, data, valid_share, limits.kl),
     }
-    if limits.kl is not None or data.reference is not None:
-        start = data.distribution if data.reference is None else data.reference
-        # A state far off the beaten track may be a thousand nats away while the policy as a whole has hardly moved.
-        most = _GREATEST_KL if limits.kl is None else _GREATEST_SHARE * limits.kl
-        metrics["training/kl_update"] = mean(_kl(start, distribution, most))
-    if limits.log_ratio is not None:
-        activity["log_ratio"] = limiters.beyond(log_ratio, limits.log_ratio)
-    if limits.advantage_std_min is not None and std is not None:
-        activity["advantage_std"] = limiters.outside(std, limits.advantage_std_min, None)
-    if limits.value_target is not None:
-        activity["value_target"] = limiters.beyond(raw_targets, limits.value_target)
-    if limits.value_error is not None:
-        activity["value_error"] = limiters.beyond(jax.lax.stop_gradient(error), limits.value_error)
-    if config.clipping_epsilon_value is not None:
-        activity["value"] = limiters.beyond(_over(values - old_value, unit), epsilon_value)
+    activity |= _activity(terms, limits)
     metrics |= {f"limiters/{name}/active": mean(active) if active.ndim else active for name, active in activity.items()}
     return loss, metrics
 
 
-def _times(bound: float, scale: jax.Array | None) -> Any:
-    return bound if scale is None else bound * scale
+class _Terms(NamedTuple):
+    """What the loss was computed of, for what is reported of it.
+
+    Attributes:
+        distribution: The policy's; this and the next three without gradient.
+        values: Of the value network.
+        ratio: New probability over old, limited.
+        log_ratio: Its logarithm before the limiter.
+        epsilon: Clipping of the ratio.
+        raw_targets: Of values, before the limiter.
+        targets: After it.
+        std: Of the advantages; None where they are not normalised.
+        old_value: Of the collecting network; None where nothing asks for it.
+        unit: What value errors are measured in; None for 1.
+        error: Of the values, in units.
+        epsilon_value: Clipping of the values, in units; None for none.
+    """
+
+    distribution: Normal
+    values: jax.Array
+    ratio: jax.Array
+    log_ratio: jax.Array
+    epsilon: Any
+    raw_targets: jax.Array
+    targets: jax.Array
+    std: jax.Array | None
+    old_value: Any
+    unit: jax.Array | None
+    error: jax.Array
+    epsilon_value: Any
+
+
+def _judged(
+    networks: Networks,
+    params: Params,
+    statistics: Statistics,
+    data: Transition,
+    valid_share: jax.Array | None,
+    values: jax.Array,
+    config: PPOConfig,
+    limits: LimiterConfig,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Value targets, advantages and their standard deviation: those given with the data, or estimated from values."""
+    if data.target is None or data.advantage is None:
+        targets, advantages = estimate(networks, params, statistics, data, values, config)
+        std = None
+        if config.normalize_advantage:
+            advantages, std = standardize(advantages, data.valid, valid_share, limits.advantage_std_min)
+    else:
+        targets, advantages, std = data.target, data.advantage, data.advantage_std
+    targets, advantages = masked.kept((targets, advantages), data.valid)
+    return targets, advantages, std
+
+
+def _value_error(
+    values: jax.Array, old_value: Any, targets: jax.Array, unit: Any, epsilon: Any, greatest: float | None
+) -> tuple[jax.Array, jax.Array]:
+    """The error of values in units, and its square; where values are clipped, the larger one of that and the clipped.
+
+    Args:
+        values: Of the value network.
+        old_value: Of the collecting network.
+        targets: What they should be.
+        unit: What errors are measured in; None for 1.
+        epsilon: Clipping of the values, in units; None for none.
+        greatest: From where on the square is Huber's line; None for nowhere.
+    """
+    error = _over(targets - values, unit)
+    squared = limiters.squared(error, greatest)
+    if epsilon is None:
+        return error, squared
+    moved = limiters.clip(_over(values - old_value, unit), epsilon)
+    clipped = _over(targets - old_value, unit) - moved
+    return error, jnp.maximum(squared, limiters.squared(clipped, greatest))
+
+
+def _measures(
+    terms: _Terms, data: Transition, valid_share: jax.Array | None, greatest_kl: float | None
+) -> dict[str, jax.Array]:
+    """How far the policy has moved and how good the values are; `greatest_kl` is the limiter's bound."""
+    distribution = terms.distribution
+
+    def mean(x: jax.Array) -> jax.Array:
+        return masked.mean(x, data.valid, valid_share)
+
+    metrics = {
+        "training/kl_mean": mean(_kl(data.distribution, distribution, _GREATEST_KL)),
+        "training/clip_fraction": mean(limiters.beyond(terms.ratio - 1.0, terms.epsilon)),
+        "training/explained_variance": _explained_variance(terms.targets, terms.values, data.valid, valid_share),
+        "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
+        "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
+        "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
+    }
+    if greatest_kl is not None or data.reference is not None:
+        start = data.distribution if data.reference is None else data.reference
+        # A state far off the beaten track may be a thousand nats away while the policy as a whole has hardly moved.
+        most = _GREATEST_KL if greatest_kl is None else _GREATEST_SHARE * greatest_kl
+        metrics["training/kl_update"] = mean(_kl(start, distribution, most))
+    return metrics
+
+
+def _activity(terms: _Terms, limits: LimiterConfig) -> dict[str, jax.Array]:
+    """Where the limiters of the loss were active, by name."""
+    activity = {}
+    if limits.log_ratio is not None:
+        activity["log_ratio"] = limiters.beyond(terms.log_ratio, limits.log_ratio)
+    if limits.advantage_std_min is not None and terms.std is not None:
+        activity["advantage_std"] = limiters.outside(terms.std, limits.advantage_std_min, None)
+    if limits.value_target is not None:
+        activity["value_target"] = limiters.beyond(terms.raw_targets, limits.value_target)
+    if limits.value_error is not None:
+        activity["value_error"] = limiters.beyond(jax.lax.stop_gradient(terms.error), limits.value_error)
+    if terms.epsilon_value is not None:
+        moved = _over(terms.values - terms.old_value, terms.unit)
+        activity["value"] = limiters.beyond(moved, terms.epsilon_value)
+    return activity
+
+
+def _times(bound: float | None, scale: jax.Array | None) -> Any:
+    return bound if bound is None or scale is None else bound * scale
 
 
 def _over(x: jax.Array, unit: jax.Array | None) -> jax.Array:

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstable.config import LossScaleConfig, PPOConfig
+from rlstable.config import LossScaleConfig
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters
 from rlstable.ppo.state import Tuning
+from rlstable.ppo_config import PPOConfig
 
 
 class Candidate(NamedTuple):

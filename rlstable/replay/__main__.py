@@ -6,72 +6,85 @@ It exits with 0 where the step was done again, whatever came of it, and 2 where 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rlstable import command
 
 _EPILOG = """
 examples:
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --json > step.json
+  python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --history       the 100 steps before it, too
 """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Steps again, prints, and exits."""
     args = _arguments(argv)
-    # Whatever libraries print while they load is kept out of the report.
-    with contextlib.redirect_stdout(sys.stderr):
-        from rlstable.endings import Ending
-        from rlstable.schema import ConfigError
+    with command.working():
         from rlstable.supervise.incident import read
 
-        try:
-            incident = read(args.incident)
-            from rlstable.replay.engines import step_again
-            from rlstable.replay.report import as_data, judge
+        incident = read(args.incident)
+        from rlstable.replay.engines import step_again
+        from rlstable.replay.report import as_data, judge
 
-            print("stepping it again; what has to be compiled takes a minute or two ...", file=sys.stderr)
-            report = judge(incident, step_again(incident))
-        except ConfigError as error:
-            print(f"rlstable: {error}", file=sys.stderr)
-            sys.exit(Ending.config_error.exit_code)
+        command.note("stepping it again; what has to be compiled takes a minute or two")
+        report = judge(incident, step_again(incident))
+        history = None
+        if args.history is not None:
+            from rlstable.replay.history import make
+
+            history = make(incident, args.history, command.note)
     if args.json:
-        print(json.dumps(as_data(report), indent=2, allow_nan=False))
+        data = as_data(report)
+        if history is not None:
+            from rlstable.replay import trend
+
+            data["history"] = trend.as_data(history)
+        command.print_json(data)
     else:
-        show(report)
+        show(report, history)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m rlstable.replay",
-        description="Does a bad step again, in float32, float64 and C MuJoCo, and says what went bad first.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "replay",
+        "Does a bad step again, in float32, float64 and C MuJoCo, and says what went bad first.",
+        _EPILOG,
     )
     parser.add_argument("incident", type=Path, help="its folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--history",
+        type=_steps,
+        nargs="?",
+        const=100,
+        metavar="N",
+        help="train again up to it, and keep the N steps before it (100) in history.npz beside it",
+    )
     return parser.parse_args(argv)
 
 
-def show(report: Any, terminal: Any = None) -> None:
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; the incident comes first, then --history N")
+    return int(text)
+
+
+def show(report: Any, history: Any = None, terminal: Any = None) -> None:
     """Prints a report for people.
 
     Args:
         report: A `rlstable.replay.report.Report`.
+        history: A `rlstable.replay.history.History`; None for none.
         terminal: A rich console; standard output if None.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from rlstable.replay.report import table
 
-    if terminal is None:
-        # In a file or a pipe rich takes 80 columns, which break most lines.
-        terminal = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    terminal = command.console() if terminal is None else terminal
     facts = report.incident.facts
     where = f"iteration {facts['iteration']}, unroll {facts['unroll']}, step {facts['step']}"
     terminal.print(Text(f"\n{report.incident.config.env.name}: {where}, environment {facts['environment']}", "bold"))
@@ -84,6 +97,14 @@ def show(report: Any, terminal: Any = None) -> None:
     terminal.print(Text(f"  {report.same}"))
     for engine, note in report.notes.items():
         terminal.print(Text(f"  {engine}: {note}"))
+    if history is not None:
+        from rlstable.replay import trend
+
+        terminal.print()
+        terminal.print(trend.table(history))
+        terminal.print()
+        for line in trend.lines(history):
+            terminal.print(line)
     terminal.print(Text(f"\n{report.conclusion}", style="bold"))
 
 

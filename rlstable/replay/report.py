@@ -14,7 +14,8 @@ from rlstable.supervise.incident import Incident, limits_of
 from rlstable.supervise.quantities import Bad, bad_ones, group, in_order, magnitude
 
 BEFORE, RUN = "before", "in the run"
-_SHOWN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")
+SAME = "bit for bit what the run had"
+MAIN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")
 _MOST_OTHERS = 5  # bad arrays that are shown besides
 
 
@@ -56,21 +57,22 @@ def judge(incident: Incident, outcomes: list[Outcome]) -> Report:
         incident,
         columns,
         bad,
-        f"{own_engine(incident)}: {_same(columns[RUN], columns[own_engine(incident)])}",
+        f"{own_engine(incident)}: {compared(columns[RUN], columns[own_engine(incident)])}",
         _first(bad, engines),
         conclude(incident, bad, engines),
         {outcome.engine: outcome.note for outcome in outcomes if outcome.note},
     )
 
 
-def _same(run: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]) -> str:
+def compared(run: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]) -> str:
+    """`SAME`, or how far the arrays that both have are apart."""
     names = [name for name in in_order(run) if name in again]
     different = [name for name in names if run[name].tobytes() != again[name].astype(run[name].dtype).tobytes()]
     different = [
         name for name in different if not np.array_equal(run[name], again[name], equal_nan=_is_float(run[name]))
     ]
     if not different:
-        return "bit for bit what the run had"
+        return SAME
     name = max(different, key=lambda name: _distance(run[name], again[name]))
     return (
         f"{len(different)} of {len(names)} arrays differ from the run's, most of all {name}, "
@@ -138,7 +140,7 @@ def _listed(names: list[str]) -> str:
 def rows(report: Report) -> list[tuple[str, list[str]]]:
     """The table: quantities in the order in which a bad number travels, each with one cell per column."""
     names = in_order({name for arrays in report.columns.values() for name, array in arrays.items() if array.size})
-    main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in _SHOWN]
+    main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in MAIN]
     others = [one.array for name in report.columns for one in report.bad[name] if one.array not in main]
     chosen = in_order([*main, *list(dict.fromkeys(others))[:_MOST_OTHERS]])
     return [(name, [_cell(report, column, name) for column in report.columns]) for name in chosen]

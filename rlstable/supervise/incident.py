@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
-import json
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlstable import __version__
 from rlstable.config import Config, ConfigError, load
 from rlstable.endings import command
 from rlstable.guard_config import QuarantineConfig
 from rlstable.io.arrays import copy_out
-from rlstable.io.manifest import json_checksum
+from rlstable.io.sealed import sealed, unsealed
 from rlstable.ppo.state import Slot
 from rlstable.supervise.quantities import bad_ones
 
@@ -132,7 +127,8 @@ class Incidents:
             try:
                 facts, arrays = self._described(record)
                 facts["environment"] += int(device) * (envs // len(slot.record))
-                facts |= {"iteration": iteration, "device": int(device), "precision": dict(level)}
+                facts |= {"iteration": iteration, "lost_iterations": at - iteration, "precision": dict(level)}
+                facts |= {"device": int(device), "devices": len(slot.record), "num_envs": envs}
                 name = f"{iteration}-{self._caught.count + 1}"
                 path = write(self._folder / name, facts, arrays, self._config.supervise.incident.max_mb)
             except Exception as error:
@@ -202,23 +198,14 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
     if folder.exists():
         return folder
     arrays, left_out = _within(arrays, max_mb)
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
-    body = _plain(
-        {
-            "format": FORMAT,
-            "replay": f"{command('replay', folder)}",
-            **facts,
-            "left_out": left_out,
-            "arrays": zlib.crc32(packed.getbuffer()),
-        }
-    )
+    body = {"format": FORMAT, "replay": f"{command('replay', folder)}", **facts, "left_out": left_out}
+    described, packed = sealed(body, arrays)
     part = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        (part / _ARRAYS).write_bytes(packed.getbuffer())
-        (part / _FACTS).write_text(json.dumps({**body, "checksum": json_checksum(body)}, indent=2, allow_nan=False))
+        (part / _ARRAYS).write_bytes(packed)
+        (part / _FACTS).write_text(described)
         os.replace(part, folder)
     except OSError:
         with contextlib.suppress(OSError):
@@ -240,15 +227,6 @@ def _within(arrays: Mapping[str, np.ndarray], max_mb: float) -> tuple[dict[str, 
     return kept, left_out
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no word for what is not finite; it is written as text, `nan`, `inf` or `-inf`."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
-
-
 def read(folder: Path) -> Incident:
     """Reads an incident.
 
@@ -256,27 +234,12 @@ def read(folder: Path) -> Incident:
         ConfigError: There is none, it is not what was written, or it is of a newer format.
     """
     try:
-        data = json.loads((folder / _FACTS).read_text())
-        body = {name: value for name, value in data.items() if name != "checksum"}
-        if data.get("checksum") != json_checksum(body):
-            raise ValueError(f"{_FACTS} does not have its checksum")
-        if body["format"] > FORMAT:
-            raise ConfigError(
-                f"{folder}: of incident format {body['format']}, which rlstable {__version__} does not know; "
-                f"update rlstable to {body['versions']['rlstable']}"
-            )
-        packed = (folder / _ARRAYS).read_bytes()
-        if zlib.crc32(packed) != body["arrays"]:
-            raise ValueError(f"{_ARRAYS} does not have its checksum")
-        with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
-            return Incident(folder, body, dict(arrays), load(body["config"]))
+        facts, arrays = unsealed(folder / _FACTS, folder / _ARRAYS, FORMAT)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder}: is no incident, it has no {Path(error.filename).name}; give a folder runs/.../incidents/<name>"
         ) from error
-    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+    try:
+        return Incident(folder, facts, arrays, load(facts["config"]))
+    except (KeyError, TypeError) as error:
         raise ConfigError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{folder}: is torn or was edited ({error}); it cannot be trusted") from error

@@ -85,14 +85,8 @@ def differences(config: EnvConfig, resets: bool) -> dict[str, Difference]:
         physics = template.pipeline_state.replace(**inputs)
         return theirs.step(state.replace(pipeline_state=physics), action)
 
-    # A few at a time: jaxlib's Cholesky divides a large batch among the threads of a pool, and two of them at once have
-    # been seen to wait for each other for ever on two cores.
-    program = jax.jit(jax.vmap(step))
-    parts = [
-        jax.device_get(program(*jax.tree.map(lambda x, at=at: x[at : at + ENVS], (states, inputs, actions))))
-        for at in range(0, STEPS * ENVS, ENVS)
-    ]
-    reference = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    # Not two programs at once: jaxlib 0.10.2 can wait for ever where both factorise matrices (docs/decisions.md).
+    reference = jax.block_until_ready(jax.jit(jax.vmap(step))(states, inputs, actions))
     found = _compared(stepped, reference)
     if resets:
         compared = _compared(first, jax.jit(jax.vmap(theirs.reset))(keys))

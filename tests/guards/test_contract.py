@@ -19,7 +19,6 @@ import pytest
 from flax import struct
 
 from rlstable import sharding
-from rlstable.config import PPOConfig
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards import masked
 from rlstable.guards.base import (
@@ -41,6 +40,7 @@ from rlstable.guards.state import Report, StateContext, state_guards
 from rlstable.guards.update import UpdateContext, update_guards
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.state import Transition
+from rlstable.ppo_config import PPOConfig
 from rlstable.schema import ConfigError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rlstable import sharding
-from rlstable.config import PPOConfig
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.base import GuardState
 from rlstable.guards.state import PolicyGuard, Report, StateContext, StormGuard, ValueLossGuard, state_guards
+from rlstable.ppo_config import PPOConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -72,7 +72,7 @@ def test_patience_ends_with_the_last_of_its_trips_in_a_row(name, patience):
 def test_every_guard_has_its_own_patience():
     """As configured: three for the state, whose trips cannot be waited out, and twenty for what may pass."""
     assert {name: guard.patience for name, guard in GUARDS.items()} == {
-        "state": 3, "storm": 20, "value_loss": 20, "policy": 20,
+        "state": 3, "storm": 20, "value_loss": 20, "policy": 5,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from rlstable.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.packed import Packed
 from rlstable.ppo.build import first_tuning, make_ppo
-from rlstable.ppo.iteration import Learning, Progress
+from rlstable.ppo.learning import Learning, Progress
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.state import Counters
 

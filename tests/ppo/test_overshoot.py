@@ -17,7 +17,8 @@ from rlstable.packed import Packed
 from rlstable.ppo import overshoot
 from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
 from rlstable.ppo.gradient import prepared
-from rlstable.ppo.iteration import PPO, Learning, Progress
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.learning import Learning, Progress
 from rlstable.ppo.loss import ppo_loss
 from rlstable.ppo.state import SPECS, Counters
 

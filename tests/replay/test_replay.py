@@ -21,7 +21,7 @@ from rlstable.runner import Runner
 from rlstable.supervise.incident import Incident, read
 from rlstable.supervise.quantities import Bad
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 
 def caught(run_dir: Path, **sections: Any) -> Incident:

@@ -1,0 +1,105 @@
+"""Faults of an environment: what its steps and resets get wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlstable.config import ConfigError
+from rlstable.envs.wrappers import VectorEnv
+from rlstable.fault_config import FaultConfig
+from rlstable.faults.injection import Injection, as_data
+from rlstable.guards.env import physics
+
+_POSITIONS = ("q", "qpos")
+# What an environment with a fault has more in `info` and metrics; not every one has metrics, or floats in `info`.
+PROBES = _KEY, _PROBE = ("injection_key", "injection_probe")
+
+
+class FaultyEnv:
+    """One environment whose steps and resets go wrong.
+
+    Args:
+        env: A healthy one.
+        injection: What happens to it.
+    """
+
+    def __init__(self, env: Any, injection: Injection):
+        self._env = env
+        self._injection = injection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, rng: jax.Array) -> Any:
+        """A first state, by chance with NaN in physics and observation."""
+        state = self._env.reset(rng)
+        key, key_reset = jax.random.split(jax.random.fold_in(rng, 1))
+        hit = self._injection.hits("reset", key_reset)
+        state = _spoil_physics(state, _POSITIONS, hit, self._injection.fault.value)
+        state = state.replace(obs=_spoil_observation(state.obs, hit, self._injection.fault.value))
+        zero = jnp.zeros(())
+        info = {**state.info, _KEY: key, _PROBE: zero}
+        return state.replace(info=info, metrics={**state.metrics, _PROBE: zero})
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        """A step; what it gives back may be bad."""
+        injection, value = self._injection, self._injection.fault.value
+        info = dict(state.info)
+        key, probe = info.pop(_KEY), info.pop(_PROBE)
+        key, draw = jax.random.split(key)
+        action = action.at[0].set(injection.put("action", draw, action[0]))
+        metrics = {name: x for name, x in state.metrics.items() if name != _PROBE}
+        state = self._env.step(state.replace(info=info, metrics=metrics), action)
+        simulation, warm_start = injection.hits("physics", draw), injection.hits("warm_start", draw)
+        state = _spoil_physics(state, _POSITIONS, simulation, value)
+        state = _spoil_physics(state, ("qacc_warmstart",), warm_start, value)
+        # A simulation that has gone bad is seen in the same step.
+        seen = simulation | injection.hits("observation", draw)
+        info = {**state.info, _KEY: key, _PROBE: injection.put("info", draw, probe)}
+        return state.replace(
+            obs=_spoil_observation(state.obs, seen, value),
+            reward=injection.put("reward", draw, state.reward),
+            done=injection.put("done", draw, state.done),
+            metrics={**state.metrics, _PROBE: injection.put("metrics", draw, jnp.zeros(()))},
+            info=info,
+        )
+
+
+def _spoil_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
+    """The first element of the named leaves of the physics, where it has them."""
+    simulated = physics(state)
+    field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
+    found = {name: getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None}
+    spoilt = {name: x.at[0].set(jnp.where(hit, value.astype(x.dtype), x[0])) for name, x in found.items()}
+    return state.replace(**{field: simulated.replace(**spoilt)}) if spoilt else state
+
+
+def _spoil_observation(observation: Any, hit: jax.Array, value: jax.Array) -> Any:
+    """The first element of every part."""
+    return jax.tree.map(lambda x: x.at[..., 0].set(jnp.where(hit, value.astype(x.dtype), x[..., 0])), observation)
+
+
+def under(env: Any, injection: Injection) -> VectorEnv:
+    """The environments with the fault in them."""
+    healthy = env.env._env if isinstance(env.env, FaultyEnv) else env.env
+    return dataclasses.replace(env, env=FaultyEnv(healthy, injection))
+
+
+def faulty_env(env: VectorEnv, config: FaultConfig) -> VectorEnv:
+    """Environments whose resets may be bad and whose states have room for a fault.
+
+    Args:
+        env: Healthy ones.
+        config: The fault; one that no environment can have changes nothing.
+
+    Raises:
+        ConfigError: It is to strike the solver's warm start, and the physics has none.
+    """
+    sample = jax.eval_shape(env.env.reset, jax.random.PRNGKey(0))
+    if config.site == "warm_start" and getattr(physics(sample), "qacc_warmstart", None) is None:
+        raise ConfigError("fault.site: warm_start needs an environment of MuJoCo's, e.g. env.backend=mjx")
+    return under(env, Injection(as_data(config), jnp.ones((), bool)))

@@ -1,0 +1,58 @@
+"""Faults of the host: a disk that is full, a metrics service that does not answer."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlstable.fault_config import FaultConfig
+from rlstable.io.checkpoint import Checkpoints
+
+
+class FailingCheckpoints(Checkpoints):
+    """Checkpoints on a disk that is full in some iterations.
+
+    Args:
+        fault: When.
+        *args: As for `Checkpoints`.
+    """
+
+    def __init__(self, fault: FaultConfig, *args: Any):
+        self._fault = fault
+        super().__init__(*args)
+
+    def save(self, iteration: int, *args: Any, **kwargs: Any) -> Any:
+        """Saves, or reports that it could not."""
+        if not struck(self._fault, iteration):
+            return super().save(iteration, *args, **kwargs)
+        self.wait()
+        self._fail(iteration, OSError(errno.ENOSPC, "No space left on device"))
+        return False
+
+
+class FailingSink:
+    """A metrics service that is down in some iterations."""
+
+    def __init__(self, fault: FaultConfig):
+        self._fault = fault
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Raises while the fault lasts."""
+        if struck(self._fault, int(metrics.get("training/iteration") or 0)):
+            raise ConnectionError("the service does not answer")
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        """Has nobody to tell."""
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+
+def struck(config: FaultConfig, iteration: int) -> bool:
+    """Whether a fault of the host strikes in an iteration, counted from 1: by its window and by chance."""
+    end = np.inf if config.iterations is None else config.start + config.iterations
+    chance = np.random.default_rng(iteration).random()
+    return config.start <= iteration - 1 < end and bool(chance < config.chance)

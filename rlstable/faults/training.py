@@ -1,0 +1,158 @@
+"""Faults of PPO: what collecting, loss, gradient and optimizer get wrong. `arm` puts them around a healthy one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rlstable.counter import WideCounter
+from rlstable.fault_config import FaultConfig
+from rlstable.faults.env import under
+from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
+from rlstable.guards.base import select
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.optimizer import Candidate, Optimizer
+from rlstable.ppo.rollout import Collected
+from rlstable.ppo.state import Metrics, TrainState
+from rlstable.supervise_config import MATMUL_LEVELS
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultyOptimizer(Optimizer):
+    """An optimizer that by chance computes as if parameters, moments and epsilon were float16.
+
+    The failure of TRELLIS: the second moment of a small gradient and epsilon both underflow, and the step is 0 / 0.
+    """
+
+    injection: Injection
+
+    def candidate(
+        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rate: jax.Array, *more: Any
+    ) -> Candidate:
+        """The candidate, in float16 where the fault strikes."""
+        healthy = super().candidate(gradients, gradient_norm, opt_state, params, rate, *more)
+        mean, square = (_half(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
+        epsilon = _half(jnp.float32(self.config.optimizer.eps))
+        halved = jax.tree.map(lambda p, m, v: _half(p) - rate * m / (jnp.sqrt(v) + epsilon), params, mean, square)
+        hit = self.injection.hits("adam", _key_of(gradient_norm))
+        state = optax.tree.set(healthy.opt_state, mu=mean, nu=square)
+        step = optax.global_norm(jax.tree.map(jnp.subtract, halved, params))
+        return healthy._replace(
+            params=select(~hit, healthy.params, halved),
+            opt_state=select(~hit, healthy.opt_state, state),
+            update_norm=jnp.where(hit, step, healthy.update_norm),
+        )
+
+
+def _half(tree: Any) -> Any:
+    """Numbers as float16 has them, its subnormal ones zero. A mere cast to and fro is removed by the compiler."""
+    return jax.tree.map(lambda x: jax.lax.reduce_precision(x, exponent_bits=5, mantissa_bits=10), tree)
+
+
+def _key_of(x: jax.Array) -> jax.Array:
+    """A random key from the bits of a number that is the same on every device."""
+    return jax.random.PRNGKey(jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class _ArmedPPO(PPO):
+    """PPO in an iteration that has a fault."""
+
+    injection: Injection
+
+    def _collect(self, state: TrainState, key: jax.Array) -> Collected:
+        """The experience, with what the policy and value networks would have got wrong."""
+        rollout = super()._collect(state, key)
+        data, value = rollout.data, self.injection.fault.value
+        key = jax.random.fold_in(key, 1)
+        blind = self.injection.hits("policy_std", key, data.log_prob.shape)
+        shifted = self.injection.hits("log_ratio", key, data.log_prob.shape)
+        scale = jnp.where(blind[..., None], value, data.distribution.scale)
+        log_prob = jnp.where(shifted, data.log_prob + value, data.log_prob)
+        distribution = dataclasses.replace(data.distribution, scale=scale)
+        # The logarithm of a negative deviation is NaN, as it is where a policy computes it.
+        log_prob = jnp.where(blind, distribution.log_prob(data.raw_action), log_prob)
+        return rollout._replace(data=data._replace(distribution=distribution, log_prob=log_prob))
+
+    def gradient(self, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """The gradient of a minibatch, with what its computation would have got wrong."""
+        gradients, metrics = super().gradient(*args)
+        injection, value = self.injection, self.injection.fault.value
+        key = _key_of(metrics["training/total_loss"])
+        metrics["training/kl_mean"] = injection.put("kl", key, metrics["training/kl_mean"])
+        if "training/kl_update" in metrics:
+            metrics["training/kl_update"] = injection.put("kl", key, metrics["training/kl_update"])
+        overflow = injection.hits("loss", key)
+        metrics["training/total_loss"] = jnp.where(overflow, value, metrics["training/total_loss"])
+        factor = jnp.where(injection.hits("value_loss", key), value, 1.0)
+        gradients = {**gradients, "value": jax.tree.map(lambda g: g * factor, gradients["value"])}
+        leaves, structure = jax.tree.flatten(gradients)
+        leaves = [jnp.where(overflow, value, leaf) for leaf in leaves]
+        leaves[0] = (
+            leaves[0].at[(0,) * leaves[0].ndim].set(injection.put("gradient", key, leaves[0][(0,) * leaves[0].ndim]))
+        )
+        return jax.tree.unflatten(structure, leaves), metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultyPPO(PPO):
+    """PPO with the fault of its training state."""
+
+    def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        """One iteration in which something may go wrong."""
+        fault: Fault = state.fault
+        iterations = state.counters.iterations
+        active = (iterations >= fault.start) & (iterations < fault.end) & self._precision_is_low
+        injection = Injection(fault, active)
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
+        parts["env"] = under(self.env, injection)
+        parts["optimizer"] = FaultyOptimizer(self.optimizer.config, self.optimizer.limits, injection)
+        strong = injection.active & (fault.site == SITES.index("learning_rate"))
+        factor = jnp.where(strong, fault.value, 1.0)
+        scale = state.tuning.learning_rate_scale
+        new_state, metrics = _ArmedPPO(**parts, injection=injection).iteration(_with_scale(state, scale * factor))
+        return _with_scale(new_state, scale), metrics
+
+    @property
+    def _precision_is_low(self) -> bool:
+        """Whether the level is one that the fault strikes at."""
+        below = self.config.fault.below
+        return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
+
+
+def _with_scale(state: TrainState, scale: jax.Array) -> TrainState:
+    return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, learning_rate_scale=scale))
+
+
+def carried_on(state: TrainState, undone: int) -> TrainState:
+    """The state after a rollback over `undone` iterations: what goes wrong in the world is not undone with them."""
+    fault: Fault = state.fault
+
+    def moved(moment: jax.Array) -> jax.Array:
+        earlier = FOREVER if int(moment) == FOREVER else max(int(moment) - undone, 0)
+        return jax.device_put(np.uint32(earlier), moment.sharding)
+
+    return dataclasses.replace(state, fault=fault._replace(start=moved(fault.start), end=moved(fault.end)))
+
+
+def arm(ppo: PPO) -> FaultyPPO:
+    """PPO that injects what its training state says; its environments are `faulty_env`'s."""
+    return FaultyPPO(**{field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)})
+
+
+def armed_state(state: TrainState, config: FaultConfig) -> TrainState:
+    """The first training state with its fault; counters that are about to wrap start just below `value`."""
+    state = dataclasses.replace(state, fault=as_data(config))
+    if config.site != "counters":
+        return state
+    near = WideCounter.of(int(config.number) - 1)
+    counters = dataclasses.replace(state.counters, env_steps=near, updates=near, episodes=near)
+    # So many samples have a variance: that by which observations are divided already.
+    variance = jax.tree.map(jnp.square, state.normalizer.std)
+    counted = dataclasses.replace(state.normalizer, count=near, variance=variance)
+    return dataclasses.replace(state, counters=counters, normalizer=counted)

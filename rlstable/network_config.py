@@ -1,0 +1,53 @@
+"""The configuration of the policy and value networks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlstable.schema import Count, Flag, KeyedError, Positive, Section
+
+Layers = Annotated[tuple[Count, ...], Field(min_length=1)]
+Activation = Literal["swish", "silu", "relu", "elu", "gelu", "tanh", "selu", "leaky_relu", "softplus", "sigmoid"]
+KernelInit = Literal[
+    "lecun_uniform", "lecun_normal", "glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "orthogonal",
+    "uniform", "normal", "variance_scaling", "zeros",
+]  # fmt: skip
+
+
+class NetworkConfig(Section):
+    """Policy and value networks: two multilayer perceptrons, Brax's names and defaults."""
+
+    policy_hidden_layer_sizes: Layers = (32, 32, 32, 32)
+    value_hidden_layer_sizes: Layers = (256, 256, 256, 256, 256)
+    activation: Activation = "swish"
+    policy_obs_key: str = "state"
+    value_obs_key: str = "state"
+    distribution_type: Literal["tanh_normal", "normal"] = "tanh_normal"
+    noise_std_type: Literal["scalar", "log"] = "scalar"
+    init_noise_std: Positive = 1.0
+    state_dependent_std: Flag = False
+    mean_clip_scale: Positive | None = None
+    policy_network_kernel_init: KernelInit = "lecun_uniform"
+    policy_network_kernel_init_kwargs: dict[str, Any] | None = None
+    value_network_kernel_init: KernelInit = "lecun_uniform"
+    value_network_kernel_init_kwargs: dict[str, Any] | None = None
+    mean_kernel_init: KernelInit | None = None
+    mean_kernel_init_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> NetworkConfig:
+        if self.distribution_type == "tanh_normal":
+            for key, unset in (
+                ("noise_std_type", "scalar"),
+                ("init_noise_std", 1.0),
+                ("state_dependent_std", False),
+                ("mean_clip_scale", None),
+                ("mean_kernel_init", None),
+            ):
+                if getattr(self, key) != unset:
+                    raise KeyedError(key, "needs network.distribution_type=normal; tanh_normal has no such part")
+        if self.mean_kernel_init is None and self.mean_kernel_init_kwargs is not None:
+            raise KeyedError("mean_kernel_init_kwargs", "needs network.mean_kernel_init")
+        return self

@@ -1,0 +1,52 @@
+"""What SGD hands from minibatch to minibatch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlstable.guards.base import GuardState, select
+from rlstable.ppo.state import Tuning
+
+
+class Progress(NamedTuple):
+    """What has been learnt from a batch so far.
+
+    Attributes:
+        params: Network parameters.
+        opt_state: Optimizer state.
+        sums: Metrics, summed over accepted minibatches.
+        accepted: int32, how many those are.
+    """
+
+    params: Any
+    opt_state: Any
+    sums: dict[str, jax.Array]
+    accepted: jax.Array
+
+
+class Learning(NamedTuple):
+    """What minibatches hand to each other.
+
+    Attributes:
+        progress: So far.
+        tuning: Numbers that a rejected update does not put back.
+        guard_state: By guard.
+        key: Random key of the next epoch.
+        passed_over: int32, minibatches since the policy moved too far; None without the KL limiter.
+    """
+
+    progress: Progress
+    tuning: Tuning
+    guard_state: dict[str, GuardState]
+    key: jax.Array
+    passed_over: jax.Array | None
+
+
+def add_where(ok: jax.Array | bool, metrics: dict[str, jax.Array], sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Adds the metrics of an accepted minibatch; those of a rejected one may be NaN."""
+    if not sums:
+        return metrics
+    return {name: sums[name] + select(ok, value, jnp.zeros_like(value)) for name, value in metrics.items()}

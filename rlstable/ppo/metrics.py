@@ -1,0 +1,65 @@
+"""What an iteration says of itself: its means and shares, and what of them the state site judges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlstable import sharding
+from rlstable.config import Config
+from rlstable.guards import masked
+from rlstable.guards.state import Report
+from rlstable.ppo import normalizer
+from rlstable.ppo.learning import Learning
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.state import TrainState, Transition
+
+
+def values_of(
+    config: Config, networks: Networks, state: TrainState, statistics: Any, data: Transition, learned: Learning
+) -> dict[str, jax.Array]:
+    """What the iteration reports of learning; means over accepted minibatches are NaN where there was none.
+
+    Args:
+        config: The whole configuration.
+        networks: Policy and value networks.
+        state: Before the iteration.
+        statistics: Those that SGD read observations by.
+        data: The experience, as it was collected.
+        learned: What SGD left.
+    """
+    limits, minibatches = config.guards.limiters, state.tuning.epochs * config.ppo.num_minibatches
+    share = masked.share(data.valid)
+
+    def mean(x: jax.Array) -> jax.Array:
+        return sharding.mean(masked.mean(x, data.valid, share))
+
+    accepted = learned.progress.accepted
+    values = {name: total / accepted for name, total in learned.progress.sums.items()}
+    values["training/accepted_share"] = accepted / minibatches
+    if learned.passed_over is not None:
+        values["limiters/kl/active"] = learned.passed_over / minibatches
+    if limits.observation_outlier is not None and config.ppo.normalize_observations:
+        outlying = normalizer.outlying(data.observation, state.normalizer, limits.observation_outlier)
+        values["limiters/observation_outlier/active"] = mean(outlying)
+    if limits.observation is not None:
+        values["limiters/observation/active"] = mean(networks.beyond(statistics, data.observation, limits.observation))
+    if data.valid is not None:
+        values["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
+    return values
+
+
+def report_of(values: dict[str, jax.Array], unit: Any, action_size: int) -> Report:
+    """What the state site is told; `unit` has the statistics of value targets, if they are normalised."""
+    return Report(
+        valid_share=values.get("training/valid_share", jnp.ones(())),
+        updated=values["training/accepted_share"] > 0,
+        greatest_reward=values["training/reward_greatest"],
+        # In units of rewards, whatever values are learnt in.
+        value_loss=values["training/v_loss"] * (1.0 if unit is None else jnp.square(unit.std)),
+        kl=values.get("training/kl_update", values["training/kl_mean"]),
+        std=values["training/policy_dist_mean_std"],
+        entropy=values["training/entropy"] / action_size,
+    )

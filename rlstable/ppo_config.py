@@ -1,0 +1,137 @@
+"""The configuration of PPO itself: Brax's hyperparameters, and which of them go together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rlstable.schema import (
+    Count,
+    CountOrZero,
+    Finite,
+    Flag,
+    KeyedError,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Total,
+    divisors,
+    nearest,
+)
+
+
+class OptimizerConfig(Section):
+    """The gradient transformation behind `ppo.learning_rate`."""
+
+    name: Literal["adam", "adamw", "amsgrad"] = "adam"
+    b1: Annotated[Finite, Field(ge=0, lt=1)] = 0.9
+    b2: Annotated[Finite, Field(ge=0, lt=1)] = 0.999
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerConfig:
+        if self.weight_decay and self.name != "adamw":
+            raise KeyedError("weight_decay", "needs ppo.optimizer.name=adamw; set it to 0 or choose adamw")
+        return self
+
+
+class PPOConfig(Section):
+    """Hyperparameters under Brax's own names, with Brax's meaning (`brax.training.agents.ppo.train`)."""
+
+    num_envs: Count = 2048
+    batch_size: Count = 1024
+    num_minibatches: Count = 32
+    num_updates_per_batch: Count = 8
+    unroll_length: Count = 10
+    num_resets_per_eval: CountOrZero = 0
+    discounting: Share = 0.97
+    gae_lambda: Share = 0.95
+    gae: Literal["per_update", "per_iteration"] = "per_update"
+    bootstrap_on_timeout: Flag = False
+    reward_scaling: Positive = 1.0
+    normalize_advantage: Flag = True
+    normalize_observations: Flag = True
+    normalize_observations_mode: Literal["welford", "ema"] = "welford"
+    normalize_observations_std_eps: NonNegative = 0.0
+    normalize_until_count: Total | None = None
+    normalizer_update: Literal["auto", "before", "after"] = "auto"
+    entropy_cost: NonNegative = 1e-4
+    clipping_epsilon: Positive = 0.3
+    clipping_epsilon_value: Positive | None = None
+    normalize_values: Flag = False
+    normalize_rewards: Flag = False
+    vf_loss_coefficient: NonNegative = 0.5
+    max_grad_norm: Positive | None = None
+    learning_rate: Positive = 3e-4
+    learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive_kl"] = "constant"
+    learning_rate_warmup: Annotated[Finite, Field(ge=0, lt=1)] = 0.0
+    learning_rate_schedule_min_lr: Positive = 1e-5
+    learning_rate_schedule_max_lr: Positive = 1e-2
+    desired_kl: Positive = 0.01
+    gradient_accumulation: Count = 1
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @field_validator("learning_rate_schedule", mode="before")
+    @classmethod
+    def _brax_spelling(cls, value: Any) -> Any:
+        """Brax writes NONE (or null) for a constant rate and ADAPTIVE_KL for the adaptive one."""
+        if value is None or value == "NONE":
+            return "constant"
+        return "adaptive_kl" if value == "ADAPTIVE_KL" else value
+
+    @model_validator(mode="after")
+    def _check(self) -> PPOConfig:
+        rows = self.batch_size * self.num_minibatches
+        if rows % self.num_envs:
+            raise KeyedError(
+                "num_envs",
+                f"{self.num_envs} does not divide batch_size * num_minibatches = {rows}; "
+                f"{nearest(self.num_envs, divisors(rows))} would fit",
+            )
+        if self.batch_size % self.gradient_accumulation:
+            raise KeyedError(
+                "gradient_accumulation",
+                f"{self.gradient_accumulation} does not divide ppo.batch_size={self.batch_size}; "
+                f"{nearest(self.gradient_accumulation, divisors(self.batch_size))} would fit",
+            )
+        if self.normalize_until_count is not None and self.normalize_observations_mode != "ema":
+            raise KeyedError("normalize_until_count", "needs ppo.normalize_observations_mode=ema (as in Brax)")
+        if self.learning_rate_schedule != "adaptive_kl":
+            for key, unset in (("desired_kl", 0.01), ("learning_rate_schedule_max_lr", 1e-2)):
+                if getattr(self, key) != unset:
+                    raise KeyedError(key, "needs ppo.learning_rate_schedule=adaptive_kl; leave it out or choose that")
+        if self.learning_rate_schedule == "adaptive_kl":
+            low, high = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr
+            if low > high:
+                raise KeyedError(
+                    "learning_rate_schedule_min_lr", f"{low} must not exceed learning_rate_schedule_max_lr={high}"
+                )
+            if not low <= self.learning_rate <= high:
+                raise KeyedError(
+                    "learning_rate",
+                    f"{self.learning_rate} lies outside learning_rate_schedule_min_lr={low} and _max_lr={high}",
+                )
+            if self.learning_rate_warmup:
+                raise KeyedError(
+                    "learning_rate_warmup", "does not go with learning_rate_schedule=adaptive_kl; set it to 0"
+                )
+        return self
+
+    @property
+    def rows(self) -> int:
+        """Unrolls in one iteration, `batch_size * num_minibatches`."""
+        return self.batch_size * self.num_minibatches
+
+    @property
+    def updates_normalizer_first(self) -> bool:
+        """Brax updates before SGD, and after it with the adaptive-KL rate, whose KL needs the collecting normaliser."""
+        if self.normalizer_update == "auto":
+            return self.learning_rate_schedule != "adaptive_kl"
+        return self.normalizer_update == "before"
+
+    def env_steps_per_iteration(self, action_repeat: int) -> int:
+        """Environment steps of one iteration over all devices, as Brax counts them."""
+        return self.rows * self.unroll_length * action_repeat

@@ -1,0 +1,114 @@
+"""The steps of an environment before the one in which it went bad, as files in the incident's folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.io.rundir import write_atomically
+from rlstable.io.sealed import sealed, unsealed
+from rlstable.replay.report import SAME, compared
+from rlstable.replay.rerun import Rerun, Tell, run_again
+from rlstable.supervise.incident import FORMAT, Incident
+from rlstable.versions import differences, versions
+
+_FACTS, _ARRAYS = "history.json", "history.npz"
+
+
+class History(NamedTuple):
+    """What came before an incident.
+
+    Attributes:
+        incident: Which.
+        facts: What stands in `history.json`: how many `steps` there are of those that were `asked` for, where the
+            history `begins`, whether it is `exact`, and what `as_in_the_run` says of the bad step at its end.
+        arrays: By name, `[steps, ...]`, the last one just before the bad step: `before/...` the state that a step took,
+            `action`, and the `reward` and `done` that came of it.
+    """
+
+    incident: Incident
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def make(incident: Incident, asked: int, tell: Tell) -> History:
+    """Trains again up to the incident, and writes the steps before it into its folder.
+
+    Args:
+        incident: Which.
+        asked: How many steps; fewer where the episode has fewer.
+        tell: Called with what takes long, and with what is wrong on the way and can be made do with.
+
+    Raises:
+        ConfigError: Training again does not come to the incident, or the history cannot be written.
+    """
+    if not os.access(incident.folder, os.W_OK):
+        raise ConfigError(f"{incident.folder}: cannot be written, and the history is kept in it; make it writable")
+    age = _age(incident)
+    wanted = asked if age is None else min(asked, age)
+    rerun = run_again(incident, wanted, tell)
+    arrays = {name: x[:-1] for name, x in rerun.steps.items()}
+    room = incident.config.supervise.incident.max_mb * 1e6
+    left = min(len(arrays["action"]), int(room // sum(x[-1].nbytes for x in rerun.steps.values())))
+    arrays = {name: x[len(x) - left :] for name, x in arrays.items()}
+    same = compared(_started_from(incident.arrays), _started_from({name: x[-1] for name, x in rerun.steps.items()}))
+    now = {**versions(), "device": str(jax.devices()[0].device_kind)}
+    facts = {
+        "format": FORMAT,
+        "steps": left,
+        "asked": asked,
+        "begins": _beginning(left, asked, age, rerun),
+        "from_iteration": rerun.start.iteration,
+        "exact": same == SAME,
+        "as_in_the_run": same,
+        "other_versions": differences(incident.facts["versions"], now),
+        "versions": now,
+    }
+    try:
+        described, packed = sealed(facts, arrays)
+        write_atomically(incident.folder / _ARRAYS, packed)
+        write_atomically(incident.folder / _FACTS, described)
+    except OSError as error:
+        raise ConfigError(f"{incident.folder}: the history cannot be written ({error.strerror or error})") from error
+    return History(incident, facts, arrays)
+
+
+def read(incident: Incident) -> History:
+    """Reads the history that was made of an incident.
+
+    Raises:
+        ConfigError: There is none, or it is not what was written.
+    """
+    try:
+        return History(incident, *unsealed(incident.folder / _FACTS, incident.folder / _ARRAYS, FORMAT))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{incident.folder}: has no history yet; make it by python -m rlstable.replay {incident.folder} --history"
+        ) from error
+
+
+def _age(incident: Incident) -> int | None:
+    """How many steps the episode had before the bad one; None where that was left out for its size."""
+    steps = incident.arrays.get("before/info/steps")
+    return None if steps is None else int(steps) + int(incident.facts["repeat"])
+
+
+def _started_from(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix("before/"): x for name, x in arrays.items() if name.startswith(("before/", "action"))}
+
+
+def _beginning(left: int, asked: int, age: int | None, rerun: Rerun) -> str:
+    if left < len(rerun.steps["action"]) - 1:
+        return "where supervise.incident.max_mb has no more room"
+    if left == age:
+        return "where its episode begins"
+    if left == asked:
+        return f"{asked} steps before"
+    if rerun.anew:
+        return "where the precision of training changed"
+    return f"at checkpoint {rerun.start.iteration}, the oldest before the incident"

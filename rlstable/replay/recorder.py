@@ -1,0 +1,113 @@
+"""Training that also records: a program of the same mathematics that keeps the last steps of one environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable.assembly import Assembly
+from rlstable.envs import capture
+from rlstable.envs.rarely import apply_if
+from rlstable.envs.wrappers import VectorEnv, inner
+from rlstable.packed import Rows
+from rlstable.ppo.state import Slot
+from rlstable.supervisor import Assemble
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Recording(Slot):
+    """A slot, and beside it the last steps of one environment of every device.
+
+    Attributes:
+        written: int32 `[devices]`, steps so far, repeats of an action counted.
+        steps: A ring of them, matrices `[devices, length, n]`: step `i` is in row `i % length`.
+    """
+
+    written: Any
+    steps: Rows
+
+    def last(self, device: int) -> Any:
+        """All steps of a device that are still there, the oldest first; for a recording on the host."""
+        length = next(iter(self.steps.matrices.values())).shape[1]
+        written = int(self.written[device])
+        own = dataclasses.replace(self.steps, matrices={kind: x[device] for kind, x in self.steps.matrices.items()})
+        return own.take(np.arange(max(written - length, 0), written) % length)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedEnv(VectorEnv):
+    """Environments of which one is recorded.
+
+    Attributes:
+        watched: Which, counted on its device; every device records one.
+        length: How many steps are kept.
+    """
+
+    watched: int
+    length: int
+
+    def empty_slot(self, state: Any, action_size: int, devices: int) -> Recording:
+        """Where incidents and steps of every device are put, on the host.
+
+        Args:
+            state: Batched state, `[B]`; only its shapes are looked at.
+            action_size: Elements of an action.
+            devices: How many slots.
+        """
+        slot = super().empty_slot(state, action_size, devices)
+
+        def step(state: Any, action: jax.Array) -> Any:
+            return capture.in_brief(capture.Seen(state, action, state, action, action), self.watched)
+
+        action = jax.ShapeDtypeStruct((state.reward.shape[0], action_size), jnp.float32)
+        with jax.enable_x64(True):  # so that float64 stays what it is
+            shapes = jax.eval_shape(step, inner(state), action)
+        rows = Rows.of(jax.tree.map(lambda x: np.zeros((devices * self.length, *x.shape), x.dtype), shapes))
+        ring = {kind: x.reshape(devices, self.length, -1) for kind, x in rows.matrices.items()}
+        steps = dataclasses.replace(rows, matrices=ring)
+        return Recording(slot.taken, slot.clock, slot.record, np.zeros(devices, np.int32), steps)
+
+    def catch(self, incident: Slot, seen: capture.Seen, bad: jax.Array) -> Recording:
+        """Records the step, and catches as in training.
+
+        Args:
+            incident: A `Recording` of this device.
+            seen: One step of every environment.
+            bad: bool `[B]`, which went bad in it.
+        """
+        assert isinstance(incident, Recording)
+        slot = super().catch(Slot(incident.taken, incident.clock, incident.record), seen, bad)
+        written = incident.written[0]
+
+        def write(ring: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            row = Rows.of(jax.tree.map(lambda x: x[None], capture.in_brief(seen, self.watched)))
+            return {kind: x.at[0, written % self.length].set(row.matrices[kind][0]) for kind, x in ring.items()}
+
+        # In a loop, as what is caught is: what is read there has been computed and stored as in training. Read in the
+        # open, it could be fused with what it is computed from, and be rounded otherwise.
+        ring = apply_if(written >= 0, write, incident.steps.matrices)
+        steps = dataclasses.replace(incident.steps, matrices=ring)
+        return Recording(slot.taken, slot.clock, slot.record, incident.written + 1, steps)
+
+
+def recording(watched: int, length: int) -> Assemble:
+    """What builds training that records; for `Runner`.
+
+    Args:
+        watched: Which environment, counted on its device.
+        length: How many steps are kept.
+    """
+
+    def assemble(*args: Any) -> Assembly:
+        assembly = Assembly(*args)
+        fields = {field.name: getattr(assembly.env, field.name) for field in dataclasses.fields(VectorEnv)}
+        assembly.env = RecordedEnv(**fields, watched=watched, length=length)
+        assembly.ppo = dataclasses.replace(assembly.ppo, env=assembly.env)
+        return assembly
+
+    return assemble
