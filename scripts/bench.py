@@ -3,6 +3,7 @@
 python scripts/bench.py guards                             # what all default guards cost
 python scripts/bench.py guards --env humanoid --pairs 60   # one environment, more pairs
 python scripts/bench.py supervision                        # what a supervisor costs that has nothing to do
+python scripts/bench.py physics                            # C MuJoCo beside MJX
 
 prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
 """
@@ -89,7 +90,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two configurations, the second of which is to cost next to nothing.
+    """Two configurations, the second of which is judged by the first.
 
     Attributes:
         name: The subcommand.
@@ -133,11 +134,22 @@ Two runs of one configuration and seed, without and with a supervisor: clipping 
 of the last good state every 10 iterations, the ladder of precision, a slot for the first bad environment. They
 {PAIRS_TEXT}
 Relative speed is time(off) / time(on), one ratio per pair, with the 95 % interval of a bootstrap over pairs. "Not
-credibly below 0.99": its upper end is 0.99 or more. Nothing goes bad meanwhile.""",
+credibly below 0.99": its upper end is 0.99 or more. Nothing goes bad meanwhile. Settings scatter as for the guards.""",
         {
             "off": "supervise=off supervise.ladder.enabled=false supervise.incident.enabled=false",
             "on": "supervise=default",
         },
+    ),
+    Comparison(
+        "physics",
+        "C MuJoCo beside MJX",
+        "Native physics",
+        f"""\
+Two runs of one configuration and seed, `env.backend=mjx` and `env.backend=native` (docs/native.md), all guards on,
+{PAIRS_TEXT}
+Relative speed is time(mjx) / time(native), one ratio per pair: a median of 2 means that a native iteration, learning
+included, takes half the time. The 95 % interval is a bootstrap over pairs. Compilation is not in it.""",
+        {"mjx": "env.backend=mjx", "native": "env.backend=native"},
     ),
 )
 

@@ -33,7 +33,7 @@ def first_unusual(history: History) -> str:
     found: tuple[int, str] | None = None
     for name, sizes in magnitudes(history).items():
         usual = float(np.median(sizes[: (len(sizes) + 1) // 2]))
-        within = np.flatnonzero(~(sizes > _UNUSUAL * usual))
+        within = np.flatnonzero(sizes <= _UNUSUAL * usual)
         since = int(within[-1]) + 1 if within.size else 0
         if group(name) in ("action", "physics", "obs") and since < len(sizes) and (found is None or since < found[0]):
             ago = len(sizes) - 1 - since
