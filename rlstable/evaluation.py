@@ -47,7 +47,12 @@ class Evaluator:
         report: Callable[..., None],
         options: dict[str, Any] | None = None,
     ):
-        self._play = jax.jit(play, compiler_options=options)
+        def numbered(params: Any, statistics: Any, numbers: jax.Array, key: jax.Array) -> Episodes:
+            # A key for every episode, which starts alike however many passes there are.
+            keys = jax.random.split(jax.random.split(key)[1], count)
+            return play(params, statistics, keys[numbers], key)
+
+        self._play = jax.jit(numbered, compiler_options=options)
         self._count = count
         self._precision = precision
         self._compiling = compiling
@@ -99,20 +104,20 @@ class Evaluator:
         while self._compiled is None:
             with self._precision.compiled(), self._compiling("evaluation"):
                 try:
-                    self._compiled = self._play.lower(params, statistics, self._keys(key)[0], key).compile()
+                    self._compiled = self._play.lower(params, statistics, self._numbers()[0], key).compile()
                 except jax.errors.JaxRuntimeError as error:
                     self._divide(error)
 
     def _episodes(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
         with self._precision.compiled():
-            parts = [jax.device_get(self._compiled(params, statistics, keys, key)) for keys in self._keys(key)]
+            parts = [jax.device_get(self._compiled(params, statistics, own, key)) for own in self._numbers()]
         return jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
 
-    def _keys(self, key: jax.Array) -> jax.Array:
-        """A key for every episode, `[passes, B, 2]`; an episode starts alike however many passes there are."""
+    def _numbers(self) -> np.ndarray:
+        """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""
         share = -(-self._count // self._passes)
-        keys = jax.random.split(jax.random.split(key)[1], self._count)
-        return keys[np.arange(self._passes * share) % self._count].reshape(self._passes, share, *keys.shape[1:])
+        numbers = np.arange(self._passes * share, dtype=np.int32) % self._count
+        return numbers.reshape(self._passes, share)
 
     def _divide(self, error: Exception) -> None:
         """Twice as many passes from now on, if it was memory that was refused."""

@@ -62,7 +62,8 @@ def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
     def put(sharding: NamedSharding, subtree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.device_put(jnp.array(x), _of(x, sharding)), subtree)
+        # No copy by a program: every shape there is would compile one.
+        return jax.tree.map(lambda x: jax.device_put(_strong(x), _of(x, sharding), may_alias=False), subtree)
 
     with jax.enable_x64(True):  # or float64 would become float32 in silence
         return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
@@ -82,6 +83,16 @@ def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_of(x, sharding)), subtree)
 
     return jax.tree.map(lay, specs, tree, is_leaf=_is_spec)
+
+
+def copied(tree: Any) -> Any:
+    """Arrays in memory of their own, where and as they are."""
+    with jax.enable_x64(True):  # or physics in float64 would be narrowed
+        return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), tree)
+
+
+def _strong(x: Any) -> Any:
+    return np.asarray(x) if getattr(x, "weak_type", True) and not isinstance(x, np.ndarray) else x
 
 
 def _of(x: Any, sharding: NamedSharding) -> NamedSharding:

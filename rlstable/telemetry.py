@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import psutil
 
+from rlstable import sharding
 from rlstable.config import Config
 from rlstable.packed import Packed
 from rlstable.ppo.iteration import PPO
@@ -108,10 +108,8 @@ class Telemetry:
         }
 
     def _time_collecting(self, iterate: Iterate, state: TrainState) -> float:
-        with jax.enable_x64(True):  # or physics in float64 would be narrowed
-            copy = jax.tree.map(jnp.copy, state)
-        no_epochs = jax.tree.map(jnp.zeros_like, copy.tuning.epochs)
-        copy = _with_epochs(copy, no_epochs)
+        copy = sharding.copied(state)
+        copy = _with_epochs(copy, jax.device_put(np.zeros_like(copy.tuning.epochs), copy.tuning.epochs.sharding))
         jax.block_until_ready(copy)
         started = time.perf_counter()
         jax.block_until_ready(iterate(copy))

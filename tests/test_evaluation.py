@@ -44,7 +44,7 @@ class Refusing(Evaluator):
         self._room, self._error = room, error
 
     def _episodes(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
-        if self._keys(key).shape[1] > self._room:
+        if self._numbers().shape[1] > self._room:
             raise jax.errors.JaxRuntimeError(self._error)
         return super()._episodes(params, statistics, key)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import math
 import os
 import threading
@@ -50,6 +51,7 @@ class Simulations:
     Attributes:
         shapes: Of every array of one simulation, by name.
         derived: What is computed of `DERIVED`.
+        fingerprint: Of the model and of `derived`: where it is the same, results are.
 
     Args:
         model: A `mujoco.MjModel`; it is not changed.
@@ -69,6 +71,9 @@ class Simulations:
         self._model = copy.copy(model)
         self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
         self._threads = threads
+        binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
+        mujoco.mj_saveModel(self._model, None, binary)
+        self.fingerprint = hashlib.blake2s(binary.tobytes() + repr(derived).encode()).hexdigest()
         self._free: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
         self._roots = model.body_rootid[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -82,10 +83,23 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, device
         reset_pool: Clean first states, or None.
         devices: How many will share the environments.
     """
-    key_networks, key = jax.random.split(key)
     observation = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.float32), ppo.networks.select(env_state.obs)
     )
+    # One program: operation by operation every shape of every layer would be compiled by itself.
+    state: TrainState = jax.jit(functools.partial(_untrained, ppo, observation))(key)
+    catches = ppo.env.guards and ppo.config.supervise.incident.enabled
+    return dataclasses.replace(
+        state,
+        env_state=env_state,
+        reset_pool=reset_pool,
+        incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if catches else None,
+    )
+
+
+def _untrained(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
+    """The training state before the first iteration but for environments."""
+    key_networks, key = jax.random.split(key)
     params = ppo.networks.init(key_networks, observation)
     guards = {**ppo.env.guards, **ppo.batch_guards, **ppo.update_guards, **ppo.state_guards}
     none = Packed.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
@@ -97,7 +111,6 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, device
         trips=dataclasses.replace(none, whole=WideCounter(none.whole, none.whole)) if guards else none,
     )
     returns = reward.nothing_yet(ppo.config.ppo.num_envs, ppo.config.ppo)
-    catches = ppo.env.guards and ppo.config.supervise.incident.enabled
     statistics = normalizer.init(observation)
     if ppo.config.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -105,13 +118,13 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, device
         params=params,
         opt_state=ppo.optimizer.init(params),
         normalizer=statistics,
-        env_state=env_state,
-        reset_pool=reset_pool,
+        env_state=None,
+        reset_pool=None,
         guard_memory={name: guard.init().memory for name, guard in guards.items()},
         tuning=first_tuning(ppo.config),
         key=key,
         counters=counters,
         return_statistics=returns.statistics,
         running_return=returns.running,
-        incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if catches else None,
+        incident=None,
     )
