@@ -134,7 +134,7 @@ class _Call:
         given, wanted = _addresses(frame.arguments), _addresses(frame.results)
         first = _Buffer.from_address(given[0])
         rows = tuple(first.dims[: first.rank - len(next(iter(self.given.values())).shape)])
-        places = tuple(ctypes.c_void_p.from_address(address + _DATA).value for address in (*given, *wanted))
+        places = tuple(ctypes.c_size_t.from_address(address + _DATA).value for address in (*given, *wanted))
         arrays = self.views.get((*rows, *places))
         if arrays is None:
             if len(self.views) >= _MOST_VIEWS:
@@ -200,7 +200,9 @@ def _addresses(buffers: _Buffers) -> list[int]:
 
 
 def _arrays(places: Any, like: Mapping[str, jax.ShapeDtypeStruct], rows: tuple[int, ...]) -> dict[str, np.ndarray]:
-    return {name: _array(place, (*rows, *x.shape), x.dtype) for place, (name, x) in zip(places, like.items(), strict=True)}
+    return {
+        name: _array(place, (*rows, *x.shape), x.dtype) for place, (name, x) in zip(places, like.items(), strict=True)
+    }
 
 
 def _array(place: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

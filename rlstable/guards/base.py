@@ -136,8 +136,9 @@ def count_first(bad: jax.Array) -> jax.Array:
     Returns:
         int32 `[causes]`.
     """
-    earlier = jnp.cumsum(bad, axis=0) - bad
-    return jnp.sum(bad & (earlier == 0), axis=tuple(range(1, bad.ndim)), dtype=jnp.int32)
+    causes = jnp.arange(bad.shape[0]).reshape(-1, *(1,) * (bad.ndim - 1))
+    first = jnp.argmax(bad, axis=0, keepdims=True) == causes
+    return jnp.sum(bad & first, axis=tuple(range(1, bad.ndim)), dtype=jnp.int32)
 
 
 def all_finite(tree: PyTree, batch_dims: int = 0) -> jax.Array:

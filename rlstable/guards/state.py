@@ -47,7 +47,7 @@ class StateContext(NamedTuple):
     """What the state site sees.
 
     Attributes:
-        value: `(params, opt_state, normalizer)` at the end of the iteration.
+        value: `(params, opt_state, normalizer)` at the end of the iteration, the first two as `UpdateContext` has them.
         report: Of the iteration.
     """
 

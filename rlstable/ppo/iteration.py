@@ -11,7 +11,8 @@ many: it is mapped over the `data` axis, and only gradients, statistics and coun
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
 from rlstable.packed import Packed
 from rlstable.ppo import normalizer, overshoot, reward
+from rlstable.ppo.flat import Layout
 from rlstable.ppo.gradient import Objective, as_minibatch, prepared
 from rlstable.ppo.learning import Learning, Progress, add_where
 from rlstable.ppo.metrics import report_of, values_of
@@ -74,8 +76,10 @@ class PPO:
             if ppo.normalize_observations and ppo.updates_normalizer_first:
                 statistics = self._observed(statistics, data)
             read = statistics
-            learned = self._learn(state, statistics, data, states, sharding.own_key(key_sgd))
-            params, opt_state = learned.progress.params, learned.progress.opt_state
+            layout = Layout.of(state.params)
+            learned = self._learn(state, layout, statistics, data, states, sharding.own_key(key_sgd))
+            params = layout.split(learned.progress.params)
+            opt_state = layout.split_in(learned.progress.opt_state, state.opt_state)
             if ppo.normalize_observations and not ppo.updates_normalizer_first:
                 statistics = self._observed(statistics, data)
             if ppo.normalize_values:
@@ -83,7 +87,8 @@ class PPO:
                 statistics, params = self._objective.follow_targets(params, statistics, readable)
 
             values = values_of(self.config, self.networks, state, read, data, learned) | rollout.metrics | shaping
-            kept = (params, opt_state, (statistics, returns.statistics))
+            vector = layout.join(params) if ppo.normalize_values else learned.progress.params
+            kept = (vector, learned.progress.opt_state, (statistics, returns.statistics))
             judged = StateContext(kept, report_of(values, state.normalizer.value, self.networks.action_size))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
             new_state = dataclasses.replace(
@@ -104,7 +109,9 @@ class PPO:
         """One batch of experience."""
         return collect(state, key, env=self.env, networks=self.networks, config=self.config)
 
-    def _learn(self, state: TrainState, statistics: Any, data: Transition, states: dict, key: jax.Array) -> Learning:
+    def _learn(
+        self, state: TrainState, layout: Layout, statistics: Any, data: Transition, states: dict, key: jax.Array
+    ) -> Learning:
         """All epochs over one batch. Their number is traced, so that 0 measures collecting without another program."""
         data = prepared(self.networks, statistics, data)
         if self.config.ppo.gae == "per_iteration":
@@ -112,25 +119,27 @@ class PPO:
         data = self._with_reference(state, statistics, data)
         none = jnp.zeros((), jnp.int32)
         passed_over = None if self.config.guards.limiters.kl is None else none
-        learning = Learning(Progress(state.params, state.opt_state, {}, none), state.tuning, states, key, passed_over)
+        start = Progress(layout.join(state.params), layout.join_in(state.opt_state), Packed.of({}), none)
+        learning = Learning(start, state.tuning, states, key, passed_over)
+        minibatch = functools.partial(self._minibatch, layout, statistics, state.counters)
         rows = data.log_prob.shape[0] // self.config.ppo.num_minibatches
 
-        def report() -> dict[str, jax.Array]:
+        def report() -> Packed:
             sample = as_minibatch(jax.tree.map(lambda x: x[:rows], data), key)
-            return self._minibatch(learning, statistics, sample, state.counters).progress.sums
+            return minibatch(learning, sample).progress.sums
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(report))
         learning = learning._replace(progress=learning.progress._replace(sums=sums))
         learning, _ = jax.lax.fori_loop(
             0,
             state.tuning.epochs,
-            lambda _, carry: self._epoch(carry[0], carry[1], statistics, data, state.counters),
+            lambda _, carry: self._epoch(carry[0], carry[1], data, minibatch),
             (learning, None if passed_over is None else learning.progress),
         )
         return learning
 
     def _epoch(
-        self, learning: Learning, proven: Progress | None, statistics: Any, data: Transition, counters: Counters
+        self, learning: Learning, proven: Progress | None, data: Transition, take: Callable[..., Learning]
     ) -> tuple[Learning, Progress | None]:
         """Shuffles this device's unrolls and takes one step per minibatch; `proven` is what to go back to."""
         key, key_shuffle, key_loss = jax.random.split(learning.key, 3)
@@ -141,18 +150,21 @@ class PPO:
             learning, key = carry
             key, key_noise = jax.random.split(key)
             minibatch = as_minibatch(minibatch, key_noise)
-            return (self._minibatch(learning, statistics, minibatch, counters), key), None
+            return (take(learning, minibatch), key), None
 
         (after, _), _ = jax.lax.scan(step, (learning, key_loss), minibatches)
         progress, proven = overshoot.settle(after.passed_over, learning.progress, proven, after.progress)
         return after._replace(progress=progress, key=key), proven
 
-    def _minibatch(self, learning: Learning, statistics: Any, data: Transition, counters: Counters) -> Learning:
+    def _minibatch(
+        self, layout: Layout, statistics: Any, counters: Counters, learning: Learning, data: Transition
+    ) -> Learning:
         """One candidate update, and the verdict on it."""
         progress, tuning = learning.progress, learning.tuning
         params, opt_state = progress.params, progress.opt_state
         valid_share = masked.share(data.valid)
-        gradients, metrics = self.gradient(params, statistics, data, valid_share, tuning)
+        by_layer, metrics = self.gradient(layout.split(params), statistics, data, valid_share, tuning)
+        gradients = layout.join(by_layer)
         norm = optax.global_norm(gradients)
 
         learnable: jax.Array | bool = True if data.valid is None else masked.some(data.valid)
@@ -171,7 +183,7 @@ class PPO:
         rate = self.optimizer.rate(tuning, reached.progress(self.config.total_steps))
 
         clip_scale = tuning.clip_scale if self.config.tightens else None
-        candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate, clip_scale)
+        candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate, clip_scale, layout)
         context = UpdateContext(
             (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm
         )
@@ -200,7 +212,7 @@ class PPO:
         progress = Progress(
             params,
             opt_state,
-            sums=add_where(ok, metrics, progress.sums),
+            sums=add_where(ok, Packed.of(metrics), progress.sums),
             accepted=progress.accepted + jnp.asarray(1 if ok is True else ok, jnp.int32),
         )
         return Learning(progress, tuning, states, learning.key, passed_over)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.guards.base import GuardState, select
+from rlstable.packed import Packed
 from rlstable.ppo.state import Tuning
 
 
@@ -15,15 +17,15 @@ class Progress(NamedTuple):
     """What has been learnt from a batch so far.
 
     Attributes:
-        params: Network parameters.
-        opt_state: Optimizer state.
+        params: Network parameters, as a vector (`Layout.join`).
+        opt_state: Optimizer state, its moments as vectors.
         sums: Metrics, summed over accepted minibatches.
         accepted: int32, how many those are.
     """
 
     params: Any
     opt_state: Any
-    sums: dict[str, jax.Array]
+    sums: Packed
     accepted: jax.Array
 
 
@@ -45,8 +47,8 @@ class Learning(NamedTuple):
     passed_over: jax.Array | None
 
 
-def add_where(ok: jax.Array | bool, metrics: dict[str, jax.Array], sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def add_where(ok: jax.Array | bool, metrics: Packed, sums: Packed) -> Packed:
     """Adds the metrics of an accepted minibatch; those of a rejected one may be NaN."""
     if not sums:
         return metrics
-    return {name: sums[name] + select(ok, value, jnp.zeros_like(value)) for name, value in metrics.items()}
+    return dataclasses.replace(sums, whole=sums.whole + select(ok, metrics.whole, jnp.zeros_like(metrics.whole)))

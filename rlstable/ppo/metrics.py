@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -37,7 +38,8 @@ def values_of(
         return sharding.mean(masked.mean(x, data.valid, share))
 
     accepted = learned.progress.accepted
-    values = {name: total / accepted for name, total in learned.progress.sums.items()}
+    sums = learned.progress.sums
+    values = dict(dataclasses.replace(sums, whole=sums.whole / accepted))
     values["training/accepted_share"] = accepted / minibatches
     if learned.passed_over is not None:
         values["limiters/kl/active"] = learned.passed_over / minibatches

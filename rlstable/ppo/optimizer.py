@@ -12,6 +12,7 @@ import optax
 from rlstable.config import LossScaleConfig
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters
+from rlstable.ppo.flat import Layout
 from rlstable.ppo.state import Tuning
 from rlstable.ppo_config import PPOConfig
 
@@ -64,8 +65,9 @@ class Optimizer:
         params: Any,
         rate: jax.Array,
         clip_scale: jax.Array | None = None,
+        layout: Layout | None = None,
     ) -> Candidate:
-        """The parameters and optimizer state that would follow.
+        """The parameters and optimizer state that would follow, as vectors where what is given are.
 
         Args:
             gradients: Averaged over devices.
@@ -74,11 +76,14 @@ class Optimizer:
             params: Before.
             rate: Learning rate, float32 scalar.
             clip_scale: A factor on the bounds of gradient and update; None for none.
+            layout: Of the vectors; None for trees.
         """
         activity = {}
         tighter = 1.0 if clip_scale is None else clip_scale
         if self.limits.gradient_block is not None:
-            gradients, activity["gradient_block"] = _clip_blocks(gradients, params, self.limits.gradient_block)
+            limit, split = self.limits.gradient_block, (lambda x: x) if layout is None else layout.split
+            gradients, activity["gradient_block"] = _clip_blocks(split(gradients), split(params), limit)
+            gradients = gradients if layout is None else layout.join(gradients)
             gradient_norm = optax.global_norm(gradients)
         if self.max_norm is not None:
             activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm * tighter)

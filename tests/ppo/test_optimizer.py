@@ -15,6 +15,7 @@ from rlstable.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.packed import Packed
 from rlstable.ppo.build import first_tuning, make_ppo
+from rlstable.ppo.flat import Layout
 from rlstable.ppo.learning import Learning, Progress
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.state import Counters
@@ -186,14 +187,16 @@ def stepping(request):
     counters = Counters(zero, zero, zero, zero, Packed.of({}))
     replicated = sharding.REPLICATED
 
+    layout = Layout.of(params)
+
     def step(learning, data):
-        bare = learning._replace(progress=learning.progress._replace(sums={}))
-        return ppo._minibatch(bare, statistics, data, counters)
+        bare = learning._replace(progress=learning.progress._replace(sums=Packed.of({})))
+        return ppo._minibatch(layout, statistics, counters, bare, data)
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
-    progress = Progress(params, ppo.optimizer.init(params), {}, jnp.int32(0))
+    progress = Progress(layout.join(params), layout.join_in(ppo.optimizer.init(params)), Packed.of({}), jnp.int32(0))
     start = Learning(progress, tuning(), guard_state, jax.random.PRNGKey(0), passed_over=None)
-    return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data
+    return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data, layout
 
 
 def kept(learning):
@@ -208,7 +211,11 @@ def same(a, b):
 @pytest.mark.parametrize("bad", [1e24, np.nan, np.inf])
 def test_a_deadly_gradient(stepping, bad):
     """Rejected it leaves every bit as it was; accepted it stops Adam for good, though parameters stay finite."""
-    guarded, step, start, data = stepping
+    guarded, step, start, data, layout = stepping
+
+    def params(learning):
+        return layout.split(learning.progress.params)
+
     poisoned = data._replace(
         reward=data.reward.at[1, 2].set(bad),
         truncation=data.truncation.at[1, 2].set(0),
@@ -220,21 +227,19 @@ def test_a_deadly_gradient(stepping, bad):
         assert same(kept(after), kept(before))
         assert (after.progress.accepted, after.guard_state["update"].trips.tolist()) == (1, [1, 0, 0])
         later = step(after, data)
-        assert not any(
-            np.array_equal(a, b)
-            for a, b in zip(*map(jax.tree.leaves, (later.progress.params, after.progress.params)), strict=True)
-        )
+        pairs = zip(*(jax.tree.leaves(params(x)) for x in (later, after)), strict=True)
+        assert not any(np.array_equal(a, b) for a, b in pairs)
         assert later.progress.accepted == 2
         return
     assert after.progress.accepted == 2
     if not np.isfinite(bad):
-        assert not np.isfinite(jax.tree.leaves(after.progress.params["value"])[0]).any()
+        assert not np.isfinite(jax.tree.leaves(params(after)["value"])[0]).any()
         return
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.progress.params))
     later = after
     for _ in range(50):
         later = step(later, data)
-    pairs = zip(*(jax.tree.leaves(x.progress.params["value"]) for x in (later, after)), strict=True)
+    pairs = zip(*(jax.tree.leaves(params(x)["value"]) for x in (later, after)), strict=True)
     still = np.concatenate([np.ravel(a == b) for a, b in pairs])
     assert still.mean() > 0.9  # 50 good steps, and not a bit has moved
-    assert not same(later.progress.params["policy"], after.progress.params["policy"])
+    assert not same(params(later)["policy"], params(after)["policy"])

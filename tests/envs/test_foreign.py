@@ -1,0 +1,120 @@
+"""NumPy inside compiled programs: shapes, errors, and the same program in every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstable.envs import foreign
+
+PAIR = {"double": jax.ShapeDtypeStruct((3,), jnp.float32), "sum": jax.ShapeDtypeStruct((), jnp.float32)}
+
+
+def doubled(x: jax.Array) -> dict[str, jax.Array]:
+    def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+        results["double"][...] = 2 * given["x"]
+        results["sum"][...] = given["x"].sum(axis=-1)
+
+    return foreign.call("doubled", compute, {"x": x}, PAIR)
+
+
+@pytest.mark.parametrize("axes", [(), (4,), (4, 2), (4, 0)])
+def test_axes_that_vmap_adds(axes: tuple[int, ...]) -> None:
+    function = doubled
+    for _ in axes:
+        function = jax.vmap(function)
+    x = np.arange(np.prod(axes, dtype=int) * 3, dtype=np.float32).reshape(*axes, 3)
+    found = jax.jit(function)(x)
+    np.testing.assert_array_equal(found["double"], 2 * x)
+    np.testing.assert_array_equal(found["sum"], x.sum(axis=-1))
+
+
+def test_thousands_of_calls_on_memory_that_moves() -> None:
+    """Sizes change, so that sets of arrays are remembered and forgotten."""
+    program = jax.jit(jax.vmap(doubled))
+    for size in range(1, 3 * foreign._MOST_VIEWS):
+        x = np.full((size, 3), size, np.float32)
+        np.testing.assert_array_equal(program(x)["double"], 2 * x)
+    looped = jax.jit(lambda x: jax.lax.fori_loop(0, 3000, lambda _, y: doubled(y)["double"] / 2 + 1, x))
+    np.testing.assert_array_equal(looped(jnp.zeros(3)), np.full(3, 3000))
+
+
+def test_other_types_than_float32() -> None:
+    def flipped(x: jax.Array, wide: jax.Array) -> dict[str, jax.Array]:
+        def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+            results["not"][...] = 1 - given["flag"]
+            results["half"][...] = given["wide"] / 2
+
+        like = {"not": jax.ShapeDtypeStruct((2,), jnp.uint8), "half": jax.ShapeDtypeStruct((), jnp.float64)}
+        return foreign.call("flipped", compute, {"flag": x, "wide": wide}, like)
+
+    with jax.enable_x64(True):
+        found = jax.jit(flipped)(jnp.array([0, 1], jnp.uint8), jnp.float64(1 + 2**-40))
+    assert found["not"].tolist() == [1, 0]
+    assert float(found["half"]) == (1 + 2**-40) / 2
+
+
+def test_an_error_is_raised_by_the_program_and_the_next_call_is_fine() -> None:
+    def strict(x: jax.Array) -> dict[str, jax.Array]:
+        def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+            if given["x"][0] < 0:
+                raise ValueError("negative")
+            results["y"][...] = given["x"]
+
+        return foreign.call("strict", compute, {"x": x}, {"y": jax.ShapeDtypeStruct((3,), jnp.float32)})
+
+    program = jax.jit(strict)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ValueError: negative"):
+        jax.block_until_ready(program(-jnp.ones(3)))
+    assert program(jnp.ones(3))["y"].tolist() == [1, 1, 1]
+
+
+def test_what_is_named_differently_is_another_computation() -> None:
+    def constant(number: float) -> jax.Array:
+        def compute(_: foreign.Arrays, results: foreign.Arrays) -> None:
+            results["y"][...] = number
+
+        like = {"y": jax.ShapeDtypeStruct((), jnp.float32)}
+        return foreign.call(f"constant {number}", compute, {"x": jnp.ones(1)}, like)["y"]
+
+    assert [float(jax.jit(lambda n=n: constant(n))()) for n in (1.0, 2.0, 1.0)] == [1.0, 2.0, 1.0]
+
+
+_TRAIN = """
+import jax, sys
+from jax import monitoring
+kept = []
+monitoring.register_event_listener(lambda name, **_: kept.append(name.rsplit("/", 1)[-1]))
+from rlstable.compose import compose
+from rlstable.runner import Runner
+tiny = ["ppo.num_envs=4", "ppo.batch_size=4", "ppo.num_minibatches=1", "ppo.unroll_length=2", "total_steps=8"]
+config = compose(["env=inverted_pendulum", "env.backend=native", "sinks=quiet", "devices=1", "eval.num_evals=1",
+                  "checkpoint=off", "eval.num_envs=2", "eval.target_return=null", "env.episode_length=10", *tiny])
+from rlstable import compiling
+compiling._WORTH_SECONDS = 0.0
+Runner(config, sys.argv[1]).run()
+print(kept.count("cache_hits"), kept.count("cache_misses"))
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    """Training, resets and evaluation are the same programs whatever a set's order is in a process."""
+    found = []
+    for seed in ("1", "2"):
+        surroundings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": seed}
+        surroundings.pop("JAX_COMPILATION_CACHE_DIR", None)
+        done = subprocess.run(
+            [sys.executable, "-c", _TRAIN, str(tmp_path / seed)],
+            env=surroundings, capture_output=True, text=True, check=True, timeout=300,
+        )  # fmt: skip
+        found.append([int(number) for number in done.stdout.split()[-2:]])
+    (_, compiled), (hits, missed) = found
+    assert compiled > 3  # resets, training and evaluation among them
+    assert (missed, hits >= compiled) == (0, True)

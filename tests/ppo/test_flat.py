@@ -1,0 +1,54 @@
+"""Parameters as a vector, and back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlstable.ppo.flat import Layout
+
+SHAPES = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=6)
+
+
+def params_of(shapes):
+    rng = np.random.default_rng(len(shapes))
+    return {f"layer_{n}": {"kernel": jnp.asarray(rng.normal(size=s), jnp.float32)} for n, s in enumerate(shapes)}
+
+
+def same(one, other, rtol=0.0):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol), one, other)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SHAPES)
+def test_there_and_back_is_the_same(shapes):
+    params = params_of(shapes)
+    layout = Layout.of(params)
+    vector = layout.join(params)
+    assert vector.shape == (sum(int(np.prod(shape)) for shape in shapes),)
+    same(layout.split(vector), params)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.scale_by_adam(), optax.scale_by_amsgrad(), optax.chain(optax.clip(1.0), optax.adamw(1e-3))]
+)
+def test_an_optimizer_takes_the_same_step_on_the_vector(optimizer):
+    params = params_of([(3, 2), (2,), (2, 1)])
+    gradient = jax.tree.map(lambda x: jnp.sin(7 * x), params)
+    layout = Layout.of(params)
+    state = optimizer.init(params)
+    step, after = optimizer.update(gradient, state, params)
+    flat_step, flat_after = optimizer.update(layout.join(gradient), layout.join_in(state), layout.join(params))
+    same(layout.split(flat_step), step, 1e-6)
+    same(layout.split_in(flat_after, state), after, 1e-6)
+
+
+def test_moments_are_vectors_and_counts_stay():
+    params = params_of([(3, 2), (2,)])
+    layout = Layout.of(params)
+    (state,) = jax.tree.leaves(layout.join_in(optax.scale_by_adam().init(params)), is_leaf=lambda x: hasattr(x, "mu"))
+    assert (state.mu.shape, state.nu.shape, state.count.shape) == ((8,), (8,), ())
