@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlstable import config as typed
+from rlstable import recipes
 from rlstable.config import Config, ConfigError
 from rlstable.io.rundir import default_run_dir
 from rlstable.schema import unknown_key
@@ -25,7 +26,11 @@ def config_dir() -> str:
 
 
 def register_resolvers() -> None:
-    """Makes `${run_dir:...}` known, which names the run folder."""
+    """Makes known `${run_dir:...}`, which names the run folder, and `${recipe:...}`, which names a recipe."""
+    folder = Path(config_dir()) / "ppo"
+    OmegaConf.register_new_resolver(
+        "recipe", lambda name, device: recipes.recipe(name, device, folder), replace=True, use_cache=False
+    )
     # Cached, since Hydra asks more than once and the time is in the name.
     OmegaConf.register_new_resolver("run_dir", default_run_dir, replace=True, use_cache=True)
 

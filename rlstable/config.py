@@ -141,6 +141,7 @@ class Config(Section):
     supervise: SuperviseConfig = SuperviseConfig()
     total_steps: Total = 30_000_000
     seed: Annotated[Integer, Field(ge=0, lt=2**32)] = 0
+    device: Literal["auto", "cpu", "accelerator"] = "auto"
     devices: Count | None = None
     deterministic: Flag = False
     compile_cache: Annotated[str, Field(min_length=1)] | None = "auto"

@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from rlstable import recipes
 from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError
 from rlstable.endings import Ending
@@ -75,6 +76,9 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
     try:
         config = with_saved(composed, overrides)
+        told = recipes.told(options.runtime.choices)
+        if told is not None and config.resume is None and config.sinks.console != "off":
+            print(told, flush=True)
         with Signals(hard=not in_sweep) as signals:
             from rlstable.runner import Runner  # jax and brax take seconds, which a mistake need not wait for
 

@@ -36,14 +36,15 @@ from rlstable.compose import compose
 from rlstable.config import ConfigError
 from rlstable.io.rundir import write_atomically
 
+PENDULUM = ("env=inverted_pendulum", "env.backend=generalized")
 # What is trained, by the name that --env takes. An iteration takes a second or so on two CPU cores.
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "inverted_pendulum": ("env=inverted_pendulum",),
+    "inverted_pendulum": PENDULUM,
     # The same work, which the compiler lays out otherwise on both sides.
-    "inverted_pendulum, tanh": ("env=inverted_pendulum", "network.activation=tanh"),
-    "inverted_pendulum, elu": ("env=inverted_pendulum", "network.activation=elu"),
-    "inverted_pendulum, gae once": ("env=inverted_pendulum", "ppo.gae=per_iteration"),
-    "inverted_pendulum, entropy": ("env=inverted_pendulum", "ppo.entropy_cost=2e-2"),
+    "inverted_pendulum, tanh": (*PENDULUM, "network.activation=tanh"),
+    "inverted_pendulum, elu": (*PENDULUM, "network.activation=elu"),
+    "inverted_pendulum, gae once": (*PENDULUM, "ppo.gae=per_iteration"),
+    "inverted_pendulum, entropy": (*PENDULUM, "ppo.entropy_cost=2e-2"),
     "humanoid": (
         "env=humanoid", "env.backend=mjx", "ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4",
         "ppo.num_updates_per_batch=8", "ppo.unroll_length=10",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlstable import config as typed
-from rlstable import guard_config
+from rlstable import guard_config, recipes
+from rlstable.compose import register_resolvers
 from rlstable.network_config import NetworkConfig
 from rlstable.ppo_config import PPOConfig
 from rlstable.supervise_config import SuperviseConfig
@@ -25,6 +28,7 @@ GROUPS = {
 ENVS = [name for name in GROUPS["env"] if name != "import"]
 OPTIONS = [f"{group}={option}" for group, options in GROUPS.items() if group != "env" for option in options]
 IMPORT = ["env=import", "env.name=my_package.my_module:MyEnv"]
+ANYWHERE = "device=accelerator"  # what is published, whatever machine the tests run on
 SECTIONS = {
     "ppo": PPOConfig,
     "network": NetworkConfig,
@@ -57,8 +61,9 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra_at_home():
-    """Hydra reads configs/; the program's own resolver is a stub here."""
+    """Hydra reads configs/; the run folder does not depend on the time here."""
     resolvers = dict(BaseContainer._resolvers)
+    register_resolvers()
     OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         yield
@@ -89,16 +94,46 @@ def load(*overrides: str) -> typed.Config:
 
 @pytest.mark.parametrize("name", ENVS)
 def test_an_environment_brings_its_own_recipe(name: str) -> None:
-    choices = hydra_node(f"env={name}").runtime.choices
-    config = load(f"env={name}")
+    choices = hydra_node(f"env={name}", ANYWHERE).runtime.choices
+    config = load(f"env={name}", ANYWHERE)
     assert config.env.name == name
     assert choices.ppo == name
-    assert config.env.backend == {
-        "swimmer": "generalized",
-        "inverted_pendulum": "generalized",
-        "inverted_double_pendulum": "generalized",
-        "fast": None,
-    }.get(name, "mjx")
+    assert config.env.backend == (None if name == "fast" else "auto")
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_cpu_has_a_recipe_of_its_own_where_there_is_one(name: str) -> None:
+    own = f"{name}_cpu"
+    choices = hydra_node(f"env={name}", "device=cpu").runtime.choices
+    assert choices.ppo == (own if own in GROUPS["ppo"] else name)
+    assert load(f"env={name}", "device=cpu", "ppo=default").ppo == PPOConfig()
+
+
+def test_the_recipe_depends_on_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    here = hydra_node("env=humanoid").runtime.choices
+    assert (here.ppo, recipes.told(here)) == (
+        "humanoid_cpu",
+        "recipe: humanoid_cpu, made for a CPU (device=auto); ppo=humanoid is that for an accelerator",
+    )
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    there = hydra_node("env=humanoid").runtime.choices
+    assert (there.ppo, recipes.told(there)) == ("humanoid", None)
+    asked = hydra_node("env=humanoid", "device=cpu").runtime.choices
+    assert (asked.ppo, recipes.told(asked)) == ("humanoid_cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("files", "plugins", "found"), [((), ("a",), False), (("nvidia0",), (), False), (("nvidia0",), ("a",), True)]
+)
+def test_an_accelerator_needs_a_device_and_a_plug_in(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], plugins: tuple[str, ...], found: bool
+) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(Path, "exists", lambda path: path.name in files)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: plugins)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert recipes.has_accelerator() == found
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -109,7 +144,7 @@ def test_every_option_composes_and_loads(option: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_recipes_are_as_published(name: str) -> None:
-    config = load(f"env={name}", *(["ppo=inverted_pendulum_brax"] if name == "inverted_pendulum" else []))
+    config = load(f"env={name}", ANYWHERE, *(["ppo=inverted_pendulum_brax"] if name == "inverted_pendulum" else []))
     ppo = config.ppo
     assert PUBLISHED[name] == (
         ppo.num_envs,
@@ -147,6 +182,7 @@ def test_the_main_file_has_the_typed_keys_and_values() -> None:
     own = {key: value for key, value in written.items() if key not in ("defaults", "hydra", "env")}
     assert set(own) | groups == set(typed.Config.model_fields)
     plain = typed.Config(env=typed.EnvConfig(name="ant"))
+    assert read("device/auto.yaml") == {"device": plain.device}
     assert own == {key: getattr(plain, key) for key in own}
     assert flat_keys(written["env"]) == model_keys(typed.EnvConfig)
     assert typed.EnvConfig(**{**written["env"], "name": "ant"}) == plain.env
@@ -179,11 +215,11 @@ def test_files_are_tidy(file: str) -> None:
 
 
 def test_what_the_user_says_wins() -> None:
-    recipe = load("env=humanoid")
+    recipe = load("env=humanoid", ANYWHERE)
     assert load("env=humanoid", "ppo=default").ppo == PPOConfig()
     assert load("ppo=default", "env=humanoid").ppo == PPOConfig()
-    assert load("env=humanoid", "ppo=ant").ppo == load("env=ant").ppo
-    changed = load("env=humanoid", "ppo.learning_rate=1e-3")
+    assert load("env=humanoid", "ppo=ant").ppo == load("env=ant", ANYWHERE).ppo
+    changed = load("env=humanoid", ANYWHERE, "ppo.learning_rate=1e-3")
     assert changed.ppo == recipe.ppo.model_copy(update={"learning_rate": 1e-3})
     assert load("env=humanoid", "total_steps=1000").total_steps == 1000
     assert load("env=reacher", "env.action_repeat=1").env.action_repeat == 1
@@ -191,14 +227,14 @@ def test_what_the_user_says_wins() -> None:
 
 
 def test_steps_go_with_the_recipe() -> None:
-    assert load("env=humanoid").total_steps == 50_000_000
+    assert load("env=humanoid", ANYWHERE).total_steps == 50_000_000
     assert load("env=humanoid", "ppo=default").total_steps == 30_000_000
     assert load(*IMPORT).total_steps == 30_000_000
     assert load(*IMPORT, "ppo=humanoidstandup").total_steps == 100_000_000
 
 
 def test_a_recipe_may_choose_the_network_and_the_user_another() -> None:
-    assert load("env=inverted_pendulum").network == load("env=ant", "network=small").network
+    assert load("env=inverted_pendulum").network == load("env=ant", ANYWHERE, "network=small").network
     assert load("env=inverted_pendulum", "network=default").network == NetworkConfig()
     assert load("env=inverted_pendulum", "ppo=default").network == NetworkConfig()
 

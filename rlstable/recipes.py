@@ -1,0 +1,55 @@
+"""Which recipe suits this machine; nothing here needs jax, since a look at the configuration must not wait for it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+_SUFFIX = "_cpu"
+_DEVICE_FILES = ("nvidia0", "kfd", "accel0", "vfio/0")  # NVIDIA, AMD, TPU old and new
+_PLUGINS = "jax_plugins"
+
+
+def recipe(name: str, device: str, folder: Path) -> str:
+    """The recipe of an environment for a device.
+
+    Args:
+        name: The recipe for accelerators.
+        device: `cpu`, `accelerator`, or `auto` for what is there.
+        folder: Where recipes are.
+
+    Returns:
+        Its sister for a CPU where there is one and that is the device, else itself.
+    """
+    suits_cpu = device == "cpu" or (device == "auto" and not has_accelerator())
+    return name + _SUFFIX if suits_cpu and (folder / f"{name}{_SUFFIX}.yaml").is_file() else name
+
+
+def told(choices: Mapping[str, str]) -> str | None:
+    """A line about the recipe where it was chosen by what is there, None where it was not.
+
+    Args:
+        choices: The option of every group of the configuration, by group.
+    """
+    name = choices["ppo"]
+    if choices["device"] != "auto" or not name.endswith(_SUFFIX):
+        return None
+    return f"recipe: {name}, made for a CPU (device=auto); ppo={name.removesuffix(_SUFFIX)} is that for an accelerator"
+
+
+def has_accelerator() -> bool:
+    """Whether jax will find more than a CPU, as far as that can be told without it.
+
+    It looks for what the user told jax, else for a device and for a plug-in that could drive it.
+    """
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if platforms:
+        return platforms.split(",")[0] != "cpu"
+    if not any(Path("/dev", name).exists() for name in _DEVICE_FILES):
+        return False
+    namespace = importlib.util.find_spec(_PLUGINS) is not None
+    declared = importlib.metadata.entry_points(group=_PLUGINS)
+    return namespace or bool(declared) or importlib.util.find_spec("libtpu") is not None
