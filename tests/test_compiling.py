@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache
 from toys import mesh, tiny_config
 
@@ -121,3 +122,38 @@ def test_what_a_kept_program_needs_of_memory_is_what_it_needed(cache: Path, monk
     kept = footprint(compile_something(6))
     assert len(programs(cache)) == 1
     assert kept == fresh and fresh is not None
+
+
+def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
+    """Resets, training and evaluation once each, whatever comes between; and in the end nothing at all any more."""
+    compiled: list[str] = []
+    marks: dict[int, int] = {}
+
+    def listen(name: str, seconds: float, **about: Any) -> None:
+        if name.endswith("backend_compile_duration"):
+            compiled.append(about["fun_name"])
+
+    defaults = {"supervise": {}, "guards": {}}  # with everything that may act between iterations
+    config = tiny_config(total_steps=64 * 30, eval={"num_evals": 5, "num_envs": 3}, devices=2, **defaults)
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        runner = Runner(config, tmp_path, callback=lambda step, row: marks.update({step: len(compiled)}) and None)
+        runner.run()
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+    for program in ("jit(program)", "jit(iteration)", "jit(numbered)"):
+        assert compiled.count(program) == 1, program
+    evaluated = [row["step"] for row in runner.history if "eval/episode_reward" in row]
+    assert len(evaluated) == 5
+    # Since the second evaluation; a copy of the last good state and a measured split were among what followed.
+    assert compiled[marks[evaluated[1]] :] == []
+
+
+def test_the_training_state_is_given_away_whole() -> None:
+    """What comes out lies where it came in, but for what is too small to matter: no second copy of a state."""
+    config = tiny_config(guards={}, ppo={"num_envs": 256, "batch_size": 256}, supervise={})
+    assembly = Assembly(config, mesh(1))
+    state = assembly.shapes()
+    needs = footprint(assembly.compiled(state).executable)
+    assert needs.arguments > 2**14
+    assert needs.arguments - needs.aliased < 0.02 * needs.arguments

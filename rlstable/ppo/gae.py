@@ -40,13 +40,35 @@ def estimate(
     deltas = jnp.where(truncation > 0, 0.0, rewards + continues * next_values - values)
     carried = jnp.where(truncation > 0, 0.0, continues * lambda_)
 
-    def backward(advantage_next: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        delta, weight = step
-        advantage = delta + weight * advantage_next
-        return advantage, advantage
-
-    _, corrections = jax.lax.scan(backward, jnp.zeros_like(bootstrap_value), (deltas, carried), reverse=True)
+    corrections = _discounted(deltas, carried)
     targets = corrections + values
     next_targets = jnp.concatenate([targets[1:], bootstrap_value[None]], axis=0)
     advantages = jnp.where(truncation > 0, 0.0, rewards + continues * next_targets - values)
     return jax.lax.stop_gradient(targets), jax.lax.stop_gradient(advantages)
+
+
+def _discounted(deltas: jax.Array, weights: jax.Array) -> jax.Array:
+    r"""What follows each step: \(A_t = \delta_t + w_t A_{t+1}\), with nothing after the last; `[T, B]` each."""
+    if jax.default_backend() == "cpu":
+        # A loop of a few microseconds here, and T kernel launches on an accelerator.
+        return _one_by_one(deltas, weights)
+    return _in_halves(deltas, weights)
+
+
+def _one_by_one(deltas: jax.Array, weights: jax.Array) -> jax.Array:
+    def backward(following: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta, weight = step
+        advantage = delta + weight * following
+        return advantage, advantage
+
+    return jax.lax.scan(backward, jnp.zeros_like(deltas[0]), (deltas, weights), reverse=True)[1]
+
+
+def _in_halves(deltas: jax.Array, weights: jax.Array) -> jax.Array:
+    """The same up to rounding, in log T steps (Blelloch 1990, Prefix sums and their applications)."""
+
+    def joined(later: tuple[jax.Array, jax.Array], earlier: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (delta_later, weight_later), (delta, weight) = later, earlier
+        return delta + weight * delta_later, weight * weight_later
+
+    return jax.lax.associative_scan(joined, (deltas, weights), reverse=True)[0]

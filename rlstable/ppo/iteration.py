@@ -144,14 +144,15 @@ class PPO:
         """Shuffles this device's unrolls and takes one step per minibatch; `proven` is what to go back to."""
         key, key_shuffle, key_loss = jax.random.split(learning.key, 3)
         order = jax.random.permutation(key_shuffle, data.log_prob.shape[0])
-        minibatches = jax.tree.map(lambda x: self._in_minibatches(x[order]), data)
 
-        def step(carry: tuple[Learning, jax.Array], minibatch: Transition) -> tuple[tuple[Learning, jax.Array], None]:
+        def step(carry: tuple[Learning, jax.Array], rows: jax.Array) -> tuple[tuple[Learning, jax.Array], None]:
             learning, key = carry
             key, key_noise = jax.random.split(key)
-            minibatch = as_minibatch(minibatch, key_noise)
+            minibatch = as_minibatch(jax.tree.map(lambda x: x[rows], data), key_noise)
             return (take(learning, minibatch), key), None
 
+        # Only numbers are shuffled: the data lies still, and there is no second copy of it.
+        minibatches = jnp.reshape(order, (self.config.ppo.num_minibatches, -1))
         (after, _), _ = jax.lax.scan(step, (learning, key_loss), minibatches)
         progress, proven = overshoot.settle(after.passed_over, learning.progress, proven, after.progress)
         return after._replace(progress=progress, key=key), proven
@@ -253,9 +254,6 @@ class PPO:
     def _objective(self) -> Objective:
         scaled = self.precision.loss_scale is not None
         return Objective(self.networks.bare, self.config.ppo, self.config.guards.limiters, scaled, self.config.tightens)
-
-    def _in_minibatches(self, x: jax.Array) -> jax.Array:
-        return jnp.reshape(x, (self.config.ppo.num_minibatches, -1, *x.shape[1:]))
 
     def _finish(
         self,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from rlstable.ppo import gae
 from rlstable.ppo.gae import estimate
 
 T, B = 6, 3
@@ -162,3 +163,25 @@ def test_nothing_is_differentiated():
         return jnp.sum(targets) + jnp.sum(advantages)
 
     np.testing.assert_array_equal(jax.grad(total)(jnp.ones((T, B))), 0.0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 32, 257])
+def test_in_halves_is_the_same_up_to_rounding(length):
+    """What an accelerator computes, and that there is no loop in it."""
+    rng = np.random.default_rng(length)
+    deltas = jnp.asarray(rng.normal(size=(length, 7)), jnp.float32)
+    weights = jnp.asarray(rng.uniform(0, 1, (length, 7)) * (rng.random((length, 7)) > 0.1), jnp.float32)
+    expected, exact = gae._one_by_one(deltas, weights), np.zeros((length + 1, 7))
+    for t in reversed(range(length)):
+        exact[t] = np.float64(deltas[t]) + np.float64(weights[t]) * exact[t + 1]
+    found = jax.jit(gae._in_halves)(deltas, weights)
+    for values in (expected, found):
+        np.testing.assert_allclose(values, exact[:-1], rtol=2e-6, atol=2e-6)
+    assert "scan" not in str(jax.make_jaxpr(gae._in_halves)(deltas, weights))
+
+
+def test_a_device_gets_what_suits_it(monkeypatch):
+    deltas = jnp.ones((4, 2))
+    assert "scan" in str(jax.make_jaxpr(lambda: gae._discounted(deltas, deltas))())
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "scan" not in str(jax.make_jaxpr(lambda: gae._discounted(deltas, deltas))())

@@ -95,10 +95,10 @@ def reference(state, config, env, networks):
     layout = Layout.of(state.params)  # a vector, as whoever counts kernels would
     optimizer = optax.chain(optax.scale_by_adam(eps=config.optimizer.eps))
 
-    def update(carry, minibatch):
+    def update(carry, rows):
         params, opt_state, key = carry
         key, key_noise = jax.random.split(key)
-        *minibatch, last = minibatch
+        *minibatch, last = [x[rows] for x in data]
         minibatch = [jnp.swapaxes(x, 0, 1) for x in minibatch] + [last]
         noise = jax.random.normal(key_noise, minibatch[1].shape)
         gradient = layout.join(jax.grad(loss)(layout.split(params), minibatch, noise))
@@ -111,9 +111,8 @@ def reference(state, config, env, networks):
         params, opt_state, key = carry
         key, key_shuffle, key_loss = jax.random.split(key, 3)
         order = jax.random.permutation(key_shuffle, data[0].shape[0])
-        shuffled = jax.tree.map(lambda x: x[order], data)
-        shuffled = jax.tree.map(lambda x: x.reshape(config.num_minibatches, -1, *x.shape[1:]), shuffled)
-        (params, opt_state, _), _ = jax.lax.scan(update, (params, opt_state, key_loss), shuffled)
+        order = order.reshape(config.num_minibatches, -1)
+        (params, opt_state, _), _ = jax.lax.scan(update, (params, opt_state, key_loss), order)
         return (params, opt_state, key), None
 
     (params, opt_state, _), _ = jax.lax.scan(
