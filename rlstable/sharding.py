@@ -91,7 +91,8 @@ def copied(tree: Any) -> Any:
 
 
 def _strong(x: Any) -> Any:
-    return np.asarray(x) if getattr(x, "weak_type", True) and not isinstance(x, np.ndarray) else x
+    """An array whose type does not give way to others'; Python's numbers and some of jax's results would."""
+    return np.asarray(x) if getattr(x, "weak_type", not hasattr(x, "dtype")) else x
 
 
 def _of(x: Any, sharding: NamedSharding) -> NamedSharding:

@@ -30,21 +30,22 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 DISCOUNT = 0.7
 
 
-def train(probe: Probe, iterations: int, guarded: bool = False) -> tuple[PPO, TrainState]:
+def train(probe: Probe, iterations: int, guarded: bool = False, **ppo: float) -> tuple[PPO, TrainState]:
     settings = tiny_config(
         guards={} if guarded else None,
         ppo={
             "num_envs": 32, "batch_size": 32, "num_minibatches": 2, "num_updates_per_batch": 4, "unroll_length": 4,
             "learning_rate": 5e-3, "entropy_cost": 1e-4, "discounting": DISCOUNT, "normalize_observations": False,
+            **ppo,
         },
         network={"policy_hidden_layer_sizes": (16,), "value_hidden_layer_sizes": (16,)},
         env={"name": "probes:Probe", "episode_length": 10},
     )  # fmt: skip
-    ppo, state = assemble(settings, probe)
-    iterate, state = compiled(ppo), placed(state)
+    made, state = assemble(settings, probe)
+    iterate, state = compiled(made), placed(state)
     for _ in range(iterations):
         state, _ = iterate(state)
-    return ppo, jax.device_get(state)
+    return made, jax.device_get(state)
 
 
 def values(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
@@ -76,7 +77,8 @@ def test_reward_from_action() -> None:
 
 
 def test_reward_from_observation_and_action() -> None:
-    ppo, state = train(ObservationActionReward(), 300)
+    # Careful steps: once the policy is nearly deterministic, long ones lead it astray by half in a third of all seeds.
+    ppo, state = train(ObservationActionReward(), 300, learning_rate=1e-3, clipping_epsilon=0.1)
     np.testing.assert_allclose(actions(ppo, state, -1.0, 1.0), [-0.5, 0.5], atol=0.15)
 
 

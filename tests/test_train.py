@@ -92,10 +92,10 @@ def test_help_and_printed_configuration(
     printed = capsys.readouterr().out
     assert "python -m rlstable.train env=humanoid" in printed
     assert "env: ant, fast, halfcheetah, hopper" in printed
-    assert run(monkeypatch, tmp_path, "env=humanoid", "guards=strict", "--cfg", "job") == 0
+    assert run(monkeypatch, tmp_path, "env=ant", "guards=strict", "--cfg", "job") == 0
     composed = yaml.safe_load(capsys.readouterr().out)
-    assert composed["env"]["name"] == "humanoid"
-    assert composed["ppo"]["num_envs"] == 2048
+    assert composed["env"]["name"] == "ant"
+    assert composed["ppo"]["learning_rate"] == 3e-4
     assert composed["guards"]["limiters"]["gradient_norm"] == 1.0
     assert not (tmp_path / "runs").exists()
 
