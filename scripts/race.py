@@ -40,7 +40,7 @@ class Start:
         settings: Overrides of `rlstable.train`.
         cut: More of them on a CPU, where a published iteration is a long wait.
         iterations: How many are run.
-        ours: Physics of ours, by the name of `env.backend`; Brax's has the first. Empty: there is no choice.
+        ours: Physics of ours, as `env.backend` names it, native on a CPU alone; Brax's has the first. Empty: no choice.
     """
 
     settings: tuple[str, ...]
@@ -178,7 +178,7 @@ def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
     settings = (*task.settings, *(task.cut if on_cpu else ()), "eval.num_evals=0")
     settings = (*settings, f"total_steps={task.iterations * _steps(settings)}")
     for warm in (False, True):
-        for backend in task.ours or ("",):
+        for backend in [name for name in task.ours if on_cpu or name != "native"] or ("",):
             chosen = settings + ((f"env.backend={backend}",) if backend else ())
             for side in ("ours", "brax") if backend != "native" else ("ours",):
                 if not warm or side in WARM["start"]:

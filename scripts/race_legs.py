@@ -114,8 +114,9 @@ class Workshop:
                 return _own_words(leg, outcome)
             points = read_points(leg, folder)
             ending = ending_of(leg, points, outcome, folder)
-        common = {"ending": ending, "ran": round(outcome.seconds, 2), "peak_mb": outcome.peak_mb}
-        common |= {"platform": next((row["platform"] for row in points if "platform" in row), None)}
+        common = {"ending": ending, "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
+        platform = next((row["platform"] for row in points if "platform" in row), None)
+        common |= {"peak_mb": outcome.peak_mb, "platform": platform}
         if leg.measure == "threshold":
             return common | threshold_result(points, leg.threshold or 0.0, outcome)
         return common | start_result(points, self._imports(leg, outcome, points), outcome)

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ class Outcome:
     Attributes:
         started: When it was started, in seconds since the epoch: the clock that its own lines are in.
         seconds: How long it ran.
+        cpu: Seconds of processors that it took; few beside `seconds` times the cores where others were in the way.
         code: Its exit code, None where it ran out of time.
         peak_mb: The most memory it had at once in the host, None where the system does not tell.
         last_line: Of what it printed.
@@ -37,6 +39,7 @@ class Outcome:
 
     started: float
     seconds: float
+    cpu: float
     code: int | None
     peak_mb: float | None
     last_line: str
@@ -56,7 +59,7 @@ def watch(command: Sequence[str], env: Mapping[str, str], folder: Path, limit: f
         folder: Where what it prints is kept.
         limit: Seconds after which it is killed.
     """
-    log, peak = folder / "output.txt", 0.0
+    log, peak, before = folder / "output.txt", 0.0, _cpu_of_children()
     with log.open("w") as out:
         started = time.time()
         process = subprocess.Popen(
@@ -72,7 +75,13 @@ def watch(command: Sequence[str], env: Mapping[str, str], folder: Path, limit: f
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     lines = log.read_text(errors="replace").split("\n")
-    return Outcome(started, seconds, code, peak or None, next((line for line in reversed(lines) if line.strip()), ""))
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return Outcome(started, seconds, _cpu_of_children() - before, code, peak or None, last)
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory_mb(pid: int | str, what: str = "VmHWM") -> float:

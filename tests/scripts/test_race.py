@@ -30,7 +30,7 @@ from rlstable.config import ConfigError
 CPU = {"platform": "cpu", "kind": "cpu", "cpus": 2}
 LEG = Leg("threshold", "pendulum", "ours", "", False, ("env=inverted_pendulum",), 60.0, 950.0)
 RIVAL = dataclasses.replace(LEG, side="sb3", settings={"env": "InvertedPendulum-v5"})
-DONE = Outcome(started=100.0, seconds=20.0, code=0, peak_mb=500.0, last_line="")
+DONE = Outcome(started=100.0, seconds=20.0, cpu=30.0, code=0, peak_mb=500.0, last_line="")
 
 
 def points(*values: float | None, step: int = 10) -> list[dict[str, Any]]:
@@ -63,6 +63,7 @@ def test_brax_trains_as_many_steps_as_ours_and_reports_after_every_iteration() -
         for side, backend in (("ours", "mjx"), ("brax", "mjx"), ("ours", "native"))
         for warm in (False, True)
     }
+    assert not [leg for leg in race.legs(on_cpu=False) if leg.measure == "start" and leg.backend == "native"]
     config = compose(list(start[0].settings))
     told = race_legs.brax_settings(config, 0, None)["train"]
     assert config.total_steps == 24 * config.env_steps_per_iteration == told["num_timesteps"]
@@ -148,6 +149,7 @@ def test_a_process_is_watched_to_its_end(tmp_path: Path) -> None:
     outcome = race_process.watch([sys.executable, "-c", code], race_process.environment(), tmp_path, 60.0)
     assert (outcome.code, outcome.last_line) == (0, "done")
     assert 0.3 <= outcome.seconds < 30
+    assert 0.0 < outcome.cpu < 30
     assert outcome.peak_mb is None or outcome.peak_mb > 64
 
 
