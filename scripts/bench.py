@@ -76,7 +76,7 @@ class Report:
         name: The subcommand.
         title: Heading of its section.
         text: How it is measured and how to read it.
-        header: Of the table; a line may end in it, for narrow screens.
+        header: Of the table; a line may end in it and in cells, for narrow screens.
         cells: The table, text by row.
         notes: What each row was measured with: its settings in code quotes, and what there is to say of it.
         rows: The same and more, for JSON.
@@ -321,11 +321,11 @@ def markdown(report: Report, where: Row, what: Mapping[str, str]) -> str:
     """A device's part of a section."""
 
     def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
+        return f"| {' | '.join(cells)} |".replace("\n", " ")
 
     parts = [
         f"### {where['kind']}\n",
-        line([name.replace("\n", " ") for name in report.header]),
+        line(report.header),
         line(["---"] + ["---:"] * (len(report.header) - 1)),
         *map(line, report.cells),
         "",

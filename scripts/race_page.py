@@ -15,7 +15,7 @@ from race_legs import Leg
 Row = dict[str, Any]
 Results = Sequence[tuple[Leg, Sequence[Row]]]
 LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO"}
-NAMES = ("race-start", "race-threshold")
+NAMES = ("race-start", "race-speed", "race-threshold")
 COLOURS = {"ours": "tab:blue", "brax": "tab:orange", "sb3": "tab:green", "sbx": "tab:red"}
 
 START_TEXT = """\
@@ -25,18 +25,21 @@ with the guards, supervisor and checkpoints of its defaults. Sides are taken in 
 
 Seconds are from the start of the process: *imports*, until everything is imported and the environment made (ours by a
 process that does no more); *first iteration*, until the first one is trained, *cold* with nothing compiled before,
-*warm* with what an earlier process kept, Brax's by `JAX_COMPILATION_CACHE_DIR`. *Steps/s* is by the median iteration
-after the second, *learning* the share of it that is not collecting. The *floor* is physics alone with random actions,
-then the learner's matrix products, and nothing else: 1 / (1 / physics + 1 / products), by rates measured here; the
-share of it is steps/s over that. Memory is the most that the process had in the host, all of it and above what it had
-after the imports. A cell is the median of the rounds, least and greatest in brackets."""
+*warm* with what an earlier process kept, Brax's by `JAX_COMPILATION_CACHE_DIR`. Memory is the most that a cold process
+had in the host, all of it and above what it had after the imports. A cell is the median of the rounds, least and
+greatest in brackets."""
+SPEED_TEXT = """\
+The same processes once they are going, by the median iteration after the second: *learning* is the share of it that is
+not collecting. The *floor* is physics alone with random actions, then the learner's matrix products, and nothing else:
+1 / (1 / physics + 1 / products), by rates measured here; the share of it is steps/s over that. A cell is the median of
+the rounds, cold and warm, least and greatest in brackets."""
 THRESHOLD_TEXT = """\
 Seconds from the start of a process, imports and compiling included, until an evaluation of the mean action, of ten
 episodes or more, is at the threshold; evaluations are in the time, each side's own. Every side has settings that suit
 it: `python -m rlstable.train`, Brax's PPO as published on Brax's environments, SB3 and SBX on Gymnasium's tasks of that
 name, which pay alike but are not the same simulations. *Warm*: what it compiles was compiled and kept by a run before.
 Sides are taken in turn, one process at a time. A cell is the median of the rounds, least and greatest in brackets;
-"> 600.0" is a process that was not there after 600 s, its time over or all its steps trained."""
+"> 600" is a process that was not there after 600 s, its time over or all its steps trained."""
 SETTINGS = "Settings, rlstable's and Brax's as `python -m rlstable.train` takes them:"
 
 
@@ -54,25 +57,28 @@ class Section:
     pictures: list[str]
 
 
-def spread(values: Sequence[float | None], form: str = ",.1f", least: float = math.inf) -> str:
-    """The median and the range in brackets; "–" where nothing was measured.
+def spread(values: Sequence[float | None], least: float = math.inf) -> str:
+    """The median, and in a line below it the range; "–" where nothing was measured.
 
     Args:
         values: One per round; infinity for what did not happen.
-        form: Of a number.
         least: The time in which what did not happen had not happened.
     """
     known = [value for value in values if value is not None]
 
     def show(value: float) -> str:
-        return f"> {least:{form}}" if math.isinf(value) else f"{value:{form}}"
+        return f"> {digits(least)}" if math.isinf(value) else digits(value)
 
     if not known:
         return "–"
     # By rank, since the mean of a number and infinity is no time: the later one of the middle two.
     middle = sorted(known)[len(known) // 2] if math.inf in known else float(np.median(known))
-    ends = "" if len(known) == 1 else f" [{show(min(known))}, {show(max(known))}]"
-    return show(middle) + ends
+    return show(middle) + ("" if len(known) == 1 else f"\n[{show(min(known))}, {show(max(known))}]")
+
+
+def digits(value: float) -> str:
+    """Three of them, or all of a larger whole number."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def column(rows: Sequence[Row], name: str) -> list[float | None]:
@@ -80,37 +86,55 @@ def column(rows: Sequence[Row], name: str) -> list[float | None]:
     return [row.get(name) for row in rows]
 
 
+def cold_and_warm(results: Results) -> list[tuple[Leg, Sequence[Row], Sequence[Row]]]:
+    """The starts that were measured: the cold leg, its rows and those of the warm one."""
+    own = [(leg, rows) for leg, rows in results if leg.measure == "start"]
+    warm = {(leg.task, leg.side, leg.backend): rows for leg, rows in own if leg.warm}
+    pairs = [(leg, rows, warm.get((leg.task, leg.side, leg.backend), ())) for leg, rows in own if not leg.warm]
+    return [(leg, rows, again) for leg, rows, again in pairs if rows or again]
+
+
 def start_section(results: Results) -> Section:
     """How sides get going."""
     header = (
-        "task", "side", "imports", "first iteration,\ncold", "first iteration,\nwarm", "steps/s", "learning",
-        "share of\nthe floor", "peak MB", "above\nimports",
-    )  # fmt: skip
-    floors = {(leg.task, leg.backend): rows for leg, rows in results if leg.measure == "floor" and rows}
-    cold = {_case(leg): (leg, rows) for leg, rows in results if leg.measure == "start" and not leg.warm}
-    warm = {_case(leg): rows for leg, rows in results if leg.measure == "start" and leg.warm}
+        "task",
+        "side",
+        "imports",
+        "first iteration,\ncold",
+        "first iteration,\nwarm",
+        "peak MB",
+        "above\nimports",
+    )
     cells, notes = [], []
-    for case, (leg, rows) in cold.items():
-        again = warm.get(case, ())
-        if not rows and not again:
-            continue
-        both = [*rows, *again]
-        rates = column(both, "steady_sps")
-        floor = np.median(column(floors.get((leg.task, leg.backend), []), "floor_sps") or [math.nan])
-        shares = [rate / floor for rate in rates if rate is not None and not math.isnan(floor)]
-        cells.append((
-            leg.task, _label(leg), spread(column(rows, "imports")), spread(column(rows, "first")),
-            spread(column(again, "first")), spread(rates, ",.0f"), spread(column(both, "learning_share"), ".2f"),
-            spread(shares, ".2f"), spread(column(rows, "peak_mb"), ",.0f"),
-            spread(column(rows, "above_imports_mb"), ",.0f"),
-        ))  # fmt: skip
-        notes.append(f"{leg.task}, {_label(leg)}: `{leg.text}`, {_count(rows, again)}")
+    for leg, rows, again in cold_and_warm(results):
+        numbers = [spread(column(rows, name)) for name in ("imports", "first", "peak_mb", "above_imports_mb")]
+        numbers.insert(2, spread(column(again, "first")))
+        cells.append((leg.task, _label(leg), *numbers))
+        iterations = max(row["iterations"] for row in (*rows, *again))
+        count = f"{len(rows)} cold and {len(again)} warm, {iterations} iterations"
+        notes.append(f"{leg.task}, {_label(leg)}: `{leg.text}`, {count}")
+    every = [row for leg, rows in results if leg.measure == "start" for row in rows]
+    return Section(NAMES[0], "From Enter to the first iteration", START_TEXT, header, cells, notes, every, [])
+
+
+def speed_section(results: Results) -> Section:
+    """How quick they are then, beside what could be."""
+    header = ("task", "side", "steps/s", "learning", "share of\nthe floor")
+    floors = {(leg.task, leg.backend): rows for leg, rows in results if leg.measure == "floor" and rows}
+    cells, notes = [], []
+    for leg, rows, again in cold_and_warm(results):
+        rates = [rate for rate in column((*rows, *again), "steady_sps") if rate is not None]
+        floor = column(floors.get((leg.task, leg.backend), []), "floor_sps")
+        shares = [rate / np.median(floor) for rate in rates if floor]
+        learning = column((*rows, *again), "learning_share")
+        cells.append((leg.task, _label(leg), spread(rates), spread(learning), spread(shares)))
     for (task, backend), rows in floors.items():
-        rates = [spread(column(rows, name), ",.0f") for name in ("floor_sps", "physics_sps", "learner_sps", "gflops")]
+        names = ("floor_sps", "physics_sps", "learner_sps", "gflops")
+        rates = [spread(column(rows, name)).replace("\n", " ") for name in names]
         told = "floor {} steps/s: physics {}, learner {} at {} GFLOP/s".format(*rates)
         notes.append(f"{', '.join(filter(None, (task, backend)))}: {told}")
-    every = [row for leg, rows in results if leg.measure in ("start", "floor") for row in rows]
-    return Section(NAMES[0], "From Enter to steady training", START_TEXT, header, cells, notes, every, [])
+    every = [row for leg, rows in results if leg.measure == "floor" for row in rows]
+    return Section(NAMES[1], "Steady training", SPEED_TEXT, header, cells, notes, every, [])
 
 
 def threshold_section(results: Results) -> Section:
@@ -125,15 +149,14 @@ def threshold_section(results: Results) -> Section:
         least = min((row["ran"] for row in rows if row["seconds"] is None), default=math.inf)
         steps = [row["steps"] for row in rows if row["seconds"] is not None]
         cells.append((
-            f"{leg.task}, {leg.threshold:,.0f}", _label(leg), spread(seconds, ",.1f", least), spread(steps, ",.0f"),
-            spread(column(rows, "evaluating")), spread(column(rows, "peak_mb"), ",.0f"),
-            f"{len(steps)} of {len(rows)}",
+            f"{leg.task},\n{leg.threshold:,.0f}", _label(leg), spread(seconds, least), spread(steps),
+            spread(column(rows, "evaluating")), spread(column(rows, "peak_mb")), f"{len(steps)} of {len(rows)}",
         ))  # fmt: skip
         endings = [row["ending"] for row in rows]
         told = ", ".join(f"{name} {endings.count(name)}" for name in dict.fromkeys(endings))
         notes.append(f"{leg.task}, {_label(leg)}: `{leg.text}`: {told}; limit {leg.limit:,.0f} s")
     title = "From Enter to a return that is worth having"
-    return Section(NAMES[1], title, THRESHOLD_TEXT, header, cells, notes, every, [])
+    return Section(NAMES[2], title, THRESHOLD_TEXT, header, cells, notes, every, [])
 
 
 def sections(results: Results, kind: str, folder: Path) -> list[Section]:
@@ -145,30 +168,23 @@ def sections(results: Results, kind: str, folder: Path) -> list[Section]:
         folder: Of the page.
     """
     found = []
-    for make, draw in ((start_section, draw_start), (threshold_section, draw_threshold)):
-        section = make(results)
-        if section.cells:
+    versions = {leg.side: row["versions"] for leg, rows in results for row in rows if leg.side in LABELS}
+    for make, draw in ((start_section, draw_start), (speed_section, None), (threshold_section, draw_threshold)):
+        section, pictures = make(results), []
+        if not section.cells:
+            continue
+        if draw is not None:
             name = f"{section.name.replace('-', '_')}_{re.sub('[^a-z0-9]+', '_', kind.lower())}.png"
             _draw(draw, results, folder / name)
-            versions = {leg.side: row["versions"] for leg, rows in results for row in rows if leg.side in LABELS}
-            notes = [f"{LABELS[side]} in {_list(own)}" for side, own in versions.items()]
-            picture = f"![{section.title.lower()}]({name})"
-            found.append(dataclasses.replace(section, notes=[*section.notes, *notes], pictures=[picture]))
+            pictures = [f"![{section.title.lower()}]({name})"]
+        notes = [f"{LABELS[side]} in {_list(own)}" for side, own in versions.items()]
+        found.append(dataclasses.replace(section, notes=[*section.notes, *notes], pictures=pictures))
     return found
-
-
-def _case(leg: Leg) -> tuple[str, str, str]:
-    return leg.task, leg.side, leg.backend
 
 
 def _label(leg: Leg) -> str:
     kind = ", ".join(filter(None, (leg.backend, "warm" if leg.warm else "")))
     return LABELS[leg.side] + (f", {kind}" if kind else "")
-
-
-def _count(rows: Sequence[Row], again: Sequence[Row]) -> str:
-    iterations = max(row["iterations"] for row in (*rows, *again))
-    return f"{len(rows)} processes cold and {len(again)} warm, {iterations} iterations"
 
 
 def _list(versions: Mapping[str, str]) -> str:
