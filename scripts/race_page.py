@@ -139,7 +139,7 @@ def speed_section(results: Results) -> Section:
 
 def threshold_section(results: Results) -> Section:
     """Who reaches a return when."""
-    header = ("task", "side", "seconds", "steps", "evaluating,\nseconds", "peak MB", "reached")
+    header = ("task", "side", "seconds", "steps", "evals,\nseconds", "peak\nMB", "reached")
     cells, notes, every = [], [], []
     for leg, rows in results:
         if leg.measure != "threshold" or not rows:
@@ -149,7 +149,7 @@ def threshold_section(results: Results) -> Section:
         least = min((row["ran"] for row in rows if row["seconds"] is None), default=math.inf)
         steps = [row["steps"] for row in rows if row["seconds"] is not None]
         cells.append((
-            f"{leg.task},\n{leg.threshold:,.0f}", _label(leg), spread(seconds, least), spread(steps),
+            f"{leg.task},\n{leg.threshold:,.0f}", _label(leg).replace(", ", ",\n"), spread(seconds, least), spread(steps),
             spread(column(rows, "evaluating")), spread(column(rows, "peak_mb")), f"{len(steps)} of {len(rows)}",
         ))  # fmt: skip
         endings = [row["ending"] for row in rows]
@@ -236,7 +236,9 @@ def draw_threshold(plt: Any, results: Results) -> Any:
                 axes.plot(seconds, returns, alpha=0.8, label=None if number else _label(leg), **style)
                 axes.plot(seconds[-1], returns[-1], "x" if row["seconds"] is None else "o", color=style["color"], ms=4)
         axes.set_title(task, fontsize=9)
-        axes.set_xscale("log")
+        axes.set_xscale("log", subs=(2, 5))
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.xaxis.set_minor_formatter("{x:,g}")
         axes.legend(fontsize=6, frameon=False)
         _plain(axes, "seconds since the start of the process")
     panels[0][0].set_ylabel("return, every process", fontsize=8)
@@ -245,5 +247,5 @@ def draw_threshold(plt: Any, results: Results) -> Any:
 
 def _plain(axes: Any, label: str) -> None:
     axes.set_xlabel(label, fontsize=8)
-    axes.tick_params(labelsize=7)
+    axes.tick_params(labelsize=7, which="both")
     axes.spines[["top", "right"]].set_visible(False)
