@@ -148,10 +148,9 @@ def threshold_section(results: Results) -> Section:
         seconds = [math.inf if row["seconds"] is None else row["seconds"] for row in rows]
         least = min((row["ran"] for row in rows if row["seconds"] is None), default=math.inf)
         steps = [row["steps"] for row in rows if row["seconds"] is not None]
-        cells.append((
-            f"{leg.task},\n{leg.threshold:,.0f}", _label(leg).replace(", ", ",\n"), spread(seconds, least), spread(steps),
-            spread(column(rows, "evaluating")), spread(column(rows, "peak_mb")), f"{len(steps)} of {len(rows)}",
-        ))  # fmt: skip
+        names = (f"{leg.task},\n{leg.threshold:,.0f}", _label(leg).replace(", ", ",\n"))
+        numbers = (spread(seconds, least), spread(steps), *(spread(column(rows, n)) for n in ("evaluating", "peak_mb")))
+        cells.append((*names, *numbers, f"{len(steps)} of {len(rows)}"))
         endings = [row["ending"] for row in rows]
         told = ", ".join(f"{name} {endings.count(name)}" for name in dict.fromkeys(endings))
         notes.append(f"{leg.task}, {_label(leg)}: `{leg.text}`: {told}; limit {leg.limit:,.0f} s")
