@@ -21,7 +21,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow survival curves recovery bench lint format lock wheel clean check-python
+.PHONY: help train test slow survival curves recovery bench race lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -50,6 +50,9 @@ recovery: $(STAMP) ## Train at a rate far too high, with second attempts and wit
 bench: $(STAMP) ## Measure what guards and supervision cost, into docs/benchmarks.md
 	$(BIN)/python scripts/bench.py guards $(ARGS)
 	$(BIN)/python scripts/bench.py supervision $(ARGS)
+
+race: $(STAMP) ## Race whole processes against Brax's, SB3's and SBX's PPO; hours on a CPU, goes on where it stopped
+	$(BIN)/python scripts/bench.py race $(ARGS)
 
 # import-linter without its cache, which does not notice a deleted module.
 lint: $(STAMP) ## Check style, format, types and the direction of imports
@@ -80,8 +83,8 @@ lock: check-python ## Pin requirements.lock anew from pyproject.toml (needs Pyth
 	cat "$$tmp/lock" "$$tmp/pins" > requirements.lock
 	@echo "rlstable: requirements.lock has $$(grep -c == requirements.lock) pins"
 
-clean: ## Remove .venv, caches and build products (runs/ stays)
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .jax_cache
+clean: ## Remove .venv, .rivals, caches and build products (runs/ stays)
+	rm -rf $(VENV) .rivals build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .jax_cache
 	@for d in rlstable tests scripts; do \
 	  if [ -d $$d ]; then find $$d -name __pycache__ -type d -prune -exec rm -rf {} +; fi; done
 

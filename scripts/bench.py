@@ -4,6 +4,7 @@ python scripts/bench.py guards                             # what all default gu
 python scripts/bench.py guards --env humanoid --pairs 60   # one environment, more pairs
 python scripts/bench.py supervision                        # what a supervisor costs that has nothing to do
 python scripts/bench.py physics                            # C MuJoCo beside MJX
+python scripts/bench.py race                               # whole processes: ours, Brax's PPO, SB3's and SBX's
 
 prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
 """
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import race
+import race_page
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -74,10 +77,12 @@ class Report:
         name: The subcommand.
         title: Heading of its section.
         text: How it is measured and how to read it.
-        header: Of the table; a line may end in it, for narrow screens.
+        header: Of the table; a line may end in it and in cells, for narrow screens.
         cells: The table, text by row.
         notes: What each row was measured with: its settings in code quotes, and what there is to say of it.
         rows: The same and more, for JSON.
+        pictures: Of this kind of device, as the page shows them.
+        before_notes: What the notes are.
     """
 
     name: str
@@ -87,6 +92,8 @@ class Report:
     cells: list[tuple[str, ...]]
     notes: list[str]
     rows: list[Row]
+    pictures: list[str] = dataclasses.field(default_factory=list)
+    before_notes: str = "Settings, as `python -m rlstable.train` takes them:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +209,7 @@ class Side:
         self._runner.close()
 
 
-def compare(comparison: Comparison, args: argparse.Namespace, console: Console) -> Report:
+def compare(comparison: Comparison, args: argparse.Namespace, console: Console) -> list[Report]:
     """Two configurations of every environment that was asked for."""
     rows = [compare_row(comparison, name, args.pairs, console) for name in dict.fromkeys(args.env or SETTINGS)]
     first, second = comparison.sides
@@ -222,7 +229,14 @@ def compare(comparison: Comparison, args: argparse.Namespace, console: Console) 
         trips = ", ".join(f"{guard} {count:,}" for guard, count in row["trips"].items()) or "none"
         measured = f"{row['pairs']} pairs, {row['steps']:,} steps a call, trips: {trips}"
         notes.append(f"`{' '.join(row['settings'])}`: {measured}")
-    return Report(comparison.name, comparison.title, comparison.text, header, cells, notes, rows)
+    return [Report(comparison.name, comparison.title, comparison.text, header, cells, notes, rows)]
+
+
+def run_race(args: argparse.Namespace, console: Console) -> list[Report]:
+    """Whole processes beside each other, and how far they have got on this kind of device."""
+    results, where = race.run(args)
+    sections = race_page.sections(results, where["kind"], args.out.parent)
+    return [Report(**vars(section), before_notes=race_page.SETTINGS) for section in sections]
 
 
 def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
@@ -308,17 +322,18 @@ def markdown(report: Report, where: Row, what: Mapping[str, str]) -> str:
     """A device's part of a section."""
 
     def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
+        return f"| {' | '.join(cells)} |".replace("\n", " ")
 
     parts = [
         f"### {where['kind']}\n",
-        line([name.replace("\n", " ") for name in report.header]),
+        line(report.header),
         line(["---"] + ["---:"] * (len(report.header) - 1)),
         *map(line, report.cells),
         "",
         f"Device: platform {where['platform']}, kind {where['kind']}, {where['cpus']} CPUs. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in what.items())}.\n",
-        "Settings, as `python -m rlstable.train` takes them:\n",
+        *(f"{picture}\n" for picture in report.pictures),
+        f"{report.before_notes}\n",
         *(f"- {note}" for note in report.notes),
     ]
     return "\n".join(parts) + "\n"
@@ -419,7 +434,10 @@ def make_parser() -> Parser:
         command = commands.add_parser(comparison.name, parents=[shared], help=comparison.help)
         command.add_argument("--env", action="append", choices=SETTINGS, help="may be repeated; all of them by default")
         command.add_argument("--pairs", type=_pairs, default=30, help="pairs of calls, 30 by default")
-        command.set_defaults(benchmark=functools.partial(compare, comparison))
+        command.set_defaults(benchmark=functools.partial(compare, comparison), sections=(comparison.name,))
+    command = commands.add_parser("race", parents=[shared], help="whole processes: ours, Brax's PPO, SB3's and SBX's")
+    race.add_arguments(command)
+    command.set_defaults(benchmark=run_race, sections=race_page.NAMES)
     return parser
 
 
@@ -435,14 +453,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     console = Console(stderr=args.json, highlight=False)
     try:
-        cut(read_page(args.out), args.name)  # before measuring: a mistake there costs minutes
-        report = args.benchmark(args, console)
+        for section in args.sections:
+            cut(read_page(args.out), section)  # before measuring: a mistake there costs minutes
+        reports = args.benchmark(args, console)
         where, what = device(), versions()
-        show(report, console)
-        if args.json:
-            print(json.dumps({"benchmark": report.name, "device": where, "versions": what, "rows": report.rows}))
-        page = updated(read_page(args.out), report, where["kind"], markdown(report, where, what))
-        write_page(args.out, page)
+        for report in reports:
+            show(report, console)
+            if args.json:
+                print(json.dumps({"benchmark": report.name, "device": where, "versions": what, "rows": report.rows}))
+            page = updated(read_page(args.out), report, where["kind"], markdown(report, where, what))
+            write_page(args.out, page)
     except (ConfigError, PageError) as error:
         parser.error(str(error))
     return 0

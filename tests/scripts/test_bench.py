@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
@@ -13,12 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
-spec = importlib.util.spec_from_file_location("bench", SCRIPT)
-assert spec is not None and spec.loader is not None
-bench: Any = importlib.util.module_from_spec(spec)
-sys.modules["bench"] = bench  # where dataclasses look for their module
-spec.loader.exec_module(bench)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import bench
 
 REPORT = bench.Report("guards", "Cost of the guards", "How.", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
 MARKERS = (bench.BEGIN, bench.END)

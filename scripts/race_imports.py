@@ -1,0 +1,18 @@
+"""Imports what a run of ours imports, makes its environment, and says when that was done and in how much memory.
+
+python scripts/race_imports.py env=ant env.backend=native
+"""
+
+import json
+import sys
+import time
+
+import race_process
+
+import rlstable.runner
+import rlstable.train  # noqa: F401
+from rlstable.compose import compose
+from rlstable.envs.load import load_env
+
+load_env(compose(sys.argv[1:]).env)
+print(json.dumps({"time": time.time(), "imported_mb": race_process.memory_mb("self", "VmRSS")}))

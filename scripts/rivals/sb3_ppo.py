@@ -1,0 +1,115 @@
+"""SB3's or SBX's PPO on Gymnasium's MuJoCo tasks, in an environment of its own; nothing of rlstable is imported.
+
+.rivals/sb3/bin/python scripts/rivals/sb3_ppo.py '<settings as JSON>' lines.jsonl
+
+The settings: `library` (`sb3` or `sbx`), `env`, `num_envs`, `normalize` (VecNormalize around the environments), `ppo`
+(arguments of `PPO`), `threshold`, `evaluate_every` (collected batches between evaluations), `episodes` of an
+evaluation, all at once, and `seed`. Every line says when it was written (`time`): the first after imports and
+environments, then one per evaluation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
+
+LIBRARIES = {"sb3": ("stable_baselines3", "torch.nn", "ReLU"), "sbx": ("sbx", "flax.linen", "relu")}
+WITHOUT_END = 2**40
+EVALUATION_SEED = 10_000
+
+
+class Reached(Exception):
+    """The threshold is."""
+
+
+class Judge(BaseCallback):
+    """Evaluates the mean action after every so many updates, and ends the training at the threshold.
+
+    Args:
+        env: The environments of the evaluation, as many as episodes.
+        settings: Of the command line.
+        lines: The file that is written.
+    """
+
+    def __init__(self, env: VecEnv, settings: dict[str, Any], lines: Any):
+        super().__init__()
+        self._env = env
+        self._settings = settings
+        self._lines = lines
+        self._batches = -1
+
+    def _on_rollout_start(self) -> None:
+        self._batches += 1
+        if self._batches == 0 or self._batches % self._settings["evaluate_every"]:
+            return
+        started = time.time()
+        if isinstance(self._env, VecNormalize):
+            sync_envs_normalization(self.training_env, self._env)
+        count = self._settings["episodes"]
+        value, _ = evaluate_policy(self.model, self._env, n_eval_episodes=count, deterministic=True, warn=False)
+        now = time.time()
+        say(self._lines, time=now, step=self.num_timesteps, value=float(value), evaluating=now - started)
+        if value >= self._settings["threshold"]:
+            raise Reached
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def say(lines: Any, **fields: Any) -> None:
+    """One line."""
+    print(json.dumps(fields), file=lines)
+
+
+def environments(settings: dict[str, Any], count: int, seed: int, training: bool) -> VecEnv:
+    """Environments side by side, with a monitor each that knows returns without normalisation."""
+    envs = make_vec_env(settings["env"], n_envs=count, seed=seed)
+    if not settings["normalize"]:
+        return envs
+    gamma = settings["ppo"].get("gamma", 0.99)
+    return VecNormalize(envs, training=training, norm_reward=training, gamma=gamma)
+
+
+def arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `PPO`, in which an activation is a name."""
+    _, module, name = LIBRARIES[settings["library"]]
+    own = dict(settings["ppo"])
+    policy = dict(own.pop("policy_kwargs", {}))
+    if policy.get("activation_fn") == "relu":
+        policy["activation_fn"] = getattr(importlib.import_module(module), name)
+    return {**own, "policy_kwargs": policy or None}
+
+
+def memory_now_mb() -> float | None:
+    """Memory of this process in the host."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def main(settings: dict[str, Any], path: Path) -> None:
+    """Trains until the threshold is reached."""
+    learner = importlib.import_module(LIBRARIES[settings["library"]][0]).PPO
+    envs = environments(settings, settings["num_envs"], settings["seed"], training=True)
+    judged = environments(settings, settings["episodes"], EVALUATION_SEED, training=False)
+    with path.open("w", buffering=1) as lines:
+        say(lines, time=time.time(), imported_mb=memory_now_mb(), platform="cpu")
+        model = learner("MlpPolicy", envs, seed=settings["seed"], device="cpu", **arguments(settings))
+        with contextlib.suppress(Reached):
+            model.learn(WITHOUT_END, callback=Judge(judged, settings, lines))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
