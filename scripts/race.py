@@ -67,13 +67,14 @@ class Goal:
 START = {
     "fast": Start(("env=fast",), iterations=48, ours=()),
     "inverted_pendulum": Start(("env=inverted_pendulum", "ppo=inverted_pendulum_brax"), ("ppo.batch_size=128",)),
-    "ant": Start(("env=ant",), ("ppo.num_envs=256", "ppo.batch_size=64")),
-    "humanoid": Start(("env=humanoid",), ("ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4")),
+    "ant": Start(("env=ant", "ppo=ant"), ("ppo.num_envs=256", "ppo.batch_size=64")),
+    "humanoid": Start(
+        ("env=humanoid", "ppo=humanoid"), ("ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4")
+    ),
 }
 
 # Ten episodes or more per evaluation everywhere, and between two evaluations more training than evaluating.
-_CPU = ("env.backend=native", "network=small", "total_steps=10_000_000", "eval.num_evals=200", "eval.num_envs=10")
-_SMALL = ("ppo.num_envs=64", "ppo.batch_size=16", "ppo.num_minibatches=16", "ppo.num_updates_per_batch=8")
+_OURS = ("device=cpu", "eval.num_envs=10")
 _BRAX = ("total_steps=10_000_000", "eval.num_evals=100", "eval.num_envs=10", "ppo.num_envs=256")
 
 # RL Baselines3 Zoo, hyperparams/ppo.yml, commit 00128b5d: "tuned" for HalfCheetah-v3 and Hopper-v3, and its
@@ -109,7 +110,7 @@ THRESHOLD = {
         950.0,
         {
             "ours": ("env=inverted_pendulum",),
-            "brax": ("env=inverted_pendulum", "total_steps=1_000_000", "eval.num_evals=50"),
+            "brax": ("env=inverted_pendulum", "env.backend=generalized", "total_steps=1_000_000", "eval.num_evals=50"),
             "sb3": _PENDULUM,
             "sbx": _PENDULUM,
         },
@@ -118,8 +119,8 @@ THRESHOLD = {
     "ant": Goal(
         1000.0,
         {
-            "ours": ("env=ant", *_CPU, *_SMALL, "ppo.unroll_length=16"),
-            "brax": ("env=ant", "env.backend=spring", *_BRAX, "ppo.batch_size=64"),
+            "ours": ("env=ant", *_OURS, "eval.num_evals=40"),
+            "brax": ("env=ant", "ppo=ant", "env.backend=spring", *_BRAX, "ppo.batch_size=64"),
             "sb3": _ANT,
             "sbx": _ANT,
         },
@@ -127,8 +128,8 @@ THRESHOLD = {
     "halfcheetah": Goal(
         1500.0,
         {
-            "ours": ("env=halfcheetah", *_CPU, *_SMALL, "ppo.unroll_length=16"),
-            "brax": ("env=halfcheetah", "env.backend=spring", *_BRAX, "ppo.batch_size=32"),
+            "ours": ("env=halfcheetah", *_OURS, "eval.num_evals=40"),
+            "brax": ("env=halfcheetah", "ppo=halfcheetah", "env.backend=spring", *_BRAX, "ppo.batch_size=32"),
             "sb3": _CHEETAH,
             "sbx": _CHEETAH,
         },
@@ -136,13 +137,20 @@ THRESHOLD = {
     "hopper": Goal(
         1000.0,
         {
-            "ours": ("env=hopper", *_CPU, *_SMALL, "ppo.unroll_length=16", "ppo.reward_scaling=1"),
-            "brax": ("env=hopper", *_BRAX, "ppo.optimizer.eps=1e-8", "ppo.reward_scaling=1"),
+            "ours": ("env=hopper", *_OURS, "eval.num_evals=40"),
+            "brax": (
+                "env=hopper",
+                "ppo=hopper",
+                "env.backend=mjx",
+                *_BRAX,
+                "ppo.optimizer.eps=1e-8",
+                "ppo.reward_scaling=1",
+            ),
             "sb3": _HOPPER,
             "sbx": _HOPPER,
         },
     ),
-    "humanoid": Goal(5000.0, {"ours": ("env=humanoid", *_CPU, *_SMALL)}),
+    "humanoid": Goal(5000.0, {"ours": ("env=humanoid", *_OURS, "eval.num_evals=100")}, limit=3600.0),
 }
 TASKS = tuple(dict.fromkeys((*START, *THRESHOLD)))
 

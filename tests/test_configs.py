@@ -259,7 +259,7 @@ def test_kwargs_take_a_dictionary(key: str) -> None:
 
 def test_every_key_can_be_named_without_a_plus() -> None:
     for name in ENVS:
-        composed = compose(f"env={name}")
+        composed = compose(f"env={name}", ANYWHERE)
         assert model_keys(typed.EnvConfig) == flat_keys(composed["env"])
         for group, model in SECTIONS.items():
             assert flat_keys(composed[group]) == model_keys(model)

@@ -79,7 +79,7 @@ def test_brax_trains_as_many_steps_as_ours_and_reports_after_every_iteration() -
 def test_what_brax_has_not_is_not_dropped_in_silence(override: str) -> None:
     name = override.split(".")[1].split("=")[0]
     with pytest.raises(ConfigError, match=f"Brax's PPO has no {name}"):
-        race_legs.brax_settings(compose(["env=ant", override]), 0, None)
+        race_legs.brax_settings(compose(["env=ant", "ppo=ant", override]), 0, None)
 
 
 def test_the_rows_of_a_run_are_read_up_to_a_torn_one(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_the_learner_s_operations_are_those_of_its_matrix_products() -> None:
     # 3 -> 4 -> 2: forward 2 * (12 + 8), weights the same, and back through the second layer alone 2 * 8; twice.
     assert race_floor.operations((3, 4, 2), 2) == 2 * (40 + 40 + 16)
     sizes = ["network.policy_hidden_layer_sizes=[4]", "network.value_hidden_layer_sizes=[5]"]
-    config = compose(["env=ant", "ppo.num_updates_per_batch=1", *sizes])
+    config = compose(["env=ant", "ppo=ant", "ppo.num_updates_per_batch=1", *sizes])
     # Policy 3 -> 4 -> 2 (mean and deviation of one action), value 3 -> 5 -> 1, and acting 2 * (12 + 8).
     assert race_floor.operations_per_step(config, 3, 1) == 96 + (6 * (15 + 5) - 2 * 15) + 40
 
