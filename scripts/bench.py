@@ -5,6 +5,7 @@ python scripts/bench.py guards --env humanoid --pairs 60   # one environment, mo
 python scripts/bench.py supervision                        # what a supervisor costs that has nothing to do
 python scripts/bench.py physics                            # C MuJoCo beside MJX
 python scripts/bench.py race                               # whole processes: ours, Brax's PPO, SB3's and SBX's
+python scripts/bench.py scaling                            # how cost grows with environments, episodes, steps done
 
 prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
 """
@@ -30,6 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 import race
 import race_page
+import scaling
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -49,8 +51,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "inverted_pendulum, gae once": (*PENDULUM, "ppo.gae=per_iteration"),
     "inverted_pendulum, entropy": (*PENDULUM, "ppo.entropy_cost=2e-2"),
     "humanoid": (
-        "env=humanoid", "env.backend=mjx", "ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4",
-        "ppo.num_updates_per_batch=8", "ppo.unroll_length=10",
+        "env=humanoid", "ppo=humanoid", "env.backend=mjx", "ppo.num_envs=256", "ppo.batch_size=128",
+        "ppo.num_minibatches=4", "ppo.num_updates_per_batch=8", "ppo.unroll_length=10",
     ),
 }  # fmt: skip
 COMMON = ("seed=0", "devices=1")
@@ -387,6 +389,13 @@ def cut(page: str, name: str) -> tuple[str, dict[str, str], str]:
     return before, dict(found), after
 
 
+def run_scaling(args: argparse.Namespace, console: Console) -> list[Report]:
+    """Steps per second over what might make them dearer."""
+    points = scaling.run(args, Side, console.print)
+    section = scaling.section(points, device()["kind"], args.out.parent)
+    return [Report(**vars(section))]
+
+
 def updated(page: str, report: Report, kind: str, body: str) -> str:
     """The page with one device's part of one section written anew, or appended.
 
@@ -438,6 +447,9 @@ def make_parser() -> Parser:
     command = commands.add_parser("race", parents=[shared], help="whole processes: ours, Brax's PPO, SB3's and SBX's")
     race.add_arguments(command)
     command.set_defaults(benchmark=run_race, sections=race_page.NAMES)
+    command = commands.add_parser(scaling.NAME, parents=[shared], help="how cost grows, and with what")
+    scaling.add_arguments(command)
+    command.set_defaults(benchmark=run_scaling, sections=(scaling.NAME,))
     return parser
 
 

@@ -32,8 +32,8 @@ _SMALL = (
 )  # fmt: skip
 TASKS: dict[str, tuple[str, ...]] = {
     "inverted_pendulum": survival.STEADY,
-    "halfcheetah": ("env=halfcheetah", "env.backend=spring", *_SMALL, "total_steps=204800"),
-    "humanoid": ("env=humanoid", "env.backend=spring", *_SMALL, "total_steps=204800"),
+    "halfcheetah": ("env=halfcheetah", "ppo=halfcheetah", "env.backend=spring", *_SMALL, "total_steps=204800"),
+    "humanoid": ("env=humanoid", "ppo=humanoid", "env.backend=spring", *_SMALL, "total_steps=204800"),
 }
 RESULTS = Path("docs/curves.jsonl")
 LOOKS = 5

@@ -19,8 +19,8 @@ class UpdateContext(NamedTuple):
     """What the update site sees.
 
     Attributes:
-        value: The candidate, `(params, opt_state)`; parameters and what is laid out as they are (Adam's moments) are
-            vectors `[n]`, all layers one after another.
+        value: The candidate, `(params, opt_state)`; parameters and what is laid out as they are (Adam's moments) may be
+            vectors `[n]`, all layers one after another (`rlstable.ppo.flat`).
         gradient_norm: Global norm of the gradient, averaged over devices, before clipping.
         update_norm: Global norm of the step from the old parameters to the candidate.
         parameter_norm: Global norm of the old parameters.

@@ -17,8 +17,8 @@ class Progress(NamedTuple):
     """What has been learnt from a batch so far.
 
     Attributes:
-        params: Network parameters, as a vector (`Layout.join`).
-        opt_state: Optimizer state, its moments as vectors.
+        params: Network parameters, joined (`Layout.join`).
+        opt_state: Optimizer state, its moments joined likewise.
         sums: Metrics, summed over accepted minibatches.
         accepted: int32, how many those are.
     """

@@ -52,3 +52,16 @@ def test_moments_are_vectors_and_counts_stay():
     layout = Layout.of(params)
     (state,) = jax.tree.leaves(layout.join_in(optax.scale_by_adam().init(params)), is_leaf=lambda x: hasattr(x, "mu"))
     assert (state.mu.shape, state.nu.shape, state.count.shape) == ((8,), (8,), ())
+
+
+def test_what_is_large_is_left_as_it_is_on_a_cpu(monkeypatch):
+    """There a kernel per layer is quicker than one for all."""
+    large, small = params_of([(200, 100)]), params_of([(64, 64), (64, 64)])
+    state = optax.scale_by_adam().init(large)
+    layout = Layout.of(large)
+    same(layout.join(large), large)
+    same(layout.split(large), large)
+    same(layout.split_in(layout.join_in(state), state), state)
+    assert Layout.of(small).join(small).shape == (2 * 64**2,)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert Layout.of(large).join(large).shape == (20_000,)
