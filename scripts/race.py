@@ -117,7 +117,7 @@ THRESHOLD = {
         limit=600.0,
     ),
     "ant": Goal(
-        1000.0,
+        1500.0,
         {
             "ours": ("env=ant", *_OURS, "eval.num_evals=40"),
             "brax": ("env=ant", "ppo=ant", "env.backend=spring", *_BRAX, "ppo.batch_size=64"),
