@@ -47,7 +47,7 @@ BAD_INPUT = {
     "infinite": (["ppo.learning_rate=inf"], "ppo.learning_rate: inf stands where a finite number is asked"),
     "not a number": (["ppo.discounting=nan"], "ppo.discounting: nan stands where a finite number is asked"),
     "indivisible batch": (
-        ["env=ant", "ppo.num_envs=48"],
+        ["env=ant", "ppo=ant", "ppo.num_envs=48"],
         "ppo.num_envs: 48 does not divide batch_size * num_minibatches = 65536; 32 would fit",
     ),
     "indivisible devices": ([*TINY, "devices=3"], "ppo.batch_size: 8 does not divide among 3 devices; 12 would fit"),
@@ -92,7 +92,7 @@ def test_help_and_printed_configuration(
     printed = capsys.readouterr().out
     assert "python -m rlstable.train env=humanoid" in printed
     assert "env: ant, fast, halfcheetah, hopper" in printed
-    assert run(monkeypatch, tmp_path, "env=ant", "guards=strict", "--cfg", "job") == 0
+    assert run(monkeypatch, tmp_path, "env=ant", "ppo=ant", "guards=strict", "--cfg", "job") == 0
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["env"]["name"] == "ant"
     assert composed["ppo"]["learning_rate"] == 3e-4

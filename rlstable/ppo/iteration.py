@@ -87,8 +87,8 @@ class PPO:
                 statistics, params = self._objective.follow_targets(params, statistics, readable)
 
             values = values_of(self.config, self.networks, state, read, data, learned) | rollout.metrics | shaping
-            vector = layout.join(params) if ppo.normalize_values else learned.progress.params
-            kept = (vector, learned.progress.opt_state, (statistics, returns.statistics))
+            joined = layout.join(params) if ppo.normalize_values else learned.progress.params
+            kept = (joined, learned.progress.opt_state, (statistics, returns.statistics))
             judged = StateContext(kept, report_of(values, state.normalizer.value, self.networks.action_size))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
             new_state = dataclasses.replace(
