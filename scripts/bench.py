@@ -241,6 +241,13 @@ def run_race(args: argparse.Namespace, console: Console) -> list[Report]:
     return [Report(**vars(section), before_notes=race_page.SETTINGS) for section in sections]
 
 
+def run_scaling(args: argparse.Namespace, console: Console) -> list[Report]:
+    """Steps per second over what might make them dearer."""
+    points = scaling.run(args, Side, console.print)
+    section = scaling.section(points, device()["kind"], args.out.parent)
+    return [Report(**vars(section))]
+
+
 def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
     """One environment's times in two configurations."""
     settings = [*SETTINGS[name], *COMMON]
@@ -387,13 +394,6 @@ def cut(page: str, name: str) -> tuple[str, dict[str, str], str]:
     if not len(found) == inside.count(first) == inside.count(last):
         raise PageError(f"--out: a part of the section {name} has lost a marker; mend it first")
     return before, dict(found), after
-
-
-def run_scaling(args: argparse.Namespace, console: Console) -> list[Report]:
-    """Steps per second over what might make them dearer."""
-    points = scaling.run(args, Side, console.print)
-    section = scaling.section(points, device()["kind"], args.out.parent)
-    return [Report(**vars(section))]
 
 
 def updated(page: str, report: Report, kind: str, body: str) -> str:

@@ -166,7 +166,7 @@ def section(points: Sequence[Point], kind: str, folder: Path) -> Section:
             cells.append((task, name, *span, ends, f"{min(rates):,.0f}", f"{max(rates):,.0f}"))
             rows += [dataclasses.asdict(point) for point in own]
     notes = [f"{task}: `{' '.join(settings(task, AMONG, 1000))}`" for task in dict.fromkeys(p.task for p in points)]
-    return Section(NAME, "How cost grows", TEXT, header, cells, notes, rows, [picture])
+    return Section(NAME, "How cost grows", TEXT, header, cells, notes, rows, [f"![how cost grows]({picture})"])
 
 
 def _draw(points: Sequence[Point], place: Path) -> None:

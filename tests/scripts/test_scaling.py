@@ -63,7 +63,7 @@ def test_every_point_is_measured_and_shown(tmp_path: Path) -> None:
     ends, least, greatest = section.cells[0][4:]
     assert (ends, least, greatest) == ("338,624\n984,971", "338,624", "984,971")
     page = bench.markdown(bench.Report(**vars(section)), {"kind": "k", "platform": "p", "cpus": 1}, {})
-    assert "scaling_fake_gpu.png" in page
+    assert "![how cost grows](scaling_fake_gpu.png)" in page
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon"])
