@@ -9,8 +9,11 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+from rlstable.schema import ConfigError, Model, Section, validate
 
 _COLUMNS = 120
 
@@ -27,6 +30,67 @@ def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
     return made
 
 
+def key_parser(name: str, description: str, model: type[Section], epilog: str) -> argparse.ArgumentParser:
+    """The parser of a command that takes `key=value` words, which `options` reads; `--help` explains every key.
+
+    Args:
+        name: Of the command.
+        description: What it does.
+        model: The keys; a field's description is its line of help.
+        epilog: Examples.
+    """
+    made = parser(name, description, _keys(model) + epilog)
+    made.add_argument("words", nargs="*", metavar="key=value", help="see keys below")
+    return made
+
+
+def options(model: type[Model], words: Sequence[str]) -> Model:
+    """What was typed as `key=value`, checked.
+
+    A key whose field holds paths is taken as it stands, any other is read as YAML; one that holds several may be typed
+    several times.
+
+    Raises:
+        ConfigError: The first mistake, in one line.
+    """
+    import yaml
+
+    data: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        kind = str(model.model_fields[key].annotation) if key in model.model_fields else ""
+        if not equals:
+            raise ConfigError(
+                f"cannot read {word!r}: write key=value" + (f", run={word}" if Path(word).exists() else "")
+            )
+        if not text:
+            raise ConfigError(f"{key}: has no value; write {key}=<value>, or leave it out")
+        try:
+            value = text if "Path" in kind else yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"{key}: cannot read {text!r}; put it into quotes") from None
+        if "tuple" in kind:
+            data.setdefault(key, []).append(value)
+        elif key in data:
+            raise ConfigError(f"{key}: is given twice")
+        else:
+            data[key] = value
+    return validate(model, data)
+
+
+def _keys(model: type[Section]) -> str:
+    rows = []
+    for name, field in model.model_fields.items():
+        default = "" if field.is_required() else f" [{_plain(field.get_default(call_default_factory=True))}]"
+        rows.append((name, f"{field.description}{default}"))
+    width = max(len(name) for name, _ in rows)
+    return "\nkeys:\n" + "".join(f"  {name:<{width}}  {text}\n" for name, text in rows)
+
+
+def _plain(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @contextlib.contextmanager
 def working() -> Iterator[None]:
     """Around everything before the report: standard output is kept for that, and a mistake ends with one line.
@@ -37,7 +101,6 @@ def working() -> Iterator[None]:
     # Whatever libraries print while they load is kept out of the report.
     with contextlib.redirect_stdout(sys.stderr):
         from rlstable.endings import Ending
-        from rlstable.schema import ConfigError
 
         try:
             yield

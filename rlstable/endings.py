@@ -96,6 +96,7 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, saved: bo
     if saved:
         more = f" total_steps={2 * fields['step']}" if ending is Ending.completed else ""
         rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
+        rows.append(("judge it", command("evaluate", run_dir, "run=")))
         rows.append(("use it", f'rlstable.load_policy("{folder}").act(obs)'))
     return rows
 

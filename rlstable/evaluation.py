@@ -87,18 +87,21 @@ class Evaluator:
             OutOfMemory: There is not enough for a single episode.
         """
         started = time.perf_counter()
-        episodes = None
-        while episodes is None:
-            self._prepare(params, statistics, key)
-            try:
-                episodes = self._episodes(params, statistics, key)
-            except jax.errors.JaxRuntimeError as error:
-                self._divide(error)
+        episodes = self.play(params, statistics, key)
         elapsed = time.perf_counter() - started
         metrics = summarize(episodes)
         metrics["eval/epoch_eval_time"] = elapsed
         metrics["eval/sps"] = float(episodes.length.sum()) / elapsed
         return metrics
+
+    def play(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
+        """Every episode by itself, as arrays of the host; arguments and errors as for `judge`."""
+        while True:
+            self._prepare(params, statistics, key)
+            try:
+                return self._episodes(params, statistics, key)
+            except jax.errors.JaxRuntimeError as error:
+                self._divide(error)
 
     def _prepare(self, params: Any, statistics: Any, key: jax.Array) -> None:
         while self._compiled is None:
@@ -136,12 +139,14 @@ def _policy_of(state: TrainState) -> tuple[Any, Any]:
     return params, statistics
 
 
-def summarize(episodes: Episodes) -> dict[str, float | None]:
-    """Mean and standard deviation of every metric over the episodes that count.
+def counts(episodes: Episodes) -> np.ndarray:
+    """Which episodes count, `[B]`: not aborted, and of a finite return, whatever the guard made of it."""
+    return np.asarray((episodes.aborted == 0) & np.isfinite(episodes.metrics["reward"]))
 
-    A return that is not finite counts as aborted too, whatever the guard made of it.
-    """
-    kept = (episodes.aborted == 0) & np.isfinite(episodes.metrics["reward"])
+
+def summarize(episodes: Episodes) -> dict[str, float | None]:
+    """Mean and standard deviation of every metric over the episodes that count."""
+    kept = counts(episodes)
     metrics: dict[str, float | None] = {}
     for name, values in episodes.metrics.items():
         metrics[f"eval/episode_{name}"] = float(values[kept].mean()) if kept.any() else None
@@ -152,7 +157,9 @@ def summarize(episodes: Episodes) -> dict[str, float | None]:
     return metrics
 
 
-def make_evaluator(config: Config, networks: Networks, compiling: Compiling, report: Callable[..., None]) -> Evaluator:
+def make_evaluator(
+    config: Config, networks: Networks, compiling: Compiling, report: Callable[..., None], single: Any = None
+) -> Evaluator:
     """The evaluator of a configuration; its program is compiled when it is first run.
 
     Evaluation judges its environments whatever `guards` says: a NaN return is no return.
@@ -162,12 +169,13 @@ def make_evaluator(config: Config, networks: Networks, compiling: Compiling, rep
         networks: The policy's.
         compiling: Context manager that tells the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
+        single: The environment, where it is loaded already.
 
     Raises:
         ConfigError: `eval.env_kwargs` does not fit the environment.
     """
     precision = level(config.precision)
-    single = load_env(config.env, config.eval.env_kwargs)
+    single = load_env(config.env, config.eval.env_kwargs) if single is None else single
     env = VectorEnv(
         DoublePhysics(single) if precision.x64 else single,
         config.env.episode_length,

@@ -1,0 +1,78 @@
+"""The command: `python -m rlstable.evaluate run=runs/...`, what a trained policy is worth.
+
+It exits with 0 where episodes were played, whatever they are worth, and 2 for a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlstable import command
+from rlstable.schema import Count, Flag, Integer, Section
+
+_EPILOG = """
+examples:
+  python -m rlstable.evaluate run=runs/ant/2026-01-31_22-00-00
+  python -m rlstable.evaluate run=runs/ant/2026-01-31_22-00-00 which=latest episodes=1000 deterministic=false
+  python -m rlstable.evaluate run=runs/ant/2026-01-31_22-00-00 backend=mjx     trained on C MuJoCo, judged on MJX
+  python -m rlstable.evaluate run=runs/ant/2026-01-31_22-00-00 --json > episodes.json
+"""
+
+
+class EvaluateOptions(Section):
+    """What is evaluated, and how."""
+
+    run: Path = Field(description="folder of the run, runs/<env>/<time>")
+    which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
+        "best", description="its checkpoint: best by evaluation, latest, or an iteration"
+    )
+    episodes: Count = Field(100, description="how many are played; more make the intervals narrower")
+    deterministic: Flag = Field(True, description="true plays the mean action, false samples")
+    backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None = Field(
+        None, description="physics: auto, native, mjx, spring, generalized, positional, null for that of the training"
+    )
+    seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(0, description="of the first states and the samples")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Plays the episodes, prints, and exits."""
+    parser = command.key_parser(
+        "evaluate", "Plays many episodes with a trained policy and says what it is worth.", EvaluateOptions, _EPILOG
+    )
+    args = parser.parse_intermixed_args(argv)
+    with command.working():
+        options = command.options(EvaluateOptions, args.words)
+        from rlstable.saved_run import open_run
+        from rlstable.worth import judge
+
+        run = open_run(options.run, options.which)
+        command.note(f"playing {options.episodes:,} episodes; what has to be compiled takes a while")
+        worth = judge(run, options.episodes, options.deterministic, options.backend, options.seed)
+    if args.json:
+        command.print_json(worth.as_data())
+    else:
+        show(worth)
+
+
+def show(worth: Any, terminal: Any = None) -> None:
+    """Prints it for people.
+
+    Args:
+        worth: A `rlstable.worth.Worth`.
+        terminal: A rich console; standard output if None.
+    """
+    from rich.text import Text
+
+    terminal = command.console() if terminal is None else terminal
+    terminal.print(Text(f"\n{worth.title}", style="bold"))
+    terminal.print(worth.table())
+    for line in worth.lines():
+        terminal.print(Text(f"  {line}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A run folder, opened to use its policy: the configuration it was trained with, and what it learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+
+from rlstable import config as typed
+from rlstable.config import Config, ConfigError
+from rlstable.fault_config import FaultConfig
+from rlstable.policy import Policy, load_policy
+from rlstable.versions import versions
+
+Which = Literal["best", "latest"] | int
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """A run and one of its policies.
+
+    Attributes:
+        folder: Of the run.
+        config: As it was trained, without the fault it may have been given on purpose.
+        policy: What it learnt.
+    """
+
+    folder: Path
+    config: Config
+    policy: Policy
+
+    @property
+    def iteration(self) -> int:
+        """At which the policy was saved."""
+        return int(self.policy.host["host"]["iteration"])
+
+    @property
+    def step(self) -> int:
+        """Environment steps that it was trained for."""
+        return int(self.policy.host["step"])
+
+    def config_on(self, backend: str | None) -> Config:
+        """The configuration on another physics; the same where `backend` is None."""
+        if backend is None:
+            return self.config
+        env = self.config.env.model_copy(update={"backend": backend})
+        return self.config.model_copy(update={"env": env})
+
+
+def open_run(folder: Path, which: Which = "best") -> SavedRun:
+    """Opens a run, also one that goes on or was broken off.
+
+    Args:
+        folder: The run folder.
+        which: As for `rlstable.load_policy`.
+
+    Raises:
+        ConfigError: No run is there, it was never saved, its checkpoint cannot be read, or its configuration is of
+            another version.
+    """
+    config = read_config(folder)
+    if not (folder / "checkpoints").is_dir():
+        raise ConfigError(f"run: {folder} has no checkpoint; nothing was saved before it ended, or checkpoint=off")
+    return SavedRun(folder, config, load_policy(folder, which))
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration that a run folder holds.
+
+    Raises:
+        ConfigError: No run is there, or it was configured for another version.
+    """
+    data = read_settings(folder)
+    try:
+        return typed.load({**data, "fault": FaultConfig().model_dump()})
+    except ConfigError as error:
+        raise ConfigError(
+            f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"
+        ) from error
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What `config.yaml` of a run folder says, whatever version wrote it.
+
+    Raises:
+        ConfigError: There is none, or it is damaged.
+    """
+    path = folder / "config.yaml"
+    if not folder.is_dir():
+        raise ConfigError(f"run: there is no folder {folder}; runs are in runs/<env>/<time>")
+    if not path.is_file():
+        raise ConfigError(f"run: {folder} is no run folder, it has no config.yaml; runs are in runs/<env>/<time>")
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # of several YAML libraries, and of the disk
+        raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"run: {path} holds no configuration")
+    return {str(key): value for key, value in data.items()}

@@ -1,0 +1,163 @@
+"""What a saved policy is worth: episodes played, and what they say of its return."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from rich.table import Table
+
+from rlstable.compiling import dispatch_inline, keep_programs
+from rlstable.config import Config, ConfigError
+from rlstable.envs.load import load
+from rlstable.envs.wrappers import Episodes
+from rlstable.estimates import STATISTICS, Estimate, estimate
+from rlstable.evaluation import counts, make_evaluator
+from rlstable.policy import Policy
+from rlstable.saved_run import SavedRun
+from rlstable.supervise.memory_plan import OutOfMemory
+
+_NAMES = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Worth:
+    """Episodes of a saved policy.
+
+    Attributes:
+        run: Whose.
+        backend: What simulated them, None where the environment has no choice.
+        deterministic: Whether the mean action was played.
+        seed: Of the first states and the samples.
+        episodes: All that were played, as arrays of the host.
+    """
+
+    run: SavedRun
+    backend: str | None
+    deterministic: bool
+    seed: int
+    episodes: Episodes
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Which episodes count, `[B]`: those that were not aborted."""
+        return counts(self.episodes)
+
+    @property
+    def returns(self) -> dict[str, Estimate] | None:
+        """Statistics of the return, by name; None where every episode was aborted."""
+        kept = self.kept
+        if not kept.any():
+            return None
+        values = self.episodes.metrics["reward"][kept]
+        return {name: estimate(values, statistic) for name, statistic in STATISTICS.items()}
+
+    @property
+    def aborted(self) -> int:
+        """How many episodes' simulation went bad."""
+        return int((~self.kept).sum())
+
+    @property
+    def title(self) -> str:
+        """What was played, in one line."""
+        action = "of the mean action" if self.deterministic else "of sampled actions"
+        physics = "" if self.backend is None else f", {self.backend}"
+        saved = f"checkpoint of iteration {self.run.iteration:,}, step {self.run.step:,}"
+        return f"{self.run.config.env.name}{physics}: {len(self.kept):,} episodes {action}, {saved}"
+
+    def table(self) -> Table:
+        """The statistics of the return, for people."""
+        table = Table("return", "value", "95 % interval", box=None, pad_edge=True)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for name, found in (self.returns or {}).items():
+            interval = "-" if found.low is None else f"{found.low:,.1f} to {found.high:,.1f}"
+            table.add_row(_NAMES[name], f"{found.value:,.1f}", interval)
+        return table
+
+    def lines(self) -> list[str]:
+        """What else is to be said, for people."""
+        kept = self.kept
+        aborted = f"{self.aborted:,} of {len(kept):,} episodes were aborted"
+        if not kept.any():
+            return [f"{aborted}: there is no return to speak of"]
+        returns, lengths = self.episodes.metrics["reward"][kept], self.episodes.length[kept]
+        return [
+            f"returns from {returns.min():,.1f} to {returns.max():,.1f}, standard deviation {returns.std():,.1f}",
+            f"length {lengths.mean():,.1f} of {self.run.config.env.episode_length:,} steps on average",
+            aborted + (", and left out" if self.aborted else ""),
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """All of it as JSON data; the returns of aborted episodes are null."""
+        kept = self.kept
+        metrics = {name: float(values[kept].mean()) if kept.any() else None for name, values in self._others().items()}
+        returns = self.episodes.metrics["reward"]
+        return {
+            "run": str(self.run.folder),
+            "env": self.run.config.env.name,
+            "backend": self.backend,
+            "iteration": self.run.iteration,
+            "step": self.run.step,
+            "deterministic": self.deterministic,
+            "seed": self.seed,
+            "episodes": len(kept),
+            "aborted_share": self.aborted / len(kept),
+            "return": None if self.returns is None else {name: found._asdict() for name, found in self.returns.items()},
+            "length": float(self.episodes.length[kept].mean()) if kept.any() else None,
+            "metrics": metrics,
+            "returns": [float(value) if ok else None for value, ok in zip(returns, kept, strict=True)],
+            "lengths": self.episodes.length.astype(int).tolist(),
+        }
+
+    def _others(self) -> dict[str, Any]:
+        return {name: values for name, values in self.episodes.metrics.items() if name != "reward"}
+
+
+def judge(run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0) -> Worth:
+    """Plays episodes with a saved policy.
+
+    Args:
+        run: Whose.
+        episodes: How many.
+        deterministic: The mean action, or a sample.
+        backend: Physics as `env.backend` names it; None for that of the training.
+        seed: Of the first states and the samples.
+
+    Raises:
+        ConfigError: The environment cannot be made on that physics, the policy was trained for another, or memory does
+            not suffice for a single episode.
+    """
+    looks = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
+    config = run.config_on(backend).model_copy(update={"eval": looks})
+    if config.env.backend in ("native", "auto"):
+        dispatch_inline()
+    keep_programs(config.compile_cache)
+    loaded = load(config.env, config.eval.env_kwargs)
+    require_fit(run.policy, loaded.env, config)
+    evaluator = make_evaluator(
+        config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, loaded.env
+    )
+    try:
+        played = evaluator.play(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
+    except OutOfMemory as error:
+        raise ConfigError(f"episodes: {error}") from error
+    return Worth(run, loaded.backend, deterministic, seed, played)
+
+
+def require_fit(policy: Policy, env: Any, config: Config) -> None:
+    """Checks that a policy can act in an environment.
+
+    Raises:
+        ConfigError: Its observation or its action is of another size than the policy's.
+    """
+    observation = policy.networks.select(jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
+    sizes = jax.tree.map(lambda x: x.shape, (observation, policy.statistics.mean))
+    if sizes[0] != sizes[1] or env.action_size != policy.networks.action_size:
+        raise ConfigError(
+            f"backend: {config.env.backend or config.env.name} has observations {sizes[0]} and {env.action_size} "
+            f"actions, the policy was trained for {sizes[1]} and {policy.networks.action_size}; choose another"
+        )

@@ -1,0 +1,57 @@
+"""Words of `key=value`: how they are read, and what is said of a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from rlstable import command
+from rlstable.schema import ConfigError, Count, Flag, Section
+
+
+class Options(Section):
+    run: tuple[Path, ...] = Field(description="folders", min_length=1)
+    out: Path | None = Field(None, description="where to")
+    count: Count = Field(3, description="how many")
+    fast: Flag = Field(True, description="whether")
+    mode: Literal["a", "b"] | None = Field(None, description="how")
+
+
+def test_words_are_read() -> None:
+    found = command.options(Options, ["run=runs/2026-01-31", "run=123", "out=a=b", "count=7", "fast=false", "mode=b"])
+    assert found == Options(run=(Path("runs/2026-01-31"), Path("123")), out=Path("a=b"), count=7, fast=False, mode="b")
+    assert command.options(Options, ["run=x", "mode=null"]) == Options(run=(Path("x"),))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "run: is missing; set it"),
+        (["run=x", "out"], "cannot read 'out': write key=value"),
+        (["tests"], "cannot read 'tests': write key=value, run=tests"),
+        (["run="], "run: has no value; write run=<value>, or leave it out"),
+        (["run=x", "cuont=3"], "cuont: unknown key; did you mean count?"),
+        (["run=x", "count=3", "count=4"], "count: is given twice"),
+        (["run=x", "count=0"], "count: input should be greater than 0, got 0"),
+        (["run=x", "count=[1"], "count: cannot read '[1'; put it into quotes"),
+        (["run=x", "fast=2"], "fast: input should be a valid boolean, got 2"),
+        (["run=x", "mode=c"], "mode: input should be 'a' or 'b', got 'c'"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    with pytest.raises(ConfigError) as caught:
+        command.options(Options, words)
+    assert str(caught.value) == message
+
+
+def test_help_explains_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = command.key_parser("try", "Tries.", Options, "\nexamples:\n  try run=x\n")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    printed = capsys.readouterr().out
+    assert "  run    folders\n  out    where to [null]\n  count  how many [3]\n  fast   whether [true]" in printed
+    assert printed.endswith("examples:\n  try run=x\n")

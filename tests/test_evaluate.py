@@ -1,0 +1,167 @@
+"""Evaluating a saved run: the numbers, the words, and what is said of a folder that holds none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.estimates import estimate
+from rlstable.evaluate import main
+from rlstable.runner import Runner
+from rlstable.saved_run import open_run, read_settings
+from rlstable.worth import judge
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    config = tiny_config(
+        guards={}, devices=1, total_steps=128, eval={"num_evals": 1, "num_envs": 2}, sinks={"console": "off"}
+    )
+    Runner(config, folder).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def faulty_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run whose simulations go bad in most episodes."""
+    folder = tmp_path_factory.mktemp("faulty")
+    env = {"kwargs": {"fault": "physics", "probability": 0.1}}
+    sections = {"eval": {"num_evals": 0}, "sinks": {"console": "off"}, "supervise": {"incident": {"enabled": False}}}
+    Runner(tiny_config(guards={}, devices=1, total_steps=128, env=env, **sections), folder).run()
+    return folder
+
+
+def run(*words: str) -> int:
+    try:
+        main(list(words))
+    except SystemExit as caught:
+        return int(caught.code or 0)
+    return 0
+
+
+def test_the_numbers_are_those_of_the_episodes(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"run={run_dir}", "episodes=40", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["env"], said["backend"], said["iteration"], said["step"]) == ("toys:PointMass", "toy", 2, 128)
+    assert (said["episodes"], len(said["returns"]), len(said["lengths"])) == (40, 40, 40)
+    assert said["return"]["mean"] == estimate(said["returns"])._asdict()
+    assert said["return"]["iqm"]["low"] < said["return"]["iqm"]["value"] < said["return"]["iqm"]["high"]
+    assert said["length"] == np.mean(said["lengths"]) <= 12
+    assert said["aborted_share"] == 0.0
+    assert list(said["metrics"]) == ["distance"]
+
+
+def test_the_seed_decides_and_samples_differ_from_the_mean_action(run_dir: Path) -> None:
+    saved = open_run(run_dir)
+    first, again, other = (judge(saved, 8, seed=seed).episodes.metrics["reward"] for seed in (1, 1, 2))
+    sampled = judge(saved, 8, deterministic=False, seed=1).episodes.metrics["reward"]
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).all() and (first != sampled).all()
+
+
+def test_aborted_episodes_are_told_and_left_out(faulty_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worth = judge(open_run(faulty_dir), 64)
+    data = worth.as_data()
+    assert 0 < worth.aborted < 64
+    assert data["aborted_share"] == worth.aborted / 64
+    assert data["returns"].count(None) == worth.aborted
+    assert data["return"]["mean"]["value"] == pytest.approx(np.mean([x for x in data["returns"] if x is not None]))
+    assert run(f"run={faulty_dir}", "episodes=64") == 0
+    assert f"{worth.aborted} of 64 episodes were aborted, and left out" in capsys.readouterr().out
+
+
+def test_nothing_is_left_where_all_are_aborted(faulty_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(faulty_dir, folder)
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("probability: 0.1", "probability: 1.0"))
+    worth = judge(open_run(folder), 4)
+    assert worth.aborted == 4
+    assert worth.as_data()["return"] is None
+    assert worth.lines() == ["4 of 4 episodes were aborted: there is no return to speak of"]
+
+
+def test_people_read_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"run={run_dir}", "which=latest", "episodes=10") == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    title = "toys:PointMass, toy: 10 episodes of the mean action, checkpoint of iteration 2, step 128"
+    assert title in lines
+    assert "95 % interval" in printed.out and "interquartile mean" in printed.out
+    assert lines[-1].strip() == "0 of 10 episodes were aborted"
+    assert printed.err.startswith("playing 10 episodes")
+
+
+@pytest.fixture
+def copied(run_dir: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    shutil.copytree(run_dir, folder)
+    return folder
+
+
+def test_another_version_is_said(copied: Path) -> None:
+    with (copied / "config.yaml").open("a") as file:
+        file.write("warp_drive: true\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml is not of this version, rlstable .*: warp_drive: unknown key"):
+        open_run(copied)
+
+
+def test_a_run_that_saved_nothing_is_said(copied: Path) -> None:
+    shutil.rmtree(copied / "checkpoints")
+    with pytest.raises(ConfigError, match="has no checkpoint; nothing was saved before it ended, or checkpoint=off"):
+        open_run(copied)
+
+
+def test_a_torn_checkpoint_is_said_and_nothing_is_touched(copied: Path) -> None:
+    for path in (copied / "checkpoints").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:10])
+    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    with pytest.warns(RuntimeWarning), pytest.raises(ConfigError):
+        open_run(copied)
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a: [", "cannot be read"), ("- 1\n- 2\n", "holds no configuration"), ("12", "cannot be read|no configuration")],
+)
+def test_a_damaged_configuration_is_said(content: str, message: str, copied: Path) -> None:
+    (copied / "config.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_settings(copied)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run=no/such"], "run: there is no folder no/such; runs are in runs/<env>/<time>"),
+        (["run={empty}"], "is no run folder, it has no config.yaml"),
+        (["run={run}", "which=7"], "no checkpoint 7 here"),
+        (["run={run}", "which=worst"], "which: input should be 'best' or 'latest'"),
+        (["run={run}", "backend=mjx"], "env.kwargs: toys:PointMass cannot be built with backend='mjx'"),
+        (["run={run}", "episodes=none"], "episodes: 'none' is text where a number is asked"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str], message: str, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*(word.format(run=run_dir, empty=tmp_path) for word in words)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err.splitlines()[-1]
+
+
+def test_a_policy_for_another_robot_is_refused(copied: Path) -> None:
+    text = (copied / "config.yaml").read_text()
+    (copied / "config.yaml").write_text(text.replace("toys:PointMass", "toys:NamedPointMass"))
+    with pytest.raises(ConfigError, match=r"has observations \{'state': \(4,\)\} .* the policy was trained for \(4,\)"):
+        judge(open_run(copied), 2)
