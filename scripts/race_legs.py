@@ -97,8 +97,15 @@ class Workshop:
             ConfigError: Its settings cannot work, or the process ended by an error.
         """
         if not leg.warm:
-            with tempfile.TemporaryDirectory() as cache:
+            cache = tempfile.mkdtemp()
+            # What a cold process compiles is what a warm one finds; Brax's hears of a folder only where it is warm.
+            if leg.side == "ours" and leg.text not in self._kept:
+                self._kept[leg.text] = cache
+            try:
                 return self._run(leg, seed, cache)
+            finally:
+                if cache not in self._kept.values():
+                    shutil.rmtree(cache, ignore_errors=True)
         if leg.text not in self._kept:
             self._kept[leg.text] = tempfile.mkdtemp()
             print(f"race: {leg}: once before, to compile", file=sys.stderr, flush=True)

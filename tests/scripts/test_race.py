@@ -179,6 +179,28 @@ def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
     assert race_legs.caching(dataclasses.replace(brax, warm=True), "there")["JAX_COMPILATION_CACHE_DIR"] == "there"
 
 
+def test_a_warm_process_finds_what_a_cold_one_compiled_and_no_cold_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[Leg, Path]] = []
+
+    def run(self: Any, leg: Leg, seed: int, cache: str) -> dict[str, Any]:
+        found = (Path(cache) / "program").exists()
+        (Path(cache) / "program").touch()
+        used.append((leg, Path(cache)))
+        return {"found": found}
+
+    monkeypatch.setattr(race_legs.Workshop, "_run", run)
+    cold, brax = LEG, dataclasses.replace(LEG, side="brax", settings=("env=ant",))
+    warm, brax_warm = (dataclasses.replace(leg, warm=True) for leg in (cold, brax))
+    workshop = race_legs.Workshop(Path("venvs"), False)
+    assert [workshop.run(leg, 1)["found"] for leg in (cold, cold, warm, warm)] == [False, False, True, True]
+    assert [leg for leg, _ in used] == [cold, cold, warm, warm]
+    # Brax's cold processes keep nothing, so its warm ones need one before.
+    assert [workshop.run(leg, 1)["found"] for leg in (brax, brax_warm, brax_warm)] == [False, True, True]
+    assert [leg for leg, _ in used[4:]] == [brax, brax_warm, brax_warm, brax_warm]
+    workshop.close()
+    assert not any(cache.exists() for _, cache in used)
+
+
 FAKE = """
 import json, sys, time
 settings = json.loads(sys.argv[1])
