@@ -81,7 +81,8 @@ def options(model: type[Model], words: Sequence[str]) -> Model:
 def _keys(model: type[Section]) -> str:
     rows = []
     for name, field in model.model_fields.items():
-        default = "" if field.is_required() else f" [{_plain(field.get_default(call_default_factory=True))}]"
+        value = field.get_default(call_default_factory=True)
+        default = "" if field.is_required() or value == () else f" [{_plain(value)}]"
         rows.append((name, f"{field.description}{default}"))
     width = max(len(name) for name, _ in rows)
     return "\nkeys:\n" + "".join(f"  {name:<{width}}  {text}\n" for name, text in rows)

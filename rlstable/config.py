@@ -112,6 +112,7 @@ class SinksConfig(Section):
     console: Literal["auto", "rich", "plain", "off"] = "auto"
     tensorboard: Flag = False
     wandb: WandbConfig = WandbConfig()
+    report: Flag = True
     log_every: Count = 1
 
 

@@ -92,11 +92,13 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, saved: bo
         ("return", f"{_number(fields['return'])} (best {_number(fields['best_return'])})"),
         ("training time", f"{fields['seconds']:,.1f} s"),
         ("run folder", folder),
+        *([("report", _from_here(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
     if saved:
         more = f" total_steps={2 * fields['step']}" if ending is Ending.completed else ""
         rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
         rows.append(("judge it", command("evaluate", run_dir, "run=")))
+        rows.append(("watch it", command("render", run_dir, "run=")))
         rows.append(("use it", f'rlstable.load_policy("{folder}").act(obs)'))
     return rows
 

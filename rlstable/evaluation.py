@@ -162,8 +162,6 @@ def make_evaluator(
 ) -> Evaluator:
     """The evaluator of a configuration; its program is compiled when it is first run.
 
-    Evaluation judges its environments whatever `guards` says: a NaN return is no return.
-
     Args:
         config: What is evaluated, how often and on what.
         networks: The policy's.
@@ -174,32 +172,46 @@ def make_evaluator(
     Raises:
         ConfigError: `eval.env_kwargs` does not fit the environment.
     """
-    precision = level(config.precision)
+    env, precision = evaluation_env(config, single), level(config.precision)
+
+    def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
+        with precision.narrow():
+            return run_episodes(env, acting(config, networks, params, statistics), keys, jax.random.split(key)[0])
+
+    options = compiler_options(config.deterministic)
+    return Evaluator(play, config.eval.num_envs, precision, compiling, report, options)
+
+
+def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
+    """The environments that episodes are played in; judged whatever `guards` says, since a NaN return is no return.
+
+    Args:
+        config: The whole configuration.
+        single: The environment, where it is loaded already.
+    """
     single = load_env(config.env, config.eval.env_kwargs) if single is None else single
     env = VectorEnv(
-        DoublePhysics(single) if precision.x64 else single,
+        DoublePhysics(single) if level(config.precision).x64 else single,
         config.env.episode_length,
         config.env.action_repeat,
         env_guards(config.guards) or env_guards(GuardsConfig()),
     )
-    if config.fault.eval:
-        env = faults.faulty_env(env, config.fault)
+    return faults.faulty_env(env, config.fault) if config.fault.eval else env
 
-    def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
-        def policy(obs: Any, key: jax.Array) -> jax.Array:
-            selected = networks.select(obs)
-            return choose_action(
-                networks,
-                precision.matmul,
-                params,
-                statistics,
-                selected,
-                key,
-                config.eval.deterministic,
-            )
 
-        with precision.narrow():
-            return run_episodes(env, policy, keys, jax.random.split(key)[0])
+def acting(config: Config, networks: Networks, params: Any, statistics: Any) -> Callable[[Any, jax.Array], jax.Array]:
+    """What acts in them: actions `[B, A]` from observations and a random key, traced.
 
-    options = compiler_options(config.deterministic)
-    return Evaluator(play, config.eval.num_envs, precision, compiling, report, options)
+    Args:
+        config: Whether the mean action is played, and in which precision.
+        networks: The policy's.
+        params: Of the networks.
+        statistics: Of the normaliser.
+    """
+    matmul = level(config.precision).matmul
+
+    def policy(obs: Any, key: jax.Array) -> jax.Array:
+        selected = networks.select(obs)
+        return choose_action(networks, matmul, params, statistics, selected, key, config.eval.deterministic)
+
+    return policy

@@ -28,10 +28,12 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import open_run_dir, write_config, write_result
+from rlstable.io.rundir import open_run_dir, write_atomically, write_config, write_machine, write_result
 from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
+from rlstable.report.page import page
+from rlstable.report.story import read_story
 from rlstable.result import Result, Row
 from rlstable.resume import resume
 from rlstable.supervise import advice
@@ -120,6 +122,7 @@ class Runner:
             if not resumes:
                 self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
+            write_machine(self.run_dir, {**self._versions(), "devices": self._mesh.size, "processors": os.cpu_count()})
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
             self.close()
@@ -470,5 +473,14 @@ class Runner:
             write_result(self.run_dir, fields)
         except OSError as error:
             self._console.message(f"result.json could not be written: {error}")
+        if self.config.sinks.report:
+            self._report()
         self._console.summary(describe(ending, fields, self.run_dir, self._checkpoints.latest() is not None))
         return result
+
+    def _report(self) -> None:
+        """Leaves the page about the run; a run is none the worse for one that cannot be made."""
+        try:
+            write_atomically(self.run_dir / "report.html", page([read_story(self.run_dir)]))
+        except Exception as error:
+            self._console.message(f"report.html could not be written: {type(error).__name__}: {error}")

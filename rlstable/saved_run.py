@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
-
-from omegaconf import OmegaConf
+from typing import Literal
 
 from rlstable import config as typed
 from rlstable.config import Config, ConfigError
 from rlstable.fault_config import FaultConfig
+from rlstable.io.rundir import read_settings
 from rlstable.policy import Policy, load_policy
 from rlstable.versions import versions
 
@@ -79,23 +78,3 @@ def read_config(folder: Path) -> Config:
         raise ConfigError(
             f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"
         ) from error
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """What `config.yaml` of a run folder says, whatever version wrote it.
-
-    Raises:
-        ConfigError: There is none, or it is damaged.
-    """
-    path = folder / "config.yaml"
-    if not folder.is_dir():
-        raise ConfigError(f"run: there is no folder {folder}; runs are in runs/<env>/<time>")
-    if not path.is_file():
-        raise ConfigError(f"run: {folder} is no run folder, it has no config.yaml; runs are in runs/<env>/<time>")
-    try:
-        data = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # of several YAML libraries, and of the disk
-        raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"run: {path} holds no configuration")
-    return {str(key): value for key, value in data.items()}

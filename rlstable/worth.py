@@ -10,14 +10,12 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from rlstable.compiling import dispatch_inline, keep_programs
-from rlstable.config import Config, ConfigError
-from rlstable.envs.load import load
+from rlstable.config import ConfigError
 from rlstable.envs.wrappers import Episodes
 from rlstable.estimates import STATISTICS, Estimate, estimate
 from rlstable.evaluation import counts, make_evaluator
-from rlstable.policy import Policy
 from rlstable.saved_run import SavedRun
+from rlstable.stage import make_stage
 from rlstable.supervise.memory_plan import OutOfMemory
 
 _NAMES = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
@@ -128,36 +126,14 @@ def judge(run: SavedRun, episodes: int, deterministic: bool = True, backend: str
         seed: Of the first states and the samples.
 
     Raises:
-        ConfigError: The environment cannot be made on that physics, the policy was trained for another, or memory does
-            not suffice for a single episode.
+        ConfigError: As for `make_stage`, or memory does not suffice for a single episode.
     """
-    looks = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
-    config = run.config_on(backend).model_copy(update={"eval": looks})
-    if config.env.backend in ("native", "auto"):
-        dispatch_inline()
-    keep_programs(config.compile_cache)
-    loaded = load(config.env, config.eval.env_kwargs)
-    require_fit(run.policy, loaded.env, config)
+    stage = make_stage(run, episodes, deterministic, backend)
     evaluator = make_evaluator(
-        config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, loaded.env
+        stage.config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, stage.env
     )
     try:
         played = evaluator.play(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
     except OutOfMemory as error:
         raise ConfigError(f"episodes: {error}") from error
-    return Worth(run, loaded.backend, deterministic, seed, played)
-
-
-def require_fit(policy: Policy, env: Any, config: Config) -> None:
-    """Checks that a policy can act in an environment.
-
-    Raises:
-        ConfigError: Its observation or its action is of another size than the policy's.
-    """
-    observation = policy.networks.select(jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
-    sizes = jax.tree.map(lambda x: x.shape, (observation, policy.statistics.mean))
-    if sizes[0] != sizes[1] or env.action_size != policy.networks.action_size:
-        raise ConfigError(
-            f"backend: {config.env.backend or config.env.name} has observations {sizes[0]} and {env.action_size} "
-            f"actions, the policy was trained for {sizes[1]} and {policy.networks.action_size}; choose another"
-        )
+    return Worth(run, stage.backend, deterministic, seed, played)

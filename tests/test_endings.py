@@ -43,10 +43,16 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     assert stopped["go on"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
     assert rows["use it"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
     assert rows["judge it"].endswith("-m rlstable.evaluate run=runs/ant/1")
+    assert rows["watch it"].endswith("-m rlstable.render run=runs/ant/1")
+    assert "report" not in rows
+    (tmp_path / "runs" / "ant" / "1").mkdir(parents=True)
+    (tmp_path / "runs" / "ant" / "1" / "report.html").touch()
+    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", saved=True))
+    assert rows["report"] == "runs/ant/1/report.html"
 
 
 def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -> None:
     none = FIELDS | {"return": None, "best_return": None}
     rows = dict(describe(Ending.state_not_finite, none, tmp_path, saved=False))
     assert rows["return"] == "none (best none)"
-    assert not {"go on", "judge it", "use it"} & set(rows)
+    assert not {"go on", "judge it", "watch it", "use it"} & set(rows)

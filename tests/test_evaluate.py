@@ -13,8 +13,9 @@ from toys import tiny_config
 from rlstable.config import ConfigError
 from rlstable.estimates import estimate
 from rlstable.evaluate import main
+from rlstable.io.rundir import read_settings
 from rlstable.runner import Runner
-from rlstable.saved_run import open_run, read_settings
+from rlstable.saved_run import open_run
 from rlstable.worth import judge
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

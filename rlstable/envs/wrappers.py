@@ -277,13 +277,32 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
         keys: One random key per environment, for the resets.
         key: For the policy.
     """
+    return watch_episodes(env, policy, keys, key, lambda state: None)[0]
+
+
+def watch_episodes(
+    env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, watch: Callable[[Any], Any]
+) -> tuple[Episodes, Any]:
+    """`run_episodes`, and what is to be seen of every state on the way.
+
+    Args:
+        env: As for `run_episodes`.
+        policy: As for `run_episodes`.
+        keys: As for `run_episodes`.
+        key: As for `run_episodes`.
+        watch: What is kept of a batched state.
+
+    Returns:
+        The episodes, and what was kept, `[1 + steps, B, ...]`: of the first states, and of those after every action,
+        also where an episode was over before.
+    """
     state = env.reset(keys)
     guard_state = {name: guard.init() for name, guard in env.guards.items()}
     zeros = jnp.zeros(keys.shape[:1])
     aborted = (~env.clean(state)).astype(jnp.float32)
     sums = {name: zeros for name in ("reward", *state.metrics)}
 
-    def play(carry: Any, _: None) -> tuple[Any, None]:
+    def play(carry: Any, _: None) -> tuple[Any, Any]:
         state, active, episodes, key = carry
         key, next_key = jax.random.split(key)
         stepped, ok, _states, _slot = env._act(state, policy(state.obs, key), guard_state)
@@ -297,8 +316,9 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
             episodes.aborted + (active & ~going),
         )
         going &= ~(stepped.done > 0)
-        return (stepped.replace(done=jnp.zeros_like(stepped.done)), going, episodes, next_key), None
+        seen = watch(stepped)
+        return (stepped.replace(done=jnp.zeros_like(stepped.done)), going, episodes, next_key), seen
 
-    carry = (state, aborted == 0, Episodes(sums, zeros, aborted), key)
-    (_, _, episodes, _), _ = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
-    return episodes
+    carry, first = (state, aborted == 0, Episodes(sums, zeros, aborted), key), watch(state)
+    (_, _, episodes, _), seen = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
+    return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, seen)

@@ -11,6 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import OmegaConf
+
 from rlstable.config import ConfigError
 from rlstable.io.lock import RunLock
 
@@ -85,6 +88,11 @@ def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
     write_atomically(run_dir / "config.yaml", _yaml(config))
 
 
+def write_machine(run_dir: Path, machine: Mapping[str, Any]) -> None:
+    """Leaves what the run is computed on and with, for whoever compares it with another."""
+    write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
+
+
 def write_result(run_dir: Path, result: Mapping[str, Any]) -> None:
     """Leaves how a run ended, for a sweep's table and for whoever looks later."""
     write_atomically(run_dir / _RESULT, json.dumps(result, indent=2, default=str) + "\n")
@@ -96,6 +104,26 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
         return json.loads((run_dir / _RESULT).read_text())
     except (OSError, json.JSONDecodeError):
         return None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What `config.yaml` of a run folder says, whatever version wrote it.
+
+    Raises:
+        ConfigError: There is none, or it is damaged.
+    """
+    path = folder / "config.yaml"
+    if not folder.is_dir():
+        raise ConfigError(f"run: there is no folder {folder}; runs are in runs/<env>/<time>")
+    if not path.is_file():
+        raise ConfigError(f"run: {folder} is no run folder, it has no config.yaml; runs are in runs/<env>/<time>")
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # of several YAML libraries, and of the disk
+        raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"run: {path} holds no configuration")
+    return {str(key): value for key, value in data.items()}
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -111,6 +139,4 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
-    import yaml
-
     return yaml.safe_dump(json.loads(json.dumps(config, default=list)), sort_keys=False, allow_unicode=True)

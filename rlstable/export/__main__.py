@@ -1,0 +1,85 @@
+"""The command: `python -m rlstable.export run=runs/...`, a policy as a file that needs no rlstable.
+
+It exits with 0 where the files were written and agree with the policy, and 2 for a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlstable import command
+from rlstable.schema import Integer, KeyedError, Section
+
+_EPILOG = """
+examples:
+  python -m rlstable.export run=runs/ant/2026-01-31_22-00-00
+  python -m rlstable.export run=runs/ant/2026-01-31_22-00-00 which=latest format=onnx out=robot
+"""
+
+
+class ExportOptions(Section):
+    """What is exported, and where to."""
+
+    run: Path = Field(description="folder of the run, runs/<env>/<time>")
+    which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
+        "best", description="its checkpoint: best by evaluation, latest, or an iteration"
+    )
+    format: Literal["both", "onnx", "stablehlo"] = Field(
+        "both", description="both; onnx, for robots and other languages; stablehlo, for jax and XLA"
+    )
+    out: Path | None = Field(None, description="folder to write to, null for <run>/export")
+
+    @model_validator(mode="after")
+    def _check(self) -> ExportOptions:
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise KeyedError("out", f"{self.out} is a file; give a folder")
+        return self
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes, compares, says where, and exits."""
+    parser = command.key_parser("export", "Writes a policy as files that need no rlstable.", ExportOptions, _EPILOG)
+    args = parser.parse_intermixed_args(argv)
+    with command.working():
+        written = write(command.options(ExportOptions, args.words))
+    if args.json:
+        command.print_json(written)
+    else:
+        for entry in written:
+            print(f"{entry['file']}: {entry['bytes']:,} bytes, actions differ by {entry['difference']:.1e} at most")
+
+
+def write(options: ExportOptions) -> list[dict[str, Any]]:
+    """Writes what is asked for.
+
+    Returns:
+        Of every file its path (`file`), size (`bytes`) and greatest `difference` from the policy.
+
+    Raises:
+        ConfigError: As for `open_run` and `write_onnx`, or the folder cannot be written.
+    """
+    from rlstable.config import ConfigError
+    from rlstable.export.formats import write_onnx, write_stablehlo
+    from rlstable.export.function import policy_function
+    from rlstable.saved_run import open_run
+
+    function = policy_function(open_run(options.run, options.which))
+    folder = options.out or options.run / "export"
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.format in ("both", "onnx"):
+            written.append(write_onnx(function, folder / "policy.onnx"))
+        if options.format in ("both", "stablehlo"):
+            written.append(write_stablehlo(function, folder / "policy.stablehlo"))
+    except OSError as error:
+        raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+    return [{"file": str(one.path), "bytes": one.path.stat().st_size, "difference": one.difference} for one in written]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A policy as one pure function from observations to actions, and what has to be known to use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable.policy import choose_action
+from rlstable.saved_run import SavedRun
+from rlstable.versions import versions
+
+OBSERVATION, ACTION = "observation", "action"
+_FORMAT = 1  # of the metadata
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyFunction:
+    """The deterministic action of a policy: normaliser, network and squashing in one.
+
+    Attributes:
+        apply: float32 `[B, observation_size]` to float32 `[B, action_size]`; jax can trace it.
+        observation_size: Elements of what the policy reads.
+        action_size: Elements of an action.
+        samples: Observations as the policy has seen them and beyond, `[1000, observation_size]`, to compare with.
+        metadata: What a user of the file has to know, as JSON data.
+    """
+
+    apply: Callable[[jax.Array], jax.Array]
+    observation_size: int
+    action_size: int
+    samples: np.ndarray
+    metadata: dict[str, Any]
+
+    @property
+    def expected(self) -> np.ndarray:
+        """The actions for the samples, `[1000, action_size]`."""
+        return np.asarray(jax.jit(self.apply)(self.samples))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The metadata with values that are strings, as file formats take them."""
+        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.metadata.items()}
+
+
+def policy_function(run: SavedRun) -> PolicyFunction:
+    """The function of a run's policy, in float32 whatever it was trained in."""
+    policy = run.policy
+    networks = dataclasses.replace(policy.networks, dtype=jnp.float32)
+    key = networks.config.policy_obs_key
+    named = isinstance(policy.statistics.mean, Mapping)
+    mean, std = (np.asarray(part[key] if named else part) for part in (policy.statistics.mean, policy.statistics.std))
+    # The numbers become part of the program; arrays of the host are not tied to a device.
+    params, statistics = jax.tree.map(np.asarray, (policy.params, policy.statistics))
+
+    def apply(observation: jax.Array) -> jax.Array:
+        given = {key: observation} if named else observation
+        return choose_action(networks, "highest", params, statistics, given, jnp.zeros(2, jnp.uint32), True)
+
+    spread = std if networks.normalize else np.ones_like(std)
+    noise = np.random.default_rng(0).normal(size=(1000, *mean.shape)) * np.geomspace(0.1, 10.0, 1000)[:, None]
+    samples = (mean + spread * noise).astype(np.float32)
+    squashed = networks.config.distribution_type == "tanh_normal"
+    metadata = {
+        "format": _FORMAT,
+        "env": run.config.env.name,
+        "iteration": run.iteration,
+        "step": run.step,
+        "observation": {
+            "input": OBSERVATION,
+            "size": int(mean.size),
+            "key": key if named else None,
+            "normalised": "inside",
+            "mean": mean.tolist(),
+            "std": std.tolist(),
+        },
+        "action": {"output": ACTION, "size": networks.action_size, "range": [-1.0, 1.0] if squashed else None},
+        "action_repeat": run.config.env.action_repeat,
+        "precision": {"computes_in": "float32", "trained_in": jnp.dtype(policy.networks.dtype).name},
+        "config": run.config.model_dump(mode="json"),
+        "versions": versions(),
+    }
+    return PolicyFunction(apply, int(mean.size), networks.action_size, samples, metadata)

@@ -1,0 +1,1 @@
+"""Episodes to look at: films, and a page to turn them about in."""

@@ -1,0 +1,127 @@
+"""The command: `python -m rlstable.render run=runs/...`, episodes of a trained policy to look at.
+
+It exits with 0 where everything was drawn, and 2 for a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlstable import command
+from rlstable.schema import Count, Flag, Integer, KeyedError, Section
+
+_EPILOG = """
+examples:
+  python -m rlstable.render run=runs/ant/2026-01-31_22-00-00
+  python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 format=html episodes=100 out=ant
+  python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 which=latest deterministic=false width=1280 height=720
+"""
+_Side = Annotated[Integer, Field(ge=64, le=4096, multiple_of=2)]
+
+
+class RenderOptions(Section):
+    """What is drawn, and how."""
+
+    run: Path = Field(description="folder of the run, runs/<env>/<time>")
+    which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
+        "best", description="its checkpoint: best by evaluation, latest, or an iteration"
+    )
+    format: Literal["both", "mp4", "html"] = Field(
+        "both", description="both; mp4, a film of each episode; html, a page to turn them about in"
+    )
+    out: Path | None = Field(None, description="folder to write to, null for <run>/episodes")
+    episodes: Count = Field(10, description="how many are played; the best, the median and the worst are drawn")
+    deterministic: Flag = Field(True, description="true plays the mean action, false samples")
+    backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None = Field(
+        None, description="physics: auto, native, mjx, spring, generalized, positional, null for that of the training"
+    )
+    seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(0, description="of the first states and the samples")
+    width: _Side = Field(640, description="of a film, in pixels, even")
+    height: _Side = Field(480, description="of a film, in pixels, even")
+
+    @model_validator(mode="after")
+    def _check(self) -> RenderOptions:
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise KeyedError("out", f"{self.out} is a file; give a folder")
+        return self
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Plays, draws, says where, and exits."""
+    parser = command.key_parser(
+        "render", "Draws the best, the median and the worst of some episodes.", RenderOptions, _EPILOG
+    )
+    args = parser.parse_intermixed_args(argv)
+    with command.working():
+        options = command.options(RenderOptions, args.words)
+        written = draw(options)
+    if args.json:
+        command.print_json(written)
+    else:
+        show(written)
+
+
+def draw(options: RenderOptions) -> list[dict[str, Any]]:
+    """Plays and draws.
+
+    Returns:
+        What was written: `file`, `episode`, and its `return`, `steps`, whether it was `aborted`; a page has all.
+
+    Raises:
+        ConfigError: As for `record` and `write_film`, or the folder cannot be written.
+    """
+    from rlstable.config import ConfigError
+    from rlstable.io.rundir import write_atomically
+    from rlstable.saved_run import open_run
+
+    run = open_run(options.run, options.which)
+    films, pages = options.format in ("both", "mp4"), options.format in ("both", "html")
+    if films:
+        from rlstable.render.film import require_ffmpeg
+
+        require_ffmpeg()  # before anything is played
+    from rlstable.render.page import page
+    from rlstable.render.recording import record
+
+    command.note(f"playing {options.episodes:,} episodes; what has to be compiled takes a while")
+    reel = record(run, options.episodes, options.deterministic, options.backend, options.seed)
+    folder = options.out or options.run / "episodes"
+    about = [
+        {"episode": one.name, "return": one.total, "steps": len(one.rewards), "aborted": one.aborted}
+        for one in reel.recordings
+    ]
+    written: list[dict[str, Any]] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if pages:
+            write_atomically(folder / "episodes.html", page(reel))
+            written.append({"file": str(folder / "episodes.html"), "episodes": about})
+        if films:
+            from rlstable.render.film import write_film
+
+            for recording, facts in zip(reel.recordings, about, strict=True):
+                command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
+                path = folder / f"{recording.name}.mp4"
+                write_film(reel, recording, path, options.width, options.height)
+                written.append({"file": str(path), **facts})
+    except OSError as error:
+        raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+    return written
+
+
+def show(written: Sequence[dict[str, Any]]) -> None:
+    """Says what is where, for people."""
+    for entry in written:
+        told = entry.get("episodes") or [entry]
+        returns = ", ".join(
+            f"{one['episode']} {one['return']:,.1f}" + (" (aborted)" if one["aborted"] else "") for one in told
+        )
+        print(f"{entry['file']}: {returns}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A page that shows episodes from any side, in one file that asks nothing of any server."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstable.page_data import embedded
+from rlstable.render.recording import Recording, Reel
+from rlstable.render.scene import Mesh, Part, Scene, make_scene, poses
+
+_DIGITS = 5  # of a reward, which is read and not computed with
+
+
+def page(reel: Reel) -> str:
+    """The page of some episodes, as HTML."""
+    scene = make_scene(reel.model)
+    data = {
+        "title": reel.title,
+        "seconds": reel.seconds,
+        "bodies": int(reel.model.nbody),
+        "meshes": [_mesh(mesh) for mesh in scene.meshes],
+        "parts": [_part(part) for part in scene.parts],
+        "centre": scene.centre.tolist(),
+        "extent": scene.extent,
+        "followed": scene.followed,
+        "floor": _floor(scene),
+        "episodes": [_episode(reel.model, recording) for recording in reel.recordings],
+    }
+    return _template().substitute(title=html.escape(reel.title), data=embedded(data))
+
+
+@functools.cache
+def _template() -> string.Template:
+    return string.Template(Path(__file__).with_name("viewer.html").read_text(encoding="utf-8"))
+
+
+def _floor(scene: Scene) -> float | None:
+    """How high the floor lies on which shadows fall, where there is a level one that does not move."""
+    levels = [
+        part.position[2] for part in scene.parts if part.checkered and part.body == 0 and abs(part.turn[0]) > 0.999
+    ]
+    return float(levels[0]) if levels else None
+
+
+def _episode(model: Any, recording: Recording) -> dict[str, Any]:
+    return {
+        "name": recording.name,
+        "aborted": recording.aborted,
+        "rewards": [float(f"{reward:.{_DIGITS}g}") for reward in recording.rewards],
+        "poses": _text(poses(model, recording.positions)),
+    }
+
+
+def _mesh(mesh: Mesh) -> dict[str, str]:
+    return {name: _text(values) for name, values in mesh._asdict().items()}
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in part._asdict().items()}
+
+
+def _text(values: np.ndarray) -> str:
+    """Numbers as the page's script reads them: little-endian, base64."""
+    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode("ascii")

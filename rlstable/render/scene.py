@@ -1,0 +1,267 @@
+"""A MuJoCo model as triangles, and where they are at every moment: what a page needs to draw it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+
+_AROUND, _ALONG = 32, 16  # facets of round shapes
+_ENDLESS = 100.0  # metres of floor to each side, where the model's has no end
+_GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 unless told otherwise
+
+
+class Mesh(NamedTuple):
+    """Triangles.
+
+    Attributes:
+        vertices: `[V, 3]`, float32.
+        normals: Unit vectors, `[V, 3]`, float32.
+        indices: Of the corners, `[3 F]`, uint32.
+    """
+
+    vertices: np.ndarray
+    normals: np.ndarray
+    indices: np.ndarray
+
+
+class Part(NamedTuple):
+    """A mesh on a body.
+
+    Attributes:
+        mesh: Its number.
+        body: The body's number.
+        position: On the body, `[3]`, metres.
+        turn: On the body, a unit quaternion, `[4]`.
+        scale: Of the mesh, `[3]`.
+        colour: Red, green, blue and opacity, `[4]`.
+        checkered: Whether it is a floor.
+    """
+
+    mesh: int
+    body: int
+    position: np.ndarray
+    turn: np.ndarray
+    scale: np.ndarray
+    colour: np.ndarray
+    checkered: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What there is to be drawn.
+
+    Attributes:
+        meshes: The shapes.
+        parts: Where they are on which body, in which colour.
+        centre: Of the model, `[3]`, metres.
+        extent: Its size, metres.
+        followed: The body that a camera follows, None where the model stays where it is.
+    """
+
+    meshes: tuple[Mesh, ...]
+    parts: tuple[Part, ...]
+    centre: np.ndarray
+    extent: float
+    followed: int | None
+
+
+def make_scene(model: Any) -> Scene:
+    """The scene of a `mujoco.MjModel`; sites, tendons and textures are left out."""
+    builder = _Builder(model)
+    parts = tuple(part for geom in range(model.ngeom) for part in builder.parts_of(geom))
+    centre, extent = np.array(model.stat.center), float(model.stat.extent)
+    return Scene(tuple(builder.meshes), parts, centre, extent, followed_body(model))
+
+
+def poses(model: Any, positions: np.ndarray) -> np.ndarray:
+    """Where every body is, `[T, nbody, 7]`: position and unit quaternion, float32.
+
+    Args:
+        model: A `mujoco.MjModel`.
+        positions: Generalized positions, `[T, nq]`.
+    """
+    data = mujoco.MjData(model)
+    found = np.empty((len(positions), model.nbody, 7), np.float32)
+    for moment, position in zip(found, positions, strict=True):
+        data.qpos[:] = position
+        mujoco.mj_kinematics(model, data)
+        moment[:, :3], moment[:, 3:] = data.xpos, data.xquat
+    return found
+
+
+def followed_body(model: Any) -> int | None:
+    """The body that goes away: the first with a free joint, or with two joints that slide."""
+    for body in range(1, model.nbody):
+        first, count = model.body_jntadr[body], model.body_jntnum[body]
+        kinds = model.jnt_type[first : first + count].tolist()
+        if mujoco.mjtJoint.mjJNT_FREE in kinds or kinds.count(mujoco.mjtJoint.mjJNT_SLIDE) >= 2:
+            return body
+    return None
+
+
+class _Builder:
+    """Makes parts, and every shape once."""
+
+    def __init__(self, model: Any):
+        self.meshes: list[Mesh] = []
+        self._model = model
+        self._numbers: dict[Any, int] = {}
+
+    def parts_of(self, geom: int) -> Iterator[Part]:
+        """A geom's parts; none where it is not to be seen."""
+        model, kinds = self._model, mujoco.mjtGeom
+        kind, colour = model.geom_type[geom], _colour(model, geom)
+        if model.geom_group[geom] >= _GROUPS_SHOWN or colour[3] == 0:
+            return
+        size = np.array(model.geom_size[geom])
+        shapes: list[tuple[Any, np.ndarray, np.ndarray]] = []  # key of the mesh, scale, shift along the geom's axis
+        still = np.zeros(3)
+        if kind == kinds.mjGEOM_PLANE:
+            half = np.where(size[:2] > 0, size[:2], _ENDLESS)
+            shapes.append(("plane", np.array([*half, 1.0]), still))
+        elif kind == kinds.mjGEOM_BOX:
+            shapes.append(("box", size, still))
+        elif kind == kinds.mjGEOM_SPHERE:
+            shapes.append(("sphere", np.full(3, size[0]), still))
+        elif kind == kinds.mjGEOM_ELLIPSOID:
+            shapes.append(("sphere", size, still))
+        elif kind == kinds.mjGEOM_CYLINDER:
+            shapes.append(("cylinder", np.array([size[0], size[0], size[1]]), still))
+        elif kind == kinds.mjGEOM_CAPSULE:
+            end = np.array([0.0, 0.0, size[1]])
+            shapes.append(("tube", np.array([size[0], size[0], size[1]]), still))
+            shapes += [("sphere", np.full(3, size[0]), end), ("sphere", np.full(3, size[0]), -end)]
+        elif kind == kinds.mjGEOM_MESH:
+            shapes.append((("mesh", int(model.geom_dataid[geom])), np.ones(3), still))
+        elif kind == kinds.mjGEOM_HFIELD:
+            shapes.append((("hfield", int(model.geom_dataid[geom])), np.ones(3), still))
+        turn = np.array(model.geom_quat[geom])
+        for key, scale, shift in shapes:
+            place = model.geom_pos[geom] + _turned(turn, shift)
+            floor = kind == kinds.mjGEOM_PLANE
+            yield Part(self._mesh(key), int(model.geom_bodyid[geom]), place, turn, scale, colour, floor)
+
+    def _mesh(self, key: Any) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self.meshes)
+            self.meshes.append(_shape(self._model, key))
+        return self._numbers[key]
+
+
+def _colour(model: Any, geom: int) -> np.ndarray:
+    material = model.geom_matid[geom]
+    # A geom's own colour wins over its material's where it was given one (MuJoCo's default is 0.5 grey).
+    own = np.array(model.geom_rgba[geom])
+    if material >= 0 and np.allclose(own, [0.5, 0.5, 0.5, 1.0]):
+        return np.array(model.mat_rgba[material])
+    return own
+
+
+def _turned(turn: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    found = np.empty(3)
+    mujoco.mju_rotVecQuat(found, vector, turn)
+    return found
+
+
+def _shape(model: Any, key: Any) -> Mesh:
+    if isinstance(key, tuple):
+        kind, number = key
+        return _model_mesh(model, number) if kind == "mesh" else _height_field(model, number)
+    if key == "plane":
+        corners = np.array([[-1, -1, 0], [1, -1, 0], [1, 1, 0], [-1, 1, 0]], float)
+        return _mesh(corners, np.tile([0.0, 0.0, 1.0], (4, 1)), [0, 1, 2, 0, 2, 3])
+    if key == "box":
+        return _box()
+    if key == "sphere":
+        angles = np.linspace(0, np.pi, _ALONG + 1)
+        points = _revolved(np.sin(angles), np.cos(angles))
+        return _mesh(points, points, _strips(_ALONG + 1))
+    tube = _revolved(np.ones(2), np.array([1.0, -1.0]))
+    sides = _mesh(tube, tube * [1, 1, 0], _strips(2))
+    if key == "tube":
+        return sides
+    lids = [_lid(1.0), _lid(-1.0)]
+    return _joined([sides, *lids])
+
+
+def _mesh(vertices: Any, normals: Any, indices: Any) -> Mesh:
+    return Mesh(np.asarray(vertices, np.float32), np.asarray(normals, np.float32), np.asarray(indices, np.uint32))
+
+
+def _joined(meshes: list[Mesh]) -> Mesh:
+    starts = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes[:-1])])
+    indices = np.concatenate([mesh.indices + start for mesh, start in zip(meshes, starts, strict=True)])
+    return _mesh(
+        np.concatenate([mesh.vertices for mesh in meshes]), np.concatenate([mesh.normals for mesh in meshes]), indices
+    )
+
+
+def _revolved(radii: np.ndarray, heights: np.ndarray) -> np.ndarray:
+    """Rings of points, `[rings * (_AROUND + 1), 3]`."""
+    angles = np.linspace(0, 2 * np.pi, _AROUND + 1)
+    ring = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    flat = radii[:, None, None] * ring
+    tall = np.broadcast_to(heights[:, None, None], (*flat.shape[:2], 1))
+    return np.concatenate([flat, tall], axis=2).reshape(-1, 3)
+
+
+def _strips(rings: int) -> np.ndarray:
+    """Triangles between neighbouring rings, seen from outside."""
+    ring, point = np.meshgrid(np.arange(rings - 1), np.arange(_AROUND), indexing="ij")
+    a = ring * (_AROUND + 1) + point
+    b, c, d = a + 1, a + _AROUND + 1, a + _AROUND + 2
+    return np.stack([a, c, b, b, c, d], axis=-1).reshape(-1)
+
+
+def _lid(height: float) -> Mesh:
+    rim = _revolved(np.ones(1), np.array([height]))
+    points = np.concatenate([rim, [[0.0, 0.0, height]]])
+    first = np.arange(_AROUND)
+    middle = np.full(_AROUND, len(rim))
+    corners = [first, first + 1, middle] if height > 0 else [first + 1, first, middle]
+    return _mesh(points, np.tile([0.0, 0.0, np.sign(height)], (len(points), 1)), np.stack(corners, axis=1).reshape(-1))
+
+
+def _box() -> Mesh:
+    faces = []
+    for axis in range(3):
+        for side in (1.0, -1.0):
+            normal = side * np.eye(3)[axis]
+            u = np.eye(3)[(axis + 1) % 3] * side
+            v = np.eye(3)[(axis + 2) % 3]
+            corners = np.array([normal - u - v, normal + u - v, normal + u + v, normal - u + v])
+            faces.append(_mesh(corners, np.tile(normal, (4, 1)), [0, 1, 2, 0, 2, 3]))
+    return _joined(faces)
+
+
+def _model_mesh(model: Any, number: int) -> Mesh:
+    """A mesh asset, with one normal per face: what MuJoCo keeps of normals is indexed by itself."""
+    first, count = model.mesh_vertadr[number], model.mesh_vertnum[number]
+    face, faces = model.mesh_faceadr[number], model.mesh_facenum[number]
+    vertices = np.array(model.mesh_vert[first : first + count])
+    corners = vertices[np.array(model.mesh_face[face : face + faces])]
+    return _flat(corners)
+
+
+def _height_field(model: Any, number: int) -> Mesh:
+    rows, columns = model.hfield_nrow[number], model.hfield_ncol[number]
+    x, y, top, _ = model.hfield_size[number]
+    start = model.hfield_adr[number]
+    heights = np.array(model.hfield_data[start : start + rows * columns]).reshape(rows, columns) * top
+    grid = np.stack([*np.meshgrid(np.linspace(-x, x, columns), np.linspace(-y, y, rows)), heights], axis=-1)
+    a, b, c, d = grid[:-1, :-1], grid[:-1, 1:], grid[1:, 1:], grid[1:, :-1]
+    corners = np.stack([np.stack([a, b, c], axis=2), np.stack([a, c, d], axis=2)], axis=2)
+    return _flat(corners.reshape(-1, 3, 3))
+
+
+def _flat(corners: np.ndarray) -> Mesh:
+    """Triangles `[F, 3, 3]` that share nothing."""
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    lengths = np.linalg.norm(normals, axis=1, keepdims=True)
+    normals = np.divide(normals, lengths, out=np.zeros_like(normals), where=lengths > 0)
+    points = corners.reshape(-1, 3)
+    return _mesh(points, np.repeat(normals, 3, axis=0), np.arange(len(points)))

@@ -1,0 +1,80 @@
+"""The command: `python -m rlstable.report run=runs/...`, a page about one run or several, or about a sweep.
+
+It exits with 0 where the page was written, and 2 for a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from rlstable import command
+from rlstable.schema import KeyedError, Section
+
+_EPILOG = """
+examples:
+  python -m rlstable.report run=runs/ant/2026-01-31_22-00-00
+  python -m rlstable.report run=runs/ant/2026-01-31_22-00-00 run=runs/ant/2026-02-01_09-00-00 out=two.html
+  python -m rlstable.report sweep=runs/sweeps/2026-01-31_22-00-00
+"""
+
+
+class ReportOptions(Section):
+    """What the page is about, and where it goes."""
+
+    run: tuple[Path, ...] = Field((), description="folder of a run; typed several times, they are laid over each other")
+    sweep: Path | None = Field(None, description="folder of a sweep, in place of runs")
+    out: Path | None = Field(None, description="file to write, null for report.html in the folder of the first")
+
+    @model_validator(mode="after")
+    def _check(self) -> ReportOptions:
+        if bool(self.run) == (self.sweep is not None):
+            raise KeyedError("run", "name runs or a sweep, run=<folder> or sweep=<folder>")
+        if self.out is not None and self.out.is_dir():
+            raise KeyedError("out", f"{self.out} is a folder; give a file, {self.out / 'report.html'}")
+        return self
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads, writes the page, says where, and exits."""
+    parser = command.key_parser(
+        "report", "Writes a page about one run, or about several together.", ReportOptions, _EPILOG
+    )
+    args = parser.parse_intermixed_args(argv)
+    with command.working():
+        path = write(command.options(ReportOptions, args.words))
+    if args.json:
+        command.print_json({"file": str(path)})
+    else:
+        print(path)
+
+
+def write(options: ReportOptions) -> Path:
+    """Writes the page.
+
+    Raises:
+        ConfigError: A folder holds no run, or the file cannot be written.
+    """
+    from rlstable.config import ConfigError
+    from rlstable.io.rundir import write_atomically
+    from rlstable.report.page import page, sweep_page
+    from rlstable.report.story import read_story
+    from rlstable.report.sweep import read_sweep
+
+    if options.sweep is None:
+        folder, text = options.run[0], page([read_story(folder) for folder in options.run])
+    else:
+        folder, text = options.sweep, sweep_page(options.sweep, read_sweep(options.sweep))
+    path = options.out or folder / "report.html"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise ConfigError(f"out: cannot write {path}: {error.strerror or error}; choose another file") from error
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a run folder tells: its rows, its events, its settings and how it ended, whatever state it was left in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.io.rundir import read_result, read_settings
+
+Settings = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """A run, as its folder tells it.
+
+    Attributes:
+        folder: Of the run.
+        settings: Its configuration, flat: values by dotted key.
+        rows: Every line of `metrics.jsonl`.
+        events: Every line of `events.jsonl`.
+        result: What `result.json` says, None where the run has not ended or was killed.
+        machine: What `machine.json` says of device and versions, empty where it is not there.
+        torn: Lines that could not be read.
+    """
+
+    folder: Path
+    settings: Settings
+    rows: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    machine: dict[str, Any]
+    torn: int
+
+    @property
+    def name(self) -> str:
+        """What it is called on a page."""
+        return "/".join(self.folder.absolute().parts[-2:])
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and finite values of a metric, `[N]` each; a gap is left out."""
+        points = [(row["step"], row[key]) for row in self.rows if _is_number(row.get(key)) and "step" in row]
+        found = np.array(points, np.float64).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+    def last(self, key: str) -> float | None:
+        """The last value of a metric, None where there never was one."""
+        values = self.series(key)[1]
+        return float(values[-1]) if values.size else None
+
+    @property
+    def guards(self) -> list[str]:
+        """The guards that ever tripped, by name."""
+        counted = (key.split("/")[1] for row in self.rows[-1:] for key in row if key.endswith("/trips"))
+        return sorted(name for name in dict.fromkeys(counted) if self.last(f"guards/{name}/trips"))
+
+    def trips(self, guard: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps at which a guard tripped, and how often between that row and the one before, `[N]` each."""
+        steps, counts = self.series(f"guards/{guard}/trips")
+        # After a rollback or a resume the counter stands where it stood then.
+        gained = np.maximum(np.diff(counts, prepend=0.0), 0.0)
+        return steps[gained > 0], gained[gained > 0]
+
+    def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
+        """Events of some kinds, in their order."""
+        return [event for event in self.events if event.get("kind") in kinds]
+
+
+def read_story(folder: Path) -> Story:
+    """Reads a run folder, also of a run that goes on, was killed, or is of another version.
+
+    Raises:
+        ConfigError: It is no run folder.
+    """
+    settings = flat(read_settings(folder))
+    (rows, torn_rows), (events, torn_events) = (_lines(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
+    return Story(
+        folder, settings, rows, events, read_result(folder), _machine(folder / "machine.json"), torn_rows + torn_events
+    )
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Values by dotted key."""
+    found: Settings = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def differences(stories: Iterable[Story]) -> dict[str, list[Any]]:
+    """The settings in which runs differ: values by key, one per run, None where a run has no such key."""
+    settings = [story.settings for story in stories]
+    keys = dict.fromkeys(key for own in settings for key in own)
+    values = {key: [own.get(key) for own in settings] for key in keys}
+    return {key: own for key, own in values.items() if any(value != own[0] for value in own)}
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a file of JSON lines, and how many lines are none: a killed run's last one may be torn."""
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise ConfigError(f"run: {path} cannot be read: {error.strerror}") from error
+    rows, torn = [], 0
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            torn += 1
+    return rows, torn
+
+
+def _machine(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

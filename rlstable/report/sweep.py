@@ -1,0 +1,185 @@
+"""A sweep: what its jobs came to, setting by setting over seeds, and a picture of which values went with what."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.estimates import Estimate, estimate, interquartile_mean
+from rlstable.io.rundir import read_result
+from rlstable.report.chart import readable
+
+_WIDTH, _HEIGHT, _SIDE, _TOP, _BOTTOM = 1000.0, 320.0, 70.0, 40.0, 26.0
+_LOG_FROM = 50.0  # ratio from which positive values are shown on a logarithmic axis
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Attributes:
+        name: Of its folder.
+        values: What was set, as text by key, the seed among it.
+        result: What its `result.json` says.
+    """
+
+    name: str
+    values: dict[str, str]
+    result: dict[str, Any]
+
+    @property
+    def score(self) -> float | None:
+        """Its best return, None where there was none."""
+        score = self.result.get("best_return")
+        return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
+
+    @property
+    def setting(self) -> tuple[tuple[str, str], ...]:
+        """What was set, the seed left out."""
+        return tuple((key, value) for key, value in self.values.items() if key != "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Jobs that differ in their seed alone.
+
+    Attributes:
+        values: What they have in common.
+        jobs: All of them.
+    """
+
+    values: tuple[tuple[str, str], ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def iqm(self) -> Estimate | None:
+        """Interquartile mean of their best returns, over those that had one."""
+        scores = [job.score for job in self.jobs if job.score is not None]
+        return estimate(scores, interquartile_mean) if scores else None
+
+    @property
+    def endings(self) -> dict[str, int]:
+        """How often they ended in which way."""
+        names = [str(job.result.get("stop_reason")) for job in self.jobs]
+        return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+def read_sweep(folder: Path) -> list[Job]:
+    """The jobs of a sweep, in their order; those that have not ended are left out.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"sweep: there is no folder {folder}; sweeps are in runs/sweeps/<time>")
+    folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_number)
+    results = [(place.name, read_result(place)) for place in folders]
+    jobs = [Job(name, _values(result), result) for name, result in results if result is not None]
+    if not jobs:
+        raise ConfigError(f"sweep: no job in {folder} has ended; sweeps are in runs/sweeps/<time>, a run is run=...")
+    return jobs
+
+
+def settings_of(jobs: Sequence[Job]) -> list[Setting]:
+    """Settings, the best first; those without a return last."""
+    grouped: dict[tuple[tuple[str, str], ...], list[Job]] = {}
+    for job in jobs:
+        grouped.setdefault(job.setting, []).append(job)
+    found = [Setting(values, tuple(own)) for values, own in grouped.items()]
+    return sorted(found, key=lambda setting: -math.inf if setting.iqm is None else setting.iqm.value, reverse=True)
+
+
+def parallel_coordinates(jobs: Sequence[Job]) -> str:
+    """A line per job through the values of everything that was varied, to its best return, as SVG.
+
+    Empty where nothing was varied or nothing came of it.
+    """
+    scored = [job for job in jobs if job.score is not None]
+    keys = [key for key in dict.fromkeys(key for job in jobs for key in job.values) if key != "seed"]
+    keys = [key for key in keys if len({job.values.get(key) for job in jobs}) > 1]
+    if not keys or len(scored) < 2:
+        return ""
+    axes = [_Axis(key, [job.values.get(key, "") for job in scored]) for key in keys]
+    axes.append(_Axis("best return", [repr(job.score) for job in scored], may_be_log=False))
+    places = np.linspace(_SIDE, _WIDTH - _SIDE, len(axes))
+    scores = np.array([job.score for job in scored], np.float64)
+    order = np.argsort(np.argsort(scores)) / max(len(scored) - 1, 1)
+    lines = []
+    for rank, index in sorted(zip(order, range(len(scored)), strict=True)):
+        points = " ".join(f"{x:.1f},{axis.places[index]:.1f}" for x, axis in zip(places, axes, strict=True))
+        told = ", ".join(f"{key}={value}" for key, value in scored[index].values.items())
+        style = f"stroke: color-mix(in oklab, var(--c0) {100 * rank:.0f}%, var(--c1)); opacity: {0.35 + 0.6 * rank:.2f}"
+        title = html.escape(f"{told}: {scored[index].score:,.1f}")
+        lines.append(f'<polyline class="line" style="{style}" points="{points}"><title>{title}</title></polyline>')
+    drawn = "".join(axis.drawn(x) for x, axis in zip(places, axes, strict=True))
+    return (
+        f'<svg class="timeline" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" '
+        f'aria-label="what was varied, and the best return">{drawn}{"".join(lines)}</svg>'
+    )
+
+
+class _Axis:
+    """An upright axis; numbers lie where they belong, words at equal distances.
+
+    Args:
+        name: What is on it.
+        texts: A value per job.
+        may_be_log: Whether a wide range is shown on a logarithmic scale.
+    """
+
+    def __init__(self, name: str, texts: Sequence[str], may_be_log: bool = True):
+        self._name = name
+        numbers = [_as_number(text) for text in texts]
+        bottom, top = _HEIGHT - _BOTTOM, _TOP
+        if all(number is not None for number in numbers):
+            values = np.array(numbers, np.float64)
+            if may_be_log and values.min() > 0 and values.max() / values.min() >= _LOG_FROM:
+                values = np.log10(values)
+            span = values.max() - values.min()
+            shares = (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
+            marked = {float(number): share for number, share in zip(numbers, shares, strict=True) if number is not None}
+            kept = sorted(marked) if len(marked) <= 6 else [min(marked), max(marked)]
+            self._marks = [(readable(number), marked[number]) for number in kept]
+        else:
+            words = sorted(set(texts))
+            shares = np.array([(words.index(text) + 0.5) / len(words) for text in texts])
+            self._marks = [(word or "–", (place + 0.5) / len(words)) for place, word in enumerate(words)]
+        self._scale = lambda share: bottom + share * (top - bottom)
+        self.places = self._scale(shares)
+
+    def drawn(self, x: float) -> str:
+        """The axis with its name and marks."""
+        marks = "".join(
+            f'<text class="tick" x="{x + 6:.1f}" y="{self._scale(share) + 4:.1f}">{html.escape(text)}</text>'
+            for text, share in self._marks
+        )
+        return (
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP:g}" y2="{_HEIGHT - _BOTTOM:g}"/>'
+            f'<text class="lane" x="{x:.1f}" y="{_TOP - 16:g}" text-anchor="middle">{html.escape(self._name)}</text>'
+            f"{marks}"
+        )
+
+
+def _values(result: dict[str, Any]) -> dict[str, str]:
+    overrides = [str(override).lstrip("+~") for override in result.get("overrides", [])]
+    return dict(override.split("=", 1) for override in overrides if "=" in override)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _number(folder: Path) -> tuple[int, str]:
+    return (int(folder.name), "") if folder.name.isdigit() else (sys.maxsize, folder.name)

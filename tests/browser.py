@@ -1,0 +1,63 @@
+"""A page in a real browser: what it shows, whether it asks any server for anything, whether its script fails."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+DESKTOP, PHONE = (1280, 800), (390, 844)
+# Debian's chromium draws in software where there is no GPU.
+_ARGUMENTS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
+
+
+class Opened(NamedTuple):
+    """An open page.
+
+    Attributes:
+        page: Playwright's.
+        requests: Addresses it asked for, itself left out.
+        complaints: What was written to its console as a warning or an error, and uncaught errors.
+    """
+
+    page: Any
+    requests: list[str]
+    complaints: list[str]
+
+    @property
+    def overflow(self) -> int:
+        """Pixels by which it is wider than the window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
+
+
+@contextlib.contextmanager
+def opened(path: Path, size: tuple[int, int] = DESKTOP, dark: bool = False) -> Iterator[Opened]:
+    """Opens a file; skips the test where there is no browser."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium here; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(_ARGUMENTS))
+        try:
+            width, height = size
+            page = browser.new_page(
+                viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+            )
+            found = Opened(page, [], [])
+            address = path.absolute().as_uri()
+            page.on("request", lambda request: request.url != address and found.requests.append(request.url))
+            page.on("pageerror", lambda error: found.complaints.append(str(error)))
+            page.on(
+                "console",
+                lambda message: message.type in ("error", "warning") and found.complaints.append(message.text),
+            )
+            page.goto(address)
+            yield found
+        finally:
+            browser.close()

@@ -1,0 +1,171 @@
+"""Exported policies: they act as the policy acts, on their own, and say what they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.export import formats
+from rlstable.export.__main__ import main
+from rlstable.export.function import policy_function
+from rlstable.policy import load_policy
+from rlstable.runner import Runner
+from rlstable.saved_run import open_run
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "export.md"
+GAUSSIAN = {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 2.0}
+
+
+def trained(folder: Path, **sections: Any) -> Path:
+    defaults: dict[str, Any] = {
+        "guards": {},
+        "devices": 1,
+        "total_steps": 128,
+        "eval": {"num_evals": 0},
+        "sinks": {"console": "off"},
+    }
+    Runner(tiny_config(**defaults | sections), folder).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("run"))
+
+
+def run(*words: str) -> int:
+    try:
+        main(list(words))
+    except SystemExit as caught:
+        return int(caught.code or 0)
+    return 0
+
+
+def onnx_actions(path: Path, observations: np.ndarray) -> np.ndarray:
+    import onnxruntime
+
+    return np.asarray(onnxruntime.InferenceSession(path).run(["action"], {"observation": observations})[0])
+
+
+def test_both_files_act_as_the_policy_does(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"run={run_dir}", f"out={tmp_path}", "--json") == 0
+    written = json.loads(capsys.readouterr().out)
+    assert [Path(one["file"]).name for one in written] == ["policy.onnx", "policy.stablehlo"]
+    observations = np.random.default_rng(3).normal(size=(1000, 4)).astype(np.float32) * 5
+    expected = np.asarray(load_policy(run_dir).act(observations))
+    np.testing.assert_allclose(onnx_actions(tmp_path / "policy.onnx", observations), expected, atol=1e-5)
+    loaded = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
+    np.testing.assert_allclose(loaded.call(observations), expected, atol=1e-5)
+    assert loaded.platforms == ("cpu", "cuda", "tpu")
+    for one in written:
+        assert one["difference"] <= 1e-5 and one["bytes"] == Path(one["file"]).stat().st_size
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"network": GAUSSIAN | {"activation": "elu"}},
+        {"network": {"activation": "gelu"}},
+        {"network": {"activation": "leaky_relu"}},
+        {"env": {"name": "toys:NamedPointMass"}, "network": {"value_obs_key": "privileged_state"}},
+        {"ppo": {"normalize_observations": False}},
+        {"precision": {"network": "bfloat16"}},
+    ],
+    ids=["normal elu", "gelu", "leaky relu", "named observations", "not normalised", "bfloat16"],
+)
+def test_every_kind_of_policy(sections: dict[str, Any], tmp_path: Path) -> None:
+    function = policy_function(open_run(trained(tmp_path / "run", **sections)))
+    onnx, stablehlo = tmp_path / "policy.onnx", tmp_path / "policy.stablehlo"
+    assert formats.write_onnx(function, onnx).difference <= 1e-5
+    assert formats.write_stablehlo(function, stablehlo).difference <= 1e-5
+    assert onnx_actions(onnx, function.samples[:7]).shape == (7, 2)
+    trained_in = sections.get("precision", {}).get("network", "float32")
+    assert function.metadata["precision"] == {"computes_in": "float32", "trained_in": trained_in}
+    own = np.asarray(
+        load_policy(tmp_path / "run").act({"state": function.samples} if "env" in sections else function.samples)
+    )
+    close = 1e-5 if trained_in == "float32" else 0.1  # bfloat16 has three digits, and some samples are far out
+    np.testing.assert_allclose(onnx_actions(onnx, function.samples), own, atol=close)
+
+
+def test_metadata_are_in_the_file(run_dir: Path, tmp_path: Path) -> None:
+    import onnx
+
+    assert run(f"run={run_dir}", f"out={tmp_path}") == 0
+    model = onnx.load(tmp_path / "policy.onnx")
+    texts = {entry.key: entry.value for entry in model.metadata_props}
+    beside = json.loads((tmp_path / "policy.json").read_text())
+    assert texts["env"] == beside["env"] == "toys:PointMass"
+    assert json.loads(texts["action"]) == beside["action"] == {"output": "action", "size": 2, "range": [-1.0, 1.0]}
+    observation = json.loads(texts["observation"])
+    assert (observation["input"], observation["size"], observation["key"]) == ("observation", 4, None)
+    assert len(observation["mean"]) == len(observation["std"]) == 4
+    assert json.loads(texts["config"])["ppo"]["num_envs"] == 8
+    assert "rlstable" in json.loads(texts["versions"])
+    shape = model.graph.input[0].type.tensor_type.shape.dim
+    assert shape[0].dim_param and shape[1].dim_value == 4
+    text = (tmp_path / "policy.onnx").read_bytes()
+    assert str(Path(__file__).parent).encode() not in text  # nothing of the machine it was written on
+
+
+def test_a_file_that_disagrees_is_not_written(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "TOLERANCE", -1.0)
+    function = policy_function(open_run(run_dir))
+    for write in (formats.write_onnx, formats.write_stablehlo):
+        with pytest.raises(RuntimeError, match=r"differs from the policy by .*; it was not written"):
+            write(function, tmp_path / "policy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_said(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"onnx needs onnx, .* pip install 'rlstable\[export\]'.* format=stablehlo"):
+        formats.write_onnx(policy_function(open_run(run_dir)), tmp_path / "policy.onnx")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run=no/such"], "run: there is no folder no/such"),
+        (["run={run}", "which=9"], "no checkpoint 9 here"),
+        (["run={run}", "format=torch"], "format: input should be 'both', 'onnx' or 'stablehlo', got 'torch'"),
+        (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),
+        (["run={run}", "out=/proc/no"], "out: cannot write to /proc/no"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*(word.format(run=run_dir) for word in words)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and message in printed.err.splitlines()[-1]
+
+
+def test_the_example_of_the_docs_drives_mujoco(tmp_path: Path) -> None:
+    """It knows nothing of rlstable and jax, and comes to the return that the policy comes to."""
+    folder = tmp_path / "run"
+    words = ["env=inverted_pendulum", "sinks=quiet", "devices=1", f"hydra.run.dir={folder}"]
+    subprocess.run([sys.executable, "-m", "rlstable.train", *words], check=True, cwd=tmp_path)
+    assert run(f"run={folder}", "format=onnx", f"out={tmp_path}") == 0
+    (example,) = re.findall(r"```python\n(import mujoco.*?)```", DOCS.read_text(), re.S)
+    (tmp_path / "drive.py").write_text(example)
+    done = subprocess.run([sys.executable, "drive.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    from rlstable.worth import judge
+
+    expected = judge(open_run(folder), 10).episodes.metrics["reward"].mean()
+    assert float(done.stdout.split()[-1]) == pytest.approx(expected, rel=0.05)
+    assert "rlstable" not in example and "jax" not in example
+    shutil.rmtree(folder)

@@ -1,0 +1,271 @@
+"""Episodes to look at: the right ones, drawn where the simulation was, and what is said where they cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+from browser import PHONE, opened
+from toys import tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.envs.wrappers import Episodes
+from rlstable.render import film
+from rlstable.render.__main__ import main
+from rlstable.render.page import page
+from rlstable.render.recording import Recording, Reel, chosen, record
+from rlstable.render.scene import make_scene, poses
+from rlstable.runner import Runner
+from rlstable.saved_run import open_run
+from rlstable.worth import judge
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+SHAPES = """
+<mujoco>
+  <asset>
+    <mesh name="pyramid" vertex="0 0 0  1 0 0  0 1 0  0 0 1"/>
+    <hfield name="hills" nrow="3" ncol="4" size="2 1 0.5 0.1"/>
+    <material name="red" rgba="1 0 0 1"/>
+  </asset>
+  <worldbody>
+    <geom type="plane" size="0 0 1"/>
+    <geom type="hfield" hfield="hills" pos="5 0 0"/>
+    <body pos="0 0 1">
+      <freejoint/>
+      <geom type="box" size="0.1 0.2 0.3" material="red"/>
+      <geom type="sphere" size="0.1" pos="1 0 0"/>
+      <geom type="ellipsoid" size="0.1 0.2 0.3"/>
+      <geom type="cylinder" size="0.1 0.2"/>
+      <geom type="capsule" size="0.1 0.2" quat="0.7071068 0.7071068 0 0"/>
+      <geom type="mesh" mesh="pyramid"/>
+      <geom type="box" size="9 9 9" group="3"/>
+      <geom type="box" size="9 9 9" rgba="0 0 0 0"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    config = tiny_config(
+        guards={},
+        devices=1,
+        total_steps=64,
+        env={"name": "ball:Stick", "backend": "native", "episode_length": 40},
+        eval={"num_evals": 0},
+        sinks={"console": "off"},
+    )
+    Runner(config, folder).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reel(run_dir: Path) -> Reel:
+    return record(open_run(run_dir), 5)
+
+
+@pytest.fixture
+def aborted(reel: Reel) -> Reel:
+    """The same, but that the last episode went bad, and has the title of somebody who wants to do harm."""
+    worst = reel.recordings[-1]
+    recordings = (*reel.recordings[:-1], Recording(worst.name, worst.positions[:11], worst.rewards[:10], True))
+    return Reel("</script><b>evil", reel.model, reel.seconds, recordings)
+
+
+def run(*words: str) -> int:
+    try:
+        main(list(words))
+    except SystemExit as caught:
+        return int(caught.code or 0)
+    return 0
+
+
+def episodes(returns: list[float], aborted: list[float]) -> Episodes:
+    return Episodes({"reward": np.array(returns)}, np.ones(len(returns)), np.array(aborted))
+
+
+@pytest.mark.parametrize(
+    ("returns", "bad", "expected"),
+    [
+        ([3.0], [0], {"episode": 0}),
+        ([1.0, 3.0], [0, 0], {"best": 1, "worst": 0}),
+        ([1.0, 5.0, 3.0, 2.0, 4.0], [0] * 5, {"best": 1, "median": 2, "worst": 0}),
+        ([9.0, 5.0, 3.0], [1, 0, 0], {"best": 1, "median": 2, "worst": 0}),  # aborted is worse than any return
+        ([float("nan"), 5.0, 3.0], [0, 0, 0], {"best": 1, "median": 2, "worst": 0}),
+    ],
+)
+def test_the_best_the_median_and_the_worst(returns: list[float], bad: list[float], expected: dict[str, int]) -> None:
+    assert chosen(episodes(returns, bad)) == expected
+
+
+def test_recordings_are_the_episodes_that_were_played(run_dir: Path, reel: Reel) -> None:
+    worth = judge(open_run(run_dir), 5)
+    returns = sorted(worth.episodes.metrics["reward"], reverse=True)
+    assert [one.name for one in reel.recordings] == ["best", "median", "worst"]
+    for recording, expected in zip(reel.recordings, (returns[0], returns[2], returns[4]), strict=True):
+        assert recording.total == pytest.approx(expected, rel=1e-4)
+        assert recording.positions.shape == (41, reel.model.nq)
+        assert len(recording.rewards) == 40
+    assert reel.seconds == pytest.approx(0.02)
+    assert reel.title == "ball:Stick, native, step 64"
+
+
+def test_an_environment_without_a_model_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, sinks={"console": "off"})
+    Runner(config, tmp_path).run()
+    with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model, so that there is nothing to draw"):
+        record(open_run(tmp_path), 2)
+
+
+def test_poses_are_those_of_mujoco(reel: Reel) -> None:
+    recording = reel.recordings[0]
+    found = poses(reel.model, recording.positions)
+    data = mujoco.MjData(reel.model)
+    data.qpos[:] = recording.positions[17]
+    mujoco.mj_forward(reel.model, data)
+    np.testing.assert_allclose(found[17, :, :3], data.xpos, atol=1e-6)
+    np.testing.assert_allclose(found[17, :, 3:], data.xquat, atol=1e-6)
+
+
+def test_every_shape_is_triangles_of_the_right_size() -> None:
+    model = mujoco.MjModel.from_xml_string(SHAPES)
+    scene = make_scene(model)
+    assert (scene.followed, len(scene.parts)) == (1, 1 + 1 + 1 + 1 + 1 + 1 + 3 + 1)
+    for mesh in scene.meshes:
+        assert mesh.indices.max() < len(mesh.vertices) == len(mesh.normals)
+        corners = mesh.vertices[mesh.indices].reshape(-1, 3, 3)
+        faces = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+        # Every triangle is seen from the side that its normals point to.
+        shown = np.einsum("ij,ij->i", faces, mesh.normals[mesh.indices].reshape(-1, 3, 3).mean(axis=1))
+        assert (shown >= -1e-6).all()
+    boxes = [part for part in scene.parts if part.body == 1 and np.allclose(part.scale, [0.1, 0.2, 0.3])]
+    assert any(np.allclose(part.colour, [1, 0, 0, 1]) for part in boxes)
+    capsule = scene.parts[-4:-1]
+    assert sorted(round(float(part.position[1]), 3) for part in capsule) == [-0.2, 0.0, 0.2]  # lies along y
+    floor, hills = scene.parts[0], scene.parts[1]
+    assert floor.checkered and floor.scale[0] == 100
+    points = scene.meshes[hills.mesh].vertices
+    np.testing.assert_allclose([points[:, 0].min(), points[:, 0].max(), points[:, 1].max()], [-2, 2, 1])
+
+
+def test_the_page_holds_everything_and_no_harm(aborted: Reel) -> None:
+    text = page(aborted)
+    assert "</script><b>" not in text and "&lt;/script&gt;&lt;b&gt;evil" in text
+    assert not re.search(r"""(src|href)=["']|url\(|@import|https?://""", text)
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
+    assert [episode["name"] for episode in data["episodes"]] == ["best", "median", "worst"]
+    assert [episode["aborted"] for episode in data["episodes"]] == [False, False, True]
+    assert data["floor"] == 0.0 and data["title"] == "</script><b>evil"
+
+
+def test_a_browser_draws_the_page(aborted: Reel, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.html"
+    path.write_text(page(aborted))
+    with opened(path, PHONE) as found:
+        found.page.locator("#numbers", has_text="return").wait_for()
+        assert found.page.locator("h1").inner_text() == "</script><b>evil"
+        assert found.overflow == 0
+        colours = """() => {
+            const gl = document.getElementById("view").getContext("webgl2"), at = new Uint8Array(4), seen = new Set();
+            for (let x = 0; x < gl.drawingBufferWidth; x += 7) for (let y = 0; y < gl.drawingBufferHeight; y += 7) {
+                gl.readPixels(x, y, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, at); seen.add(at.join());
+            }
+            return seen.size;
+        }"""
+        assert found.page.evaluate(colours) > 20  # not one colour: the model, its shadow, the floor
+        found.page.get_by_role("button", name="worst").click()
+        plot = found.page.locator("#plot").bounding_box()
+        found.page.mouse.click(plot["x"] + plot["width"] - 1, plot["y"] + 5)
+        found.page.locator("#numbers", has_text="a guard tripped").wait_for()
+        assert "step 10 of 10" in found.page.locator("#numbers").inner_text()
+        found.page.screenshot(path=str(tmp_path / "page.png"))
+        # Drawing in software may be told as slow; nothing else may be.
+        assert found.requests == []
+        assert [text for text in found.complaints if "GPU stall" not in text and "software" not in text.lower()] == []
+
+
+needs_opengl = pytest.mark.skipif(
+    shutil.which("ldconfig") is None or "libOSMesa" not in os.popen("ldconfig -p").read(), reason="no libosmesa6 here"
+)
+
+
+@needs_opengl
+def test_a_film_is_of_the_right_length_and_shows_the_model(run_dir: Path, tmp_path: Path) -> None:
+    import imageio_ffmpeg
+
+    assert run(f"run={run_dir}", f"out={tmp_path}", "episodes=3", "width=320", "height=240", "--json") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.mp4", "episodes.html", "median.mp4", "worst.mp4"]
+    frames = imageio_ffmpeg.read_frames(str(tmp_path / "best.mp4"))
+    facts = next(frames)
+    assert facts["size"] == (320, 240) and facts["fps"] == 30
+    pictures = [np.frombuffer(frame, np.uint8).reshape(240, 320, 3) for frame in frames]
+    assert len(pictures) == pytest.approx(0.8 * 30 + 1 + 1 + 30, abs=1)  # 40 steps of 0.02 s, and the last one held
+    assert pictures[0].std() > 10
+    assert np.abs(pictures[0].astype(int) - pictures[20]).mean() > 0.5  # something moves
+
+
+@needs_opengl
+def test_the_next_way_to_draw_is_tried(reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(film, "_WAYS", ("nonsense", "osmesa"))
+    film.write_film(reel, reel.recordings[0], tmp_path / "one.mp4", 64, 64)
+    assert (tmp_path / "one.mp4").stat().st_size > 1000
+
+
+def test_no_opengl_is_said_with_what_to_install(reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    with pytest.raises(
+        ConfigError, match=r"^format: no OpenGL to draw films with \(nonsense: .*libosmesa6.*format=html"
+    ):
+        film.write_film(reel, reel.recordings[0], tmp_path / "one.mp4", 64, 64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_ffmpeg_is_said_before_anything_is_played(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import imageio_ffmpeg
+
+    def none() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", none)
+    assert run(f"run={run_dir}", "format=mp4") == 2
+    said = capsys.readouterr().err
+    assert "apt-get install ffmpeg, or choose format=html" in said and "playing" not in said
+    monkeypatch.setattr(film.importlib.util, "find_spec", lambda name: None)
+    assert run(f"run={run_dir}", "format=mp4") == 2
+    assert "pip install 'rlstable[render]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run=no/such"], "run: there is no folder no/such"),
+        (["run={run}", "width=333"], "width: input should be a multiple of 2, got 333"),
+        (["run={run}", "format=gif"], "format: input should be 'both', 'mp4' or 'html', got 'gif'"),
+        (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),
+        (["run={run}", "format=html", "out=/proc/no"], "out: cannot write to /proc/no"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*(word.format(run=run_dir) for word in words)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and message in printed.err.splitlines()[-1]
+
+
+def test_people_are_told_where_it_is(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"run={run_dir}", "format=html", "episodes=2", f"out={tmp_path / 'new'}") == 0
+    printed: Any = capsys.readouterr().out
+    assert re.fullmatch(rf"{tmp_path}/new/episodes\.html: best [\d.,-]+, worst [\d.,-]+\n", printed)

@@ -1,0 +1,212 @@
+"""The page about a run: whatever the run came to, it is told, and nothing in it is taken for HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import DESKTOP, PHONE, opened
+from toys import tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.report import page as report_page
+from rlstable.report.__main__ import main
+from rlstable.report.page import PANELS, page
+from rlstable.report.story import Story, differences, read_story
+from rlstable.report.timeline import lanes
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def trained(folder: Path, **sections: Any) -> Runner:
+    defaults: dict[str, Any] = {
+        "guards": {},
+        "devices": 1,
+        "total_steps": 640,
+        "eval": {"num_evals": 5, "num_envs": 4},
+        "sinks": {"console": "off", "wandb": {"name": EVIL}},
+    }
+    runner = Runner(tiny_config(**defaults | sections), folder)
+    runner.run()
+    return runner
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    trained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with trips, an incident and a rollback, which ends by name."""
+    folder = tmp_path_factory.mktemp("troubled")
+    trained(
+        folder,
+        guards={"storm": {"patience": 3}},
+        fault={"site": "physics", "probability": 1.0, "start": 3},
+        supervise={"recovery": {"every": 2, "attempts": 1}, "ladder": {"enabled": False}},
+    )
+    return folder
+
+
+def run(*words: str) -> int:
+    try:
+        main(list(words))
+    except SystemExit as caught:
+        return int(caught.code or 0)
+    return 0
+
+
+def test_every_run_leaves_its_page(finished: Path) -> None:
+    text = (finished / "report.html").read_text()
+    assert text == page([read_story(finished)])
+    story = read_story(finished)
+    assert f">{story.last('eval/episode_reward'):,.1f}<" in text
+    assert '<span class="good" title="all steps were trained">completed</span>' in text
+    shown = re.findall(r'class="chart".*?aria-label="(.*?)"', text)
+    assert shown == [panel.title for panel in PANELS]
+    for key in ("ppo.learning_rate", "guards.quarantine.enabled", "jax", "processors"):
+        assert f"<code>{key}</code>" in text
+
+
+def test_a_run_need_not_leave_one(tmp_path: Path) -> None:
+    trained(tmp_path, sinks={"console": "off", "report": False}, total_steps=64, eval={"num_evals": 0})
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_run_is_none_the_worse_for_a_page_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> str:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr("rlstable.runner.page", fail)
+    runner = trained(tmp_path, sinks={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
+    assert runner.step == 64
+    assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out
+
+
+def test_trouble_is_told(troubled: Path) -> None:
+    story = read_story(troubled)
+    text = (troubled / "report.html").read_text()
+    assert story.result is not None
+    assert f">{story.result['stop_reason']}<" in text and 'class="bad"' in text
+    found = lanes(story)
+    assert {"trips of quarantine", "trips of storm", "rollbacks", "incidents", "starts and ends"} <= set(found)
+    trips = sum(mark.weight for mark in found["trips of quarantine"][1])
+    assert trips > (story.last("guards/quarantine/trips") or 0)  # those of iterations that were given up, too
+    assert "What to do" in text
+    assert re.search(r"rlstable\.replay [^<]*incidents/", text)
+
+
+def test_nothing_is_taken_for_html_and_nothing_is_fetched(finished: Path) -> None:
+    text = (finished / "report.html").read_text()
+    assert EVIL not in text and "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+    assert not re.search(r"""(src|href)=["']|url\(|@import|https?://""", text)
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    return folder
+
+
+def test_a_killed_run_has_a_page_too(copied: Path) -> None:
+    (copied / "result.json").unlink()
+    with (copied / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "training/k')
+    text = page([read_story(copied)])
+    assert ">not ended<" in text
+    assert "1 unreadable lines" in text
+
+
+def test_a_run_that_logged_nothing_has_a_page_too(copied: Path) -> None:
+    for name in ("metrics.jsonl", "events.jsonl", "machine.json"):
+        (copied / name).unlink()
+    assert "Nothing was logged." in page([read_story(copied)])
+
+
+def test_a_run_of_another_version_has_a_page_too(copied: Path) -> None:
+    with (copied / "config.yaml").open("a") as file:
+        file.write("warp_drive: {speed: 9}\n")
+    assert "<code>warp_drive.speed</code>" in page([read_story(copied)])
+
+
+def test_several_runs_are_laid_over_each_other(
+    finished: Path, troubled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stories = [read_story(finished), read_story(troubled)]
+    found = differences(stories)
+    assert found["guards.storm.patience"][1] == 3 and "ppo.learning_rate" not in found
+    assert run(f"run={finished}", f"run={troubled}", f"out={finished / 'two.html'}", "--json") == 0
+    path = Path(json.loads(capsys.readouterr().out)["file"])
+    text = path.read_text()
+    assert text == page(stories)
+    assert "<code>guards.storm.patience</code>" in text and "2 runs" in text
+    assert text.count("<tr>") > 10
+
+
+def test_a_counter_that_went_back_gains_nothing(tmp_path: Path) -> None:
+    rows = [{"step": n, "guards/state/trips": count} for n, count in enumerate([0, 2, 1, 1, 4])]
+    story = Story(tmp_path, {}, rows, [], None, {}, 0)
+    steps, counts = story.trips("state")
+    assert (steps.tolist(), counts.tolist()) == ([1, 4], [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "run: name runs or a sweep, run=<folder> or sweep=<folder>"),
+        (["run={run}", "sweep={run}"], "run: name runs or a sweep"),
+        (["sweep=no/such"], "sweep: there is no folder no/such"),
+        (["sweep={empty}"], "has ended; sweeps are in runs/sweeps/<time>"),
+        (["run=no/such"], "run: there is no folder no/such"),
+        (["run={empty}"], "is no run folder, it has no config.yaml"),
+        (["run={run}", "out={run}"], "out: {run} is a folder; give a file"),
+        (["run={run}", "out=/proc/report.html"], "out: cannot write /proc/report.html"),
+        (["run={run}", "colour=red"], "colour: unknown key"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str], message: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"run": finished, "empty": tmp_path}
+    assert run(*(word.format(**places) for word in words)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and message.format(**places) in printed.err
+
+
+def test_a_configuration_that_is_no_file_is_said(copied: Path) -> None:
+    (copied / "config.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="holds no configuration"):
+        read_story(copied)
+
+
+@pytest.mark.parametrize(("size", "dark"), [(DESKTOP, False), (PHONE, True)], ids=["desktop", "phone"])
+def test_a_browser_shows_it(troubled: Path, size: tuple[int, int], dark: bool, tmp_path: Path) -> None:
+    with opened(troubled / "report.html", size, dark) as found:
+        assert found.page.title() == f"rlstable: {read_story(troubled).name}"
+        assert found.overflow == 0
+        first = found.page.locator("svg.chart").first
+        first.hover()
+        assert "step" in found.page.locator(".tip").inner_text()
+        found.page.mouse.move(0, 0)
+        assert found.page.locator(".tip").count() == 0
+        assert found.overflow == 0
+        found.page.screenshot(path=str(tmp_path / "page.png"))
+        assert (found.requests, found.complaints) == ([], [])
+
+
+def test_panels_show_metrics_that_runs_log(finished: Path) -> None:
+    keys = {key for row in read_story(finished).rows for key in row}
+    wanted = {key for panel in report_page.PANELS for key in (*panel.keys.values(), *(panel.band or ()))}
+    assert wanted - keys == {"memory/device_mb"}  # which a CPU does not tell
