@@ -113,13 +113,21 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [step * number for number in range(first, last + 1)]
 
 
-def readable(value: float) -> str:
-    """A number in few letters: 12.3k, 4M, 1e-05."""
+def readable(value: float, step: float | None = None) -> str:
+    """A number in few letters: 12.3k, 4M, 1e-05.
+
+    Args:
+        value: The number.
+        step: The distance to its neighbours, from which it has to be told; None where it stands alone.
+    """
+    if value == 0:
+        return "0"
     size = abs(value)
+    digits = 3 if step is None else max(3, math.ceil(math.log10(size / step)) + 2)
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= limit and size < limit * 1e3:
-            return f"{value / limit:.3g}{letter}"
-    return "0" if value == 0 else f"{value:.3g}"
+            return f"{value / limit:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
 
 
 def _upright(lines: Sequence[Line], may_be_log: bool) -> Scale:
@@ -139,12 +147,13 @@ def _grid(x: Scale, y: Scale) -> str:
         heights = [10.0**exponent for exponent in exponents[::stride]]
     else:
         heights = ticks(y.low, y.high)
+    step = heights[1] - heights[0] if len(heights) > 1 and not y.log else None
     found = []
     for value in heights:
         at = float(y(value))
         found.append(f'<line class="grid" x1="{_LEFT:g}" x2="{_WIDTH - _RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
         found.append(
-            f'<text class="tick" x="{_LEFT - 6:g}" y="{at + 3.5:.1f}" text-anchor="end">{readable(value)}</text>'
+            f'<text class="tick" x="{_LEFT - 6:g}" y="{at + 3.5:.1f}" text-anchor="end">{readable(value, step)}</text>'
         )
     for value in ticks(x.low, x.high):
         at = float(x(value))

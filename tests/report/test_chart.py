@@ -41,6 +41,11 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert readable(value) == text
 
 
+def test_neighbours_on_an_axis_can_be_told_apart() -> None:
+    assert [readable(value, 0.05) for value in (11.85, 11.9, 11.95, 12.0)] == ["11.85", "11.9", "11.95", "12"]
+    assert [readable(value, 2) for value in (1276, 1278, 1280)] == ["1.276k", "1.278k", "1.28k"]
+
+
 def test_a_spike_is_not_lost_among_many_points() -> None:
     values = np.sin(np.linspace(0, 20, 10_000))
     values[1234] = 50.0
