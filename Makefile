@@ -21,7 +21,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow survival curves recovery bench race lint format lock wheel clean check-python
+.PHONY: help train test slow survival curves recovery bench race docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -54,6 +54,10 @@ bench: $(STAMP) ## Measure what guards and supervision cost, into docs/benchmark
 race: $(STAMP) ## Race whole processes against Brax's, SB3's and SBX's PPO; hours on a CPU, goes on where it stopped
 	$(BIN)/python scripts/bench.py race $(ARGS)
 
+docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
+	$(BIN)/python scripts/reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # import-linter without its cache, which does not notice a deleted module.
 lint: $(STAMP) ## Check style, format, types and the direction of imports
 	$(BIN)/ruff check
@@ -75,8 +79,8 @@ lock: check-python ## Pin requirements.lock anew from pyproject.toml (needs Pyth
 	@echo "rlstable: resolving in a temporary environment, a minute or two"
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
 	$(PYTHON) -m venv "$$tmp/venv" && \
-	"$$tmp/venv/bin/python" $(PIP_INSTALL) ".[dev,tensorboard]" && \
-	{ echo "# Every distribution that rlstable[dev,tensorboard] needs, for Python 3.11 on Linux with a CPU."; \
+	"$$tmp/venv/bin/python" $(PIP_INSTALL) ".[dev]" && \
+	{ echo "# Every distribution that rlstable[dev] needs, for Python 3.11 on Linux with a CPU."; \
 	  echo "# Written by \`make lock\`: do not edit, change pyproject.toml and run it again."; } > "$$tmp/lock" && \
 	"$$tmp/venv/bin/python" -m pip list --disable-pip-version-check --format=freeze \
 	  --exclude pip --exclude setuptools --exclude wheel --exclude rlstable > "$$tmp/pins" && \
@@ -101,5 +105,5 @@ $(STAMP): pyproject.toml requirements.lock
 	  $(BIN)/python $(PIP_INSTALL) -r requirements.lock && $(BIN)/python $(PIP_INSTALL) -e . --no-deps; \
 	else \
 	  echo "rlstable: the lock is for Python 3.11; taking the ranges of pyproject.toml instead" && \
-	  $(BIN)/python $(PIP_INSTALL) -e ".[dev,tensorboard]"; fi
+	  $(BIN)/python $(PIP_INSTALL) -e ".[dev]"; fi
 	@touch $@

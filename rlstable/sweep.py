@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from rlstable.endings import command
 from rlstable.io.rundir import read_result
 
 
 class SweepSummary(Callback):
-    """Prints one table when a sweep is over, read from what its jobs left, so that any launcher will do."""
+    """Prints one table when a sweep is over, read from what its jobs left, so that any launcher will do.
+
+    Attributes:
+        exit_codes: Of the jobs of the last sweep; they may have been other processes.
+    """
+
+    exit_codes: ClassVar[list[int]] = []
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Prints the table."""
         sweep_dir = Path(config.hydra.sweep.dir)
+        type(self).exit_codes.clear()
         table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=f"sweep {sweep_dir}")
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=_job_number):
             result = read_result(folder) or {}
+            type(self).exit_codes.append(int(result.get("exit_code", 0)))
             cells = (
                 result.get("stop_reason"),
                 result.get("step"),
@@ -31,7 +40,9 @@ class SweepSummary(Callback):
             )
             overrides = " ".join(result.get("overrides", []))
             table.add_row(folder.name, overrides, *(_cell(value) for value in cells))
-        Console(width=None if sys.stdout.isatty() else 140).print(table)
+        console = Console(width=None if sys.stdout.isatty() else 140)
+        console.print(table)
+        console.print(f"compare them  {command('report', sweep_dir, 'sweep=')}", highlight=False, soft_wrap=True)
 
 
 def _job_number(folder: Path) -> tuple[int, str]:

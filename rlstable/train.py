@@ -24,6 +24,7 @@ from rlstable.config import ConfigError
 from rlstable.endings import Ending
 from rlstable.io.rundir import read_result, write_result
 from rlstable.supervise.signals import Signals
+from rlstable.sweep import SweepSummary
 
 # The score of a job that gave none: finite, since sweepers choke on inf and nan, and below any return worth having.
 WORST_SCORE = -1e9
@@ -38,6 +39,7 @@ def main() -> None:
     # Hydra prints its own page of advice for a mistake and exits with 1; with this it raises, and we say it in a line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     _told_to_stop.clear()
+    SweepSummary.exit_codes.clear()
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
@@ -51,10 +53,19 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         _complain(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
         sys.exit(Ending.config_error.exit_code)
+    except RuntimeError as error:
+        if "Unknown plugin class" not in str(error):
+            raise
+        _complain(str(explain(error)))
+        sys.exit(Ending.config_error.exit_code)
+    except BrokenPipeError:  # `| head` has seen enough; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Ending.error.exit_code)
     except OSError as error:
         _complain(f"hydra.run.dir: cannot write to {error.filename}: {error.strerror}; choose another folder")
         sys.exit(Ending.config_error.exit_code)
-    sys.exit(max(codes, default=0))
+    # A launcher may have run the jobs in other processes, which left their codes in the folders.
+    sys.exit(max([*codes, *SweepSummary.exit_codes], default=0))
 
 
 def run_job(composed: DictConfig) -> tuple[int, float]:

@@ -1,0 +1,66 @@
+"""The notebooks run from top to bottom, and hold no output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+
+
+def executed(name: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The notebook with its outputs, run in a kernel of its own."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("RLSTABLE_RUNS", str(runs))
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    return NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(runs)}}).execute()
+
+
+def printed(notebook: Any) -> str:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+
+
+def kinds(notebook: Any) -> set[str]:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return {kind for output in outputs for kind in output.get("data", {})}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_output_is_kept(name: str) -> None:
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert cells and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+
+
+def test_there_are_two() -> None:
+    assert NAMES == ["break_and_guard", "quickstart"]
+
+
+def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = executed("quickstart", tmp_path, monkeypatch)
+    run = tmp_path / "quickstart" / "inverted_pendulum"
+    said = printed(notebook)
+    assert "target_reached after" in said and "guard trips: none" in said
+    assert {"image/png", "text/html"} <= kinds(notebook)  # the curve, the page to watch
+    assert "95 % interval" in said
+    assert (run / "report.html").is_file() and (run / "export" / "policy.onnx").is_file()
+
+
+@pytest.mark.slow
+def test_break_and_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = printed(executed("break_and_guard", tmp_path, monkeypatch))
+    guarded = [line for line in said.splitlines() if "guards=default" in line]
+    assert len(guarded) == 5
+    for line in guarded:
+        assert "completed" in line and float(line.split("return")[1].split()[0]) > 900, said
+    plain = [line for line in said.splitlines() if "guards=off" in line]
+    # Without guards at least the faults of the gradient and the optimizer end in nothing.
+    assert sum("return None" in line or float(line.split("return")[1].split()[0]) < 500 for line in plain) >= 2, said

@@ -1,0 +1,87 @@
+"""Sweeps by other launchers and sweepers than Hydra's own: nothing of them runs in this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlstable.train import WORST_SCORE
+
+TESTS = Path(__file__).resolve().parent
+TINY = [
+    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
+    "eval.num_evals=1", "eval.num_envs=2", "sinks=quiet",
+    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
+    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
+]  # fmt: skip
+
+
+def needs(module: str, extra: str) -> pytest.MarkDecorator:
+    found = importlib.util.find_spec(f"hydra_plugins.{module}") if importlib.util.find_spec("hydra_plugins") else None
+    return pytest.mark.skipif(found is None, reason=f"pip install 'rlstable[{extra}]' to run this")
+
+
+def sweep(folder: Path, *words: str) -> tuple[int, str, list[dict[str, object]]]:
+    """Types a sweep; gives its exit code, what it printed, and the results of its jobs."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    command = [sys.executable, "-m", "rlstable.train", "-m", *TINY, f"hydra.sweep.dir={folder}", *words]
+    done = subprocess.run(command, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=600)
+    paths = sorted(folder.glob("*/result.json"), key=lambda path: int(path.parent.name))
+    return done.returncode, done.stdout + done.stderr, [json.loads(path.read_text()) for path in paths]
+
+
+LAUNCHERS = [
+    pytest.param("joblib", marks=needs("hydra_joblib_launcher", "joblib")),
+    pytest.param("submitit_local", marks=[needs("hydra_submitit_launcher", "submitit"), pytest.mark.slow]),
+    pytest.param("ray", marks=[needs("hydra_ray_launcher", "ray"), pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_that_fails_stops_no_other(launcher: str, tmp_path: Path) -> None:
+    code, printed, results = sweep(tmp_path / "sweep", f"hydra/launcher={launcher}", "seed=-1,1")
+    assert [result["stop_reason"] for result in results] == ["config_error", "completed"], printed
+    assert code == 2
+    assert (tmp_path / "sweep" / "1" / "checkpoints").is_dir()
+    assert "seed: input should be greater than or equal to 0, got -1" in printed or launcher != "joblib"
+    assert "rlstable.report sweep=" in printed
+
+
+@pytest.mark.slow
+@needs("hydra_optuna_sweeper", "optuna")
+def test_optuna_looks_for_the_greatest_return_and_a_dead_run_has_one_too(tmp_path: Path) -> None:
+    """Half of what may be drawn ends at once, by name."""
+    words = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1"]
+    space = ["fault.site=reward", "fault.probability=1.0", "guards.storm.patience=1", "supervise=off"]
+    code, printed, results = sweep(tmp_path / "sweep", *words, *space, "fault.start=choice(0,1000)", "seed=range(0,4)")
+    assert len(results) == 6, printed
+    endings = {str(result["stop_reason"]) for result in results}
+    assert endings == {"physics_unstable", "completed"}
+    assert code == 5
+    found = (tmp_path / "sweep" / "optimization_results.yaml").read_text()
+    best = max(float(str(result["best_return"])) for result in results if result["best_return"] is not None)
+    assert f"best_value: {best}" in found and str(WORST_SCORE) not in found
+
+
+@pytest.mark.parametrize(
+    ("choice", "module"),
+    [
+        ("hydra/launcher=ray", "hydra_ray_launcher"),
+        ("hydra/launcher=submitit_slurm", "hydra_submitit_launcher"),
+        ("hydra/sweeper=optuna", "hydra_optuna_sweeper"),
+    ],
+)
+def test_what_is_not_installed_is_said_with_what_to_type(choice: str, module: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{module}"):
+        pytest.skip(f"{module} is installed here")
+    code, printed, results = sweep(tmp_path / "sweep", choice, "seed=0,1")
+    assert (code, results) == (2, [])
+    extra = module.split("_")[1]
+    last = printed.strip().splitlines()[-1]
+    assert last.startswith("rlstable: hydra") and f"pip install 'rlstable[{extra}]'" in last
