@@ -13,6 +13,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.export.function import ACTION, OBSERVATION, PolicyFunction
+from rlstable.export.graph import to_onnx
 from rlstable.io.rundir import write_atomically
 
 # Greatest difference of an action element that is put down to the order of sums in float32.
@@ -41,8 +42,9 @@ def write_onnx(function: PolicyFunction, path: Path) -> Written:
     Raises:
         ConfigError: A package is not installed.
         RuntimeError: The file does not agree with the policy.
+        Untranslatable: The policy computes something that has no translation.
     """
-    for package in ("onnx", "jax2onnx", "onnxruntime"):
+    for package in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"format: onnx needs {package}, which is not installed; pip install 'rlstable[export]', or choose "
@@ -50,12 +52,8 @@ def write_onnx(function: PolicyFunction, path: Path) -> Written:
             )
     import onnx
     import onnxruntime
-    from jax2onnx import to_onnx
 
-    model: Any = to_onnx(
-        function.apply, inputs=[("B", function.observation_size)], model_name="policy", return_mode="proto"
-    )
-    _rename(model.graph, {model.graph.input[0].name: OBSERVATION, model.graph.output[0].name: ACTION})
+    model = to_onnx(function.apply, function.observation_size, (OBSERVATION, ACTION))
     onnx.helper.set_model_props(model, function.texts)
     onnx.checker.check_model(model)
     content = model.SerializeToString()
@@ -94,13 +92,3 @@ def _agreement(function: PolicyFunction, call: Callable[[np.ndarray], Any], name
     if not (difference <= TOLERANCE and np.allclose(single, expected[:1], atol=TOLERANCE)):
         raise RuntimeError(f"the {name} file differs from the policy by {difference:.2g}; it was not written")
     return difference
-
-
-def _rename(graph: Any, names: dict[str, str]) -> None:
-    """Gives inputs and outputs of a graph the names that a user will know them by."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        value.name = names.get(value.name, value.name)
-    for node in graph.node:
-        for places in (node.input, node.output):
-            for index, name in enumerate(places):
-                places[index] = names.get(name, name)

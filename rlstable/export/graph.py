@@ -1,0 +1,200 @@
+"""A traced function of one observation as an ONNX graph over batches of them.
+
+The function is traced without its batch axis. Whatever depends on the observation is then a vector, and the batch axis
+in front of it needs no mention: ONNX broadcasts from the last axis. What depends on nothing is computed once, here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+_OPSET, _IR = 17, 9  # what runtimes of the last years can read
+_UNARY = {
+    "neg": "Neg", "abs": "Abs", "exp": "Exp", "log": "Log", "tanh": "Tanh", "logistic": "Sigmoid", "not": "Not",
+    "sqrt": "Sqrt", "erf": "Erf", "sign": "Sign",
+}  # fmt: skip
+_BINARY = {
+    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "max": "Max", "min": "Min", "and": "And", "or": "Or",
+    "gt": "Greater", "ge": "GreaterOrEqual", "lt": "Less", "le": "LessOrEqual", "eq": "Equal", "pow": "Pow",
+}  # fmt: skip
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+class Untranslatable(NotImplementedError):
+    """The function computes something that has no translation."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Value:
+    """Something that depends on the observation, not yet in the graph.
+
+    Attributes:
+        primitive: What computes it, empty for the observation itself.
+        params: Of the primitive.
+        inputs: Other values, or arrays.
+        output: Which of the primitive's outputs it is.
+        shape: Without the batch axis.
+        dtype: Of its elements.
+    """
+
+    primitive: str
+    params: dict[str, Any]
+    inputs: tuple[Any, ...]
+    output: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -> Any:
+    """An `onnx.ModelProto` of a function of vectors, with a free batch dimension in front.
+
+    Args:
+        function: float32 `[size]` to float32 `[...]`, traced once.
+        size: Elements of its argument.
+        names: Of the input and the output.
+
+    Raises:
+        Untranslatable: The function computes something for which there is no rule here.
+    """
+    import onnx
+
+    closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((size,), np.float32))
+    argument = _Value("", {}, (), 0, (size,), np.float32)
+    (result,) = _run(closed.jaxpr, closed.consts, [argument])
+    builder = _Builder(argument, names[0])
+    last = builder.name_of(result)
+    builder.nodes.append(onnx.helper.make_node("Identity", [last], [names[1]]))
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        builder.nodes,
+        "policy",
+        [onnx.helper.make_tensor_value_info(names[0], kind, ["batch", size])],
+        [onnx.helper.make_tensor_value_info(names[1], kind, ["batch", *result.shape])],
+        builder.constants,
+    )
+    opset = onnx.helper.make_opsetid("", _OPSET)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=_IR, producer_name="rlstable")
+
+
+def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The outputs of a jaxpr: arrays where they depend on nothing, else values."""
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, map(np.asarray, constants), strict=True))
+    known |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return np.asarray(atom.val) if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        inputs = [read(atom) for atom in equation.invars]
+        inner = next((equation.params[key] for key in _CALLS if key in equation.params), None)
+        if inner is not None:
+            outputs = _run(inner.jaxpr, inner.consts, inputs)
+        elif not any(isinstance(value, _Value) for value in inputs):
+            found = equation.primitive.bind(*inputs, **equation.params)
+            outputs = [np.asarray(value) for value in (found if equation.primitive.multiple_results else [found])]
+        else:
+            name, params = equation.primitive.name, equation.params
+            outputs = [
+                _Value(name, params, tuple(inputs), place, tuple(variable.aval.shape), variable.aval.dtype)
+                for place, variable in enumerate(equation.outvars)
+            ]
+        known.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+class _Builder:
+    """Puts values into a graph when they are asked for, so that what nobody needs is not in it.
+
+    Args:
+        argument: The observation.
+        name: Its name.
+    """
+
+    def __init__(self, argument: _Value, name: str):
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self._names: dict[Any, str] = {argument: name}
+
+    def name_of(self, value: Any) -> str:
+        """The tensor of a value or an array."""
+        if not isinstance(value, _Value):
+            return self._constant(np.asarray(value))
+        if value not in self._names:
+            self._names[value] = self._translated(value)
+        return self._names[value]
+
+    def _translated(self, value: _Value) -> str:
+        primitive, params, inputs = value.primitive, value.params, value.inputs
+        if primitive in _UNARY:
+            return self._node(_UNARY[primitive], inputs[0])
+        if primitive in _BINARY:
+            return self._node(_BINARY[primitive], *inputs)
+        first = inputs[0]
+        match primitive:
+            case "ne":
+                return self._node("Not", self._node("Equal", *inputs))
+            case "log1p":
+                return self._node("Log", self._node("Add", first, np.float32(1)))
+            case "expm1":
+                return self._node("Sub", self._node("Exp", first), np.float32(1))
+            case "erfc":
+                return self._node("Sub", np.float32(1), self._node("Erf", first))
+            case "square":
+                return self._node("Mul", first, first)
+            case "integer_pow":
+                return self._node("Pow", first, np.float32(params["y"]))
+            case "select_n" if len(inputs) == 3:
+                return self._node("Where", first, inputs[2], inputs[1])
+            case "convert_element_type":
+                return self._converted(first, value.dtype)
+            case "dot_general":
+                return self._product(inputs[0], inputs[1], params["dimension_numbers"])
+            case "split" if params["axis"] == 0:
+                start = sum(params["sizes"][: value.output])
+                return self._slice(first, start, start + params["sizes"][value.output])
+            case "slice" if params["strides"] is None and len(value.shape) == 1:
+                return self._slice(first, params["start_indices"][0], params["limit_indices"][0])
+            case "copy" | "stop_gradient" | "reshape" | "broadcast_in_dim" | "squeeze" if value.shape == first.shape:
+                return self.name_of(first)
+        raise Untranslatable(f"no ONNX for {primitive} to {value.shape}; choose format=stablehlo")
+
+    def _product(self, left: Any, right: Any, dimensions: Any) -> str:
+        """A vector times a matrix that is known."""
+        ((contracted_left, contracted_right), batches) = dimensions
+        if isinstance(right, _Value):
+            left, right, contracted_left, contracted_right = right, left, contracted_right, contracted_left
+        if isinstance(right, _Value) or len(left.shape) != 1 or any(batches) or len(contracted_left) != 1:
+            raise Untranslatable("no ONNX for a product of two values that depend on the observation")
+        return self._node("MatMul", left, np.moveaxis(right, contracted_right[0], 0))
+
+    def _slice(self, value: Any, start: int, end: int) -> str:
+        bounds = [np.array([number], np.int64) for number in (start, end, -1)]
+        return self._node("Slice", value, *bounds)
+
+    def _converted(self, value: Any, dtype: Any) -> str:
+        import onnx
+
+        if value.dtype == dtype:
+            return self.name_of(value)
+        return self._node("Cast", value, to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def _node(self, operator: str, *inputs: Any, **attributes: Any) -> str:
+        import onnx
+
+        names = [one if isinstance(one, str) else self.name_of(one) for one in inputs]
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(onnx.helper.make_node(operator, names, [name], **attributes))
+        return name
+
+    def _constant(self, value: np.ndarray) -> str:
+        import onnx
+
+        name = f"c{len(self.constants)}"
+        self.constants.append(onnx.numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
+        return name

@@ -1,0 +1,69 @@
+"""Traced functions as ONNX: what is translated agrees with jax, what is not is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnxruntime
+import pytest
+
+from rlstable.export.graph import Untranslatable, to_onnx
+from rlstable.network_config import Activation, NetworkConfig
+
+MATRIX = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+INPUTS = np.concatenate(
+    [np.random.default_rng(1).normal(size=(50, 5)) * 3, np.zeros((1, 5)), np.full((1, 5), 80.0), np.full((1, 5), -80.0)]
+).astype(np.float32)
+
+
+def run(function: Callable[[Any], Any], inputs: np.ndarray = INPUTS) -> np.ndarray:
+    model = to_onnx(function, inputs.shape[1], ("x", "y"))
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return np.asarray(session.run(["y"], {"x": inputs})[0])
+
+
+@pytest.mark.parametrize("name", Activation.__args__)
+def test_every_activation_that_a_network_may_have(name: str) -> None:
+    assert NetworkConfig(activation=name)  # type: ignore[arg-type]
+    function = getattr(jax.nn, name)
+    np.testing.assert_allclose(run(function), jax.vmap(function)(INPUTS), rtol=2e-6, atol=2e-6)
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "a matrix": lambda x: x @ MATRIX,
+    "a matrix from the left": lambda x: MATRIX.T @ x,
+    "halves": lambda x: jnp.split(x[:4], 2)[1],
+    "a slice": lambda x: x[1:4],
+    "a choice": lambda x: jnp.where(x > 0.5, x, -x),
+    "not equal": lambda x: jnp.where(x != x, 0.0, x),
+    "bounds": lambda x: jnp.clip(x, -1.0, 2.0),
+    "a truth as a number": lambda x: (x > 0).astype(jnp.float32),
+    "powers": lambda x: x**3 + jnp.square(x),
+    "error function": lambda x: jax.scipy.special.erf(x) + jax.scipy.special.erfc(x),
+    "constants": lambda x: x + jnp.sin(jnp.arange(5.0)),  # there is no rule for a sine, and none is needed
+    "nobody needs it": lambda x: (x, jnp.sort(x))[0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operations(name: str) -> None:
+    function = FUNCTIONS[name]
+    np.testing.assert_allclose(run(function), jax.vmap(function)(INPUTS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_the_batch_is_free(batch: int) -> None:
+    assert run(lambda x: x @ MATRIX, INPUTS[:batch]).shape == (batch, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [(jnp.sort, "sort"), (lambda x: x @ x, "a product of two values"), (lambda x: x.reshape(5, 1)[:, 0], "squeeze")],
+)
+def test_what_has_no_translation_is_said(function: Callable[[Any], Any], what: str) -> None:
+    with pytest.raises(Untranslatable, match=f"no ONNX for {what}"):
+        to_onnx(function, 5, ("x", "y"))
