@@ -22,8 +22,11 @@ from rlstable.ppo_config import PPOConfig
 from rlstable.supervise_config import SuperviseConfig
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+# Those of our own; configs/hydra has launchers and sweepers for Hydra's.
 GROUPS = {
-    folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in CONFIGS.iterdir() if folder.is_dir()
+    folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+    for folder in CONFIGS.iterdir()
+    if folder.is_dir() and folder.name != "hydra"
 }
 ENVS = [name for name in GROUPS["env"] if name != "import"]
 OPTIONS = [f"{group}={option}" for group, options in GROUPS.items() if group != "env" for option in options]
@@ -40,7 +43,11 @@ SECTIONS = {
     "supervise": SuperviseConfig,
 }
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
-DOCUMENTED = ["config.yaml", *(f"{group}/default.yaml" for group in SECTIONS)]
+DOCUMENTED = [
+    "config.yaml",
+    *(f"{group}/default.yaml" for group in SECTIONS),
+    *(file for file in FILES if file.startswith("hydra/")),
+]
 
 # What is published, so that no edit changes it unnoticed: google/brax notebooks/training.ipynb at 01ca8caf;
 # for fast brax/training/agents/ppo/train_test.py of brax 0.14.2.

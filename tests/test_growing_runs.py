@@ -75,6 +75,7 @@ def test_a_resume_is_exact(grown: Runner, tmp_path: Path, stopped: int) -> None:
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
+@pytest.mark.slow
 def test_it_grows_on_two_devices(tmp_path: Path) -> None:
     runner = Runner(small(4, devices=2), tmp_path)
     assert runner.run().ending is Ending.completed

@@ -70,7 +70,8 @@ def test_a_run_completes_and_says_so(run: tuple[Runner, Result]) -> None:
 def test_what_stands_in_the_run_folder(run: tuple[Runner, Result]) -> None:
     _, result = run
     names = {path.name for path in result.run_dir.iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints", "result.json"}
+    files = {"config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html"}
+    assert names == files | {"checkpoints"}
     rows = lines(result.run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [64, 128, 192, 256]
     assert [row["step"] for row in rows if "eval/episode_reward" in row] == [128, 256]

@@ -201,6 +201,7 @@ def whole(guards: str) -> tuple[Any, Any, list[TrainState]]:
     return compiled(ppo), evaluator, states
 
 
+@pytest.mark.slow  # a rate a thousand times too high is in the survival matrix and docs/recovery.md too
 def test_rhvae_learns_a_thousand_times_too_fast() -> None:
     clean, _ = returns("default", 1.0)
     assert min(clean) > 60.0

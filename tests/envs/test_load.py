@@ -215,7 +215,9 @@ def trips_of(name: str, backend: str | None, steps: int) -> dict[str, int]:
     return {cause: int(n) for cause, n in zip(guards["quarantine"].causes, trips, strict=True) if n}
 
 
-@pytest.mark.parametrize(("name", "backend"), [("fast", None), ("reacher", "spring")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("fast", None), pytest.param("reacher", "spring", marks=pytest.mark.slow)]
+)
 def test_healthy_environments_do_not_trip(name, backend):
     """Reset and 50 random steps."""
     assert trips_of(name, backend, 50) == {}

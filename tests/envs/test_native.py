@@ -68,7 +68,7 @@ def first(env: Any, count: int) -> Any:
 # --- the same as in MJX, step by step from the same state
 
 
-@pytest.mark.parametrize("name", ["inverted_pendulum", "stick"])
+@pytest.mark.parametrize("name", [pytest.param("inverted_pendulum", marks=pytest.mark.slow), "stick"])
 def test_a_step_is_that_of_mjx(name):
     """A thousand random steps: without contacts, and with contacts, a limit, sensors and derived parts."""
     config = EnvConfig(**STICK, kwargs={"reads": ("sensordata", "site_xpos", "xmat", "qfrc_bias")})

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,6 @@ from rlstable.runner import Runner
 from rlstable.saved_run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "export.md"
 GAUSSIAN = {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 2.0}
 
 
@@ -151,21 +146,3 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert run(*(word.format(run=run_dir) for word in words)) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and message in printed.err.splitlines()[-1]
-
-
-def test_the_example_of_the_docs_drives_mujoco(tmp_path: Path) -> None:
-    """It knows nothing of rlstable and jax, and comes to the return that the policy comes to."""
-    folder = tmp_path / "run"
-    words = ["env=inverted_pendulum", "sinks=quiet", "devices=1", f"hydra.run.dir={folder}"]
-    subprocess.run([sys.executable, "-m", "rlstable.train", *words], check=True, cwd=tmp_path)
-    assert run(f"run={folder}", "format=onnx", f"out={tmp_path}") == 0
-    (example,) = re.findall(r"```python\n(import mujoco.*?)```", DOCS.read_text(), re.S)
-    (tmp_path / "drive.py").write_text(example)
-    done = subprocess.run([sys.executable, "drive.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    from rlstable.worth import judge
-
-    expected = judge(open_run(folder), 10).episodes.metrics["reward"].mean()
-    assert float(done.stdout.split()[-1]) == pytest.approx(expected, rel=0.05)
-    assert "rlstable" not in example and "jax" not in example
-    shutil.rmtree(folder)

@@ -24,6 +24,7 @@ def rows(task: str, side: str, *returns: list[float | None]) -> list[dict[str, A
     return [{**own, "seed": seed, "returns": values} for seed, values in enumerate(returns)]
 
 
+@pytest.mark.slow
 def test_a_row_is_a_seed_with_its_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At equal distances, the last one at the end; a run that is there already is not made again."""
     monkeypatch.setattr(curves, "TASKS", {"toy": TINY})

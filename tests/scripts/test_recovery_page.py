@@ -37,6 +37,7 @@ def test_a_seed_that_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pyte
     ]
 
 
+@pytest.mark.slow
 def test_a_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what its two policies are worth and when it was looked at; plain JSON."""
     monkeypatch.setattr(recovery, "LOOKS", 2)

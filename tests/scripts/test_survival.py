@@ -34,6 +34,7 @@ def test_every_site_has_a_case() -> None:
     assert {FaultConfig(**case.fault).site for case in survival.CASES.values()} == set(FaultConfig.sites())
 
 
+@pytest.mark.slow  # the same is shown by the demonstration of NaN
 def test_the_guarded_training_lives_where_the_unguarded_dies() -> None:
     """The same cases on both sides, several seeds in one program; the fault-free one is the measure."""
     early = {"start": 2, "probability": 0.05}
