@@ -96,10 +96,9 @@ def compose(overrides: Sequence[str]) -> Config:
 def explain(error: BaseException) -> ConfigError:
     """A composition error of Hydra's as one line that names the key."""
     text = first_line(error)
-    if found := re.search(r"'hydra_plugins\.hydra_(\w+?)_(launcher|sweeper)", text):
-        return _not_installed(f"hydra/{found.group(2)}", found.group(1))
-    if "hydra/sweeper/sampler/" in text and "Available options" not in text:
-        return _not_installed("hydra/sweeper", "optuna")
+    if found := re.search(r"Could not find 'hydra/(launcher|sweeper)/(joblib|optuna|ray|submitit)", text):
+        kind, extra = found.groups()
+        return ConfigError(f"hydra/{kind}: {extra} is not installed; pip install 'rlstable[{extra}]'")
     if found := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(Config, found.group(1))
     if found := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):
@@ -112,10 +111,6 @@ def explain(error: BaseException) -> ConfigError:
             f"cannot read {found.group(1)!r}: {found.group(2)}; write key=value, quoted where it has spaces"
         )
     return ConfigError(text)
-
-
-def _not_installed(key: str, extra: str) -> ConfigError:
-    return ConfigError(f"{key}: {extra} is not installed; pip install 'rlstable[{extra}]', or leave {key} out")
 
 
 def first_line(error: BaseException) -> str:

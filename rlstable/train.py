@@ -53,11 +53,6 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         _complain(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
         sys.exit(Ending.config_error.exit_code)
-    except RuntimeError as error:
-        if "Unknown plugin class" not in str(error):
-            raise
-        _complain(str(explain(error)))
-        sys.exit(Ending.config_error.exit_code)
     except BrokenPipeError:  # `| head` has seen enough; what is still buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(Ending.error.exit_code)
@@ -86,6 +81,8 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     if in_sweep:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
     try:
+        if str(options.sweeper.get("direction")).endswith("minimize"):
+            raise ConfigError("hydra.sweeper.direction: would look for the least return; sweep=optuna maximizes it")
         config = with_saved(composed, overrides)
         told = recipes.told(options.runtime.choices)
         if told is not None and config.resume is None and config.sinks.console != "off":

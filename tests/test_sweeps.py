@@ -45,7 +45,7 @@ LAUNCHERS = [
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_job_that_fails_stops_no_other(launcher: str, tmp_path: Path) -> None:
-    code, printed, results = sweep(tmp_path / "sweep", f"hydra/launcher={launcher}", "seed=-1,1")
+    code, printed, results = sweep(tmp_path / "sweep", f"sweep={launcher}", "seed=-1,1")
     assert [result["stop_reason"] for result in results] == ["config_error", "completed"], printed
     assert code == 2
     assert (tmp_path / "sweep" / "1" / "checkpoints").is_dir()
@@ -57,7 +57,7 @@ def test_a_job_that_fails_stops_no_other(launcher: str, tmp_path: Path) -> None:
 @needs("hydra_optuna_sweeper", "optuna")
 def test_optuna_looks_for_the_greatest_return_and_a_dead_run_has_one_too(tmp_path: Path) -> None:
     """Half of what may be drawn ends at once, by name."""
-    words = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1"]
+    words = ["sweep=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1"]
     space = ["fault.site=reward", "fault.probability=1.0", "guards.storm.patience=1", "supervise=off"]
     code, printed, results = sweep(tmp_path / "sweep", *words, *space, "fault.start=choice(0,1000)", "seed=range(0,4)")
     assert len(results) == 6, printed
@@ -69,12 +69,20 @@ def test_optuna_looks_for_the_greatest_return_and_a_dead_run_has_one_too(tmp_pat
     assert f"best_value: {best}" in found and str(WORST_SCORE) not in found
 
 
+@pytest.mark.slow
+@needs("hydra_optuna_sweeper", "optuna")
+def test_a_search_for_the_least_return_is_refused(tmp_path: Path) -> None:
+    code, printed, _ = sweep(tmp_path / "sweep", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=1", "seed=range(0,4)")
+    assert code == 2 and "would look for the least return; sweep=optuna maximizes it" in printed
+
+
 @pytest.mark.parametrize(
     ("choice", "module"),
     [
-        ("hydra/launcher=ray", "hydra_ray_launcher"),
-        ("hydra/launcher=submitit_slurm", "hydra_submitit_launcher"),
-        ("hydra/sweeper=optuna", "hydra_optuna_sweeper"),
+        ("sweep=ray", "hydra_ray_launcher"),
+        ("sweep=submitit_slurm", "hydra_submitit_launcher"),
+        ("hydra/launcher=submitit_local", "hydra_submitit_launcher"),
+        ("sweep=optuna", "hydra_optuna_sweeper"),
     ],
 )
 def test_what_is_not_installed_is_said_with_what_to_type(choice: str, module: str, tmp_path: Path) -> None:
