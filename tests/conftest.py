@@ -1,6 +1,9 @@
 """What every test process needs before jax is imported: fake devices, no network, shared compiled programs."""
 
+import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _DEVICES = "--xla_force_host_platform_device_count"
@@ -32,3 +35,20 @@ def shared_programs():
 
     with sharing():
         yield
+
+
+# Of the 65,530 mappings that Linux lets a process have; every compiled program takes some, and where there are no more
+# the process is aborted.
+_MANY_MAPPINGS = 20_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs() -> Iterator[None]:
+    """A worker lives through thousands of tests; before it has too many programs it forgets those it has."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > _MANY_MAPPINGS:
+        if (shared := sys.modules.get("shared_programs")) is not None:
+            shared.forget()
+        jax.clear_caches()
+        gc.collect()

@@ -36,6 +36,12 @@ def sharing() -> Iterator[None]:
         yield
 
 
+def forget() -> None:
+    """Gives all of them up."""
+    _programs.clear()
+    _plays.clear()
+
+
 def _compiled(self: Assembly, state: TrainState, make: Callable[..., Program] = Assembly.compiled) -> Program:
     ppo = self.ppo
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)
