@@ -156,9 +156,11 @@ class _Axis:
         self.places = self._scale(shares)
 
     def drawn(self, x: float) -> str:
-        """The axis with its name and marks."""
+        """The axis with its name and marks; those of the first stand outside, where no line crosses them."""
+        beside, anchor = (x - 6, "end") if x <= _SIDE else (x + 6, "start")
         marks = "".join(
-            f'<text class="tick" x="{x + 6:.1f}" y="{self._scale(share) + 4:.1f}">{html.escape(text)}</text>'
+            f'<text class="tick" x="{beside:.1f}" y="{self._scale(share) + 4:.1f}" text-anchor="{anchor}">'
+            f"{html.escape(text)}</text>"
             for text, share in self._marks
         )
         return (
