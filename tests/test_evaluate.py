@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import exit_code
 from toys import tiny_config
 
 from rlstable.config import ConfigError
@@ -41,12 +43,7 @@ def faulty_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*words: str) -> int:
-    try:
-        main(list(words))
-    except SystemExit as caught:
-        return int(caught.code or 0)
-    return 0
+run = functools.partial(exit_code, main)
 
 
 def test_the_numbers_are_those_of_the_episodes(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

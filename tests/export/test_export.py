@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from commands import exit_code
 from toys import tiny_config
 
 from rlstable.config import ConfigError
@@ -40,12 +42,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("run"))
 
 
-def run(*words: str) -> int:
-    try:
-        main(list(words))
-    except SystemExit as caught:
-        return int(caught.code or 0)
-    return 0
+run = functools.partial(exit_code, main)
 
 
 def onnx_actions(path: Path, observations: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import mujoco
 import numpy as np
 import pytest
 from browser import PHONE, opened
+from commands import exit_code
 from toys import tiny_config
 
 from rlstable.config import ConfigError
@@ -81,12 +83,7 @@ def aborted(reel: Reel) -> Reel:
     return Reel("</script><b>evil", reel.model, reel.seconds, recordings)
 
 
-def run(*words: str) -> int:
-    try:
-        main(list(words))
-    except SystemExit as caught:
-        return int(caught.code or 0)
-    return 0
+run = functools.partial(exit_code, main)
 
 
 def episodes(returns: list[float], aborted: list[float]) -> Episodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from browser import DESKTOP, PHONE, opened
+from commands import exit_code
 from toys import tiny_config
 
 from rlstable.config import ConfigError
@@ -57,12 +59,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*words: str) -> int:
-    try:
-        main(list(words))
-    except SystemExit as caught:
-        return int(caught.code or 0)
-    return 0
+run = functools.partial(exit_code, main)
 
 
 def test_every_run_leaves_its_page(finished: Path) -> None:

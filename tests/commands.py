@@ -1,0 +1,14 @@
+"""Typing a command in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+def exit_code(main: Callable[[Sequence[str] | None], None], *words: str) -> int:
+    """What a command exits with for words as they are typed."""
+    try:
+        main(list(words))
+    except SystemExit as caught:
+        return int(caught.code or 0)
+    return 0
