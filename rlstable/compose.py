@@ -63,6 +63,8 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
     saved: Any = OmegaConf.create(OmegaConf.to_container(OmegaConf.load(saved_file)))
     for override in overrides:
         key = override.split("=", 1)[0].lstrip("+~")
+        if key == "sweep":
+            continue  # how runs are started is no part of them
         if key == "env":
             if composed.env.name != saved.env.name:
                 raise ConfigError(

@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.io.rundir import write_atomically
 from rlstable.render.recording import Recording, Reel
 
 # On a GPU's driver or Mesa's, without a display; then in software.
@@ -54,9 +54,7 @@ def write_film(reel: Reel, recording: Recording, path: Path, width: int, height:
             size=(width, height),
         )
         _draw(folder)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes((folder / "film.mp4").read_bytes())
-        os.replace(part, path)
+        write_atomically(path, (folder / "film.mp4").read_bytes())
 
 
 def require_ffmpeg() -> None:
@@ -82,10 +80,10 @@ def require_ffmpeg() -> None:
         ) from error
 
 
-def _draw(folder: Path, ways: Sequence[str] = _WAYS) -> None:
+def _draw(folder: Path) -> None:
     told = os.environ.get("MUJOCO_GL")
     tried = {}
-    for way in (told,) if told else ways:
+    for way in (told,) if told else _WAYS:
         command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
         env = {**os.environ, "MUJOCO_GL": way}
         done = subprocess.run(command, env=env, capture_output=True, text=True)

@@ -214,7 +214,16 @@ def test_a_film_is_of_the_right_length_and_shows_the_model(run_dir: Path, tmp_pa
 def test_the_next_way_to_draw_is_tried(reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(film, "_WAYS", ("nonsense", "osmesa"))
+    tried: list[str] = []
+    run_process = film.subprocess.run
+
+    def noted(command: list[str], env: dict[str, str], **more: Any) -> Any:
+        tried.append(env["MUJOCO_GL"])
+        return run_process(command, env=env, **more)
+
+    monkeypatch.setattr(film.subprocess, "run", noted)
     film.write_film(reel, reel.recordings[0], tmp_path / "one.mp4", 64, 64)
+    assert tried == ["nonsense", "osmesa"]
     assert (tmp_path / "one.mp4").stat().st_size > 1000
 
 
