@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rlstable.compose import compose
+from rlstable.io.rundir import write_config
 from rlstable.train import WORST_SCORE
 
 TESTS = Path(__file__).resolve().parent
@@ -34,6 +36,12 @@ def sweep(folder: Path, *words: str) -> tuple[int, str, list[dict[str, object]]]
     done = subprocess.run(command, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=600)
     paths = sorted(folder.glob("*/result.json"), key=lambda path: int(path.parent.name))
     return done.returncode, done.stdout + done.stderr, [json.loads(path.read_text()) for path in paths]
+
+
+def test_how_runs_are_started_is_no_part_of_one_that_is_resumed(tmp_path: Path) -> None:
+    write_config(tmp_path, compose(["env=fast", "seed=3"]).model_dump(mode="json"))
+    config = compose([f"resume={tmp_path}", "sweep=local", "total_steps=999"])
+    assert (config.env.name, config.seed, config.total_steps) == ("fast", 3, 999)
 
 
 LAUNCHERS = [

@@ -15,6 +15,7 @@ from rlstable.config import ConfigError
 from rlstable.io.rundir import read_result, read_settings
 
 Settings = dict[str, Any]
+_OF_EVERY_EVENT = ("step", "time", "kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +59,17 @@ class Story:
     @property
     def guards(self) -> list[str]:
         """The guards that ever tripped, by name."""
-        counted = (key.split("/")[1] for row in self.rows[-1:] for key in row if key.endswith("/trips"))
-        return sorted(name for name in dict.fromkeys(counted) if self.last(f"guards/{name}/trips"))
+        return sorted({str(event.get("guard")) for event in self.of_kind("guard_tripped")})
 
     def trips(self, guard: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps at which a guard tripped, and how often between that row and the one before, `[N]` each."""
-        steps, counts = self.series(f"guards/{guard}/trips")
-        # After a rollback or a resume the counter stands where it stood then.
-        gained = np.maximum(np.diff(counts, prepend=0.0), 0.0)
-        return steps[gained > 0], gained[gained > 0]
+        """Steps at which a guard tripped, and how often there, `[N]` each.
+
+        By the events, which are one per iteration: counters go back with the state when a run does.
+        """
+        own = [event for event in self.of_kind("guard_tripped") if event.get("guard") == guard]
+        causes = [{key: event[key] for key in event if key not in _OF_EVERY_EVENT} for event in own]
+        counts = [sum(count for count in found.values() if _is_number(count)) for found in causes]
+        return np.array([event.get("step", 0) for event in own], np.float64), np.array(counts, np.float64)
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         """Events of some kinds, in their order."""

@@ -152,9 +152,15 @@ def test_several_runs_are_laid_over_each_other(
     assert text.count("<tr>") > 10
 
 
-def test_a_counter_that_went_back_gains_nothing(tmp_path: Path) -> None:
-    rows = [{"step": n, "guards/state/trips": count} for n, count in enumerate([0, 2, 1, 1, 4])]
-    story = Story(tmp_path, {}, rows, [], None, {}, 0)
+def test_trips_are_counted_also_where_the_counter_went_back(tmp_path: Path) -> None:
+    rows = [{"step": n, "guards/state/trips": count} for n, count in enumerate([0, 2, 0])]
+    events = [
+        {"step": 1, "time": 9.0, "kind": "guard_tripped", "guard": "state", "parameters": 1, "optimizer": 1},
+        {"step": 2, "time": 9.5, "kind": "guard_tripped", "guard": "storm", "environments": 1},
+        {"step": 4, "time": 10.0, "kind": "guard_tripped", "guard": "state", "parameters": 3},
+    ]
+    story = Story(tmp_path, {}, rows, events, None, {}, 0)
+    assert story.guards == ["state", "storm"]
     steps, counts = story.trips("state")
     assert (steps.tolist(), counts.tolist()) == ([1, 4], [2, 3])
 
