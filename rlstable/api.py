@@ -9,9 +9,11 @@ from typing import Any
 
 from rlstable.compose import compose
 from rlstable.config import ConfigError
+from rlstable.fleet import start
 from rlstable.guards.base import MoreGuards
 from rlstable.io.rundir import default_run_dir
-from rlstable.runner import Callback, Result, Runner
+from rlstable.result import Result
+from rlstable.runner import Callback
 
 _READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}
 
@@ -39,7 +41,7 @@ def fit(
             keys of a group, e.g. `ppo={"learning_rate": 1e-3}`.
 
     Returns:
-        The ending, metrics, history and policy.
+        The ending, metrics, history and policy; with several `seeds` those of all together, and of each.
 
     Raises:
         ConfigError: A mistake in the configuration, in one line.
@@ -50,7 +52,7 @@ def fit(
         run_dir = default_run_dir(config.resume, config.env.name)
     elif config.resume not in (None, "auto"):
         raise ConfigError("resume: names a folder already; leave run_dir out, or set resume=auto")
-    return Runner(config, run_dir, callback, more_guards).run()
+    return start(config, run_dir, callback, more_guards).run()
 
 
 def _override(key: str, value: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,12 +20,14 @@ from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load
 from rlstable.envs.resets import Resets, make_resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.fault_config import FaultConfig
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
-from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.build import make_ppo, untrained, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.precision import Precision, level
+from rlstable.side_by_side import side_by_side
 
 
 class Program(NamedTuple):
@@ -40,8 +43,13 @@ class Program(NamedTuple):
 
     def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One iteration; the state is donated to it."""
+        return self.each((state,))[0]
+
+    def each(self, states: tuple[TrainState, ...]) -> tuple[tuple[TrainState, Metrics], ...]:
+        """One iteration of as many states as it was compiled for, all of them donated."""
         with self.precision.compiled():
-            return self.executable(state)
+            found: tuple[tuple[TrainState, Metrics], ...] = self.executable(states)
+            return found
 
 
 class Assembly:
@@ -88,6 +96,7 @@ class Assembly:
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
         if faulty:
             self.ppo = faults.arm(self.ppo)
+        self._untrained: Callable[[jax.Array], TrainState] | None = None
         self._resets: Resets = make_resets(
             self.env,
             min(config.env.reset_pool_size, config.ppo.num_envs),
@@ -95,22 +104,24 @@ class Assembly:
             compiler_options(config.deterministic),
         )
 
-    def first_state(self, key: jax.Array, key_resets: jax.Array) -> TrainState:
+    def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig) -> TrainState:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
 
         Args:
             key: For parameters and what training draws.
             key_resets: For the environments.
+            fault: What goes wrong on purpose, and when; its site is the configuration's.
         """
         config = self._config
-        with self._compiling("resets"):
+        # Other seeds of the same assembly find it compiled.
+        with self._compiling("resets") if self._untrained is None else contextlib.nullcontext():
             env_state, pool = self._draw(key_resets)
         if config.ppo.bootstrap_on_timeout and "time_out" not in env_state.info:
             raise ConfigError(
                 f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
                 "from an end; set it to false"
             )
-        return sharding.place(self._initial(key, env_state, pool), self._mesh, SPECS)
+        return sharding.place(self._initial(key, env_state, pool, fault), self._mesh, SPECS)
 
     def shapes(self) -> TrainState:
         """Shapes, types and places of the first training state; nothing is reset, stepped or allocated for it."""
@@ -130,23 +141,26 @@ class Assembly:
         if self.env.draws:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, first_states(config.env.reset_pool_size * self._mesh.size)))
-        state = shapes_of(self._initial, key, first_states(config.ppo.num_envs), pool)
+        initial = functools.partial(self._initial, fault=config.fault)
+        state = shapes_of(initial, key, first_states(config.ppo.num_envs), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
-    def compiled(self, state: TrainState) -> Program:
+    def compiled(self, *states: TrainState) -> Program:
         """The training program, compiled once and ahead of its first call.
 
         Args:
-            state: A training state, or `shapes` of one.
+            *states: A training state, or `shapes` of one; for several seeds at once one of each.
         """
-        with self._compiling("training"):
+        options, count = compiler_options(self._config.deterministic), len(states)
+        with self._compiling("training"), self.precision.compiled():
             program = sharding.over_devices(
-                self.ppo.iteration, self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
+                side_by_side(self.ppo.iteration),
+                self._mesh,
+                ((SPECS,) * count,),
+                ((SPECS, sharding.REPLICATED),) * count,
+                donate=(0,),
             )
-            with self.precision.compiled():
-                compiled = program.lower(state).compile(compiler_options(self._config.deterministic))
-
-        return Program(compiled, self.precision)
+            return Program(program.lower(states).compile(options), self.precision)
 
     def adopted(self, state: TrainState) -> TrainState:
         """A training state of another precision as one of this, placed; its pool of first states is this one's."""
@@ -183,10 +197,11 @@ class Assembly:
         """The state with other clean first states to draw from."""
         return self._with(state, reset_pool=self._pool(key))
 
-    def _initial(self, key: jax.Array, env_state: Any, pool: Any) -> TrainState:
+    def _initial(self, key: jax.Array, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
         """The training state before the first iteration, with its fault if it is to have one."""
-        state = init_state(self.ppo, key, env_state, pool, self._mesh.size)
-        fault = self._config.fault
+        if self._untrained is None:
+            self._untrained = untrained(self.ppo, env_state)
+        state = with_environments(self._untrained(key), self.ppo, env_state, pool, self._mesh.size)
         return state if fault.site is None else faults.armed_state(state, fault)
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:

@@ -22,10 +22,10 @@ from rlstable.schema import (
     CountOrZero,
     Finite,
     Flag,
-    Integer,
     KeyedError,
     Positive,
     Section,
+    Seed,
     Total,
     divisors,
     nearest,
@@ -141,7 +141,8 @@ class Config(Section):
     fault: FaultConfig = FaultConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     total_steps: Total = 30_000_000
-    seed: Annotated[Integer, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
+    seeds: Count = 1
     device: Literal["auto", "cpu", "accelerator"] = "auto"
     devices: Count | None = None
     deterministic: Flag = False
@@ -152,7 +153,39 @@ class Config(Section):
     def _check(self) -> Config:
         if self.total_steps >= 2**64:
             raise KeyedError("total_steps", f"{self.total_steps} does not fit the 64-bit step counter")
+        if self.seed + self.seeds > 2**32:
+            raise KeyedError("seeds", f"{self.seeds} from seed={self.seed} on pass 2**32; a smaller seed would fit")
+        if self.seeds > 1 and self.supervise.warm_start.enabled:
+            raise KeyedError(
+                "seeds",
+                f"{self.seeds} share one program, and a warm start needs another whenever one of them grows; set "
+                "supervise.warm_start.enabled=false, or train them one by one, seed=0,1,2 --multirun",
+            )
         return self
+
+    @property
+    def each_seed(self) -> range:
+        """The seeds that are trained."""
+        return range(self.seed, self.seed + self.seeds)
+
+    def of_seed(self, seed: int, group: str) -> Config:
+        """The configuration of one seed of several, as a run of its own.
+
+        Args:
+            seed: One of `each_seed`.
+            group: What Weights & Biases calls them together, unless it is told.
+        """
+        wandb = self.sinks.wandb
+        named = wandb.model_copy(update={"group": wandb.group or group, "name": f"{wandb.name or group} seed {seed}"})
+        return self.model_copy(
+            update={
+                "seed": seed,
+                "seeds": 1,
+                # Those that were not saved before a process was killed begin anew.
+                "resume": self.resume and "auto",
+                "sinks": self.sinks.model_copy(update={"wandb": named}),
+            }
+        )
 
     @property
     def env_steps_per_iteration(self) -> int:

@@ -50,6 +50,10 @@ class Ending(Enum):
         10,
         "training needs more memory than there is, however it is divided; the last good checkpoint is kept",
     )
+    needs_own_program = (
+        11,
+        "what would help this seed is a program of its own; the last good checkpoint is kept",
+    )
     time_limit = (75, "supervise.max_wall_time is over; the iteration was finished and saved, resume to go on")
     error = (1, "the program failed; the traceback was printed")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
@@ -75,32 +79,43 @@ class Ending(Enum):
         return self.exit_code == 0
 
 
-def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, saved: bool) -> list[tuple[str, str]]:
+def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: Path | None) -> list[tuple[str, str]]:
     """The lines that a finished run prints, names and values.
 
     Args:
         ending: Why it stopped.
-        fields: `step`, `return`, `best_return` and `seconds`, and `advice` where there is any.
+        fields: `step`, `return`, `best_return` and `seconds`, `advice` where there is any, and `seeds`, the fields of
+            each, where several were trained together.
         run_dir: The run folder.
-        saved: Whether it holds a checkpoint.
+        policy: The folder with its policy, of several seeds the best one's; None where nothing was saved.
     """
-    folder = _from_here(run_dir)
+    folder, seeds = _from_here(run_dir), fields.get("seeds", {})
     rows = [
         ("stop reason", f"{ending.name}: {ending.meaning}"),
         *([("what to do", fields["advice"])] if "advice" in fields else []),
-        ("steps", f"{fields['step']:,}"),
-        ("return", f"{_number(fields['return'])} (best {_number(fields['best_return'])})"),
+        *((f"seed {seed}", _of_seed(own)) for seed, own in seeds.items()),
+        ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),
+        ("return", "interquartile mean " * bool(seeds) + _returns(fields)),
         ("training time", f"{fields['seconds']:,.1f} s"),
         ("run folder", folder),
         *([("report", _from_here(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
-    if saved:
+    if policy is not None:
         more = f" total_steps={2 * fields['step']}" if ending is Ending.completed else ""
         rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
-        rows.append(("judge it", command("evaluate", run_dir, "run=")))
-        rows.append(("watch it", command("render", run_dir, "run=")))
-        rows.append(("use it", f'rlstable.load_policy("{folder}").act(obs)'))
+        rows.append(("judge it", command("evaluate", policy, "run=")))
+        rows.append(("watch it", command("render", policy, "run=")))
+        rows.append(("use it", f'rlstable.load_policy("{_from_here(policy)}").act(obs)'))
     return rows
+
+
+def _of_seed(fields: Mapping[str, Any]) -> str:
+    advice = f". {fields['advice']}" if "advice" in fields else ""
+    return f"{fields['stop_reason']}, return {_returns(fields)}{advice}"
+
+
+def _returns(fields: Mapping[str, Any]) -> str:
+    return f"{_number(fields['return'])} (best {_number(fields['best_return'])})"
 
 
 def command(name: str, path: Path, key: str = "") -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,13 +21,31 @@ from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
 from rlstable.precision import Precision, level
+from rlstable.side_by_side import side_by_side
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
+Worth = dict[str, float | None]
+
+
+class Judged(NamedTuple):
+    """A policy that is judged.
+
+    Attributes:
+        params: Of the networks.
+        statistics: Of the normaliser.
+        key: Random key of its episodes.
+    """
+
+    params: Any
+    statistics: Any
+    key: jax.Array
 
 
 class Evaluator:
     """Plays evaluation episodes with the current policy; in several passes where the device refuses memory for one.
+
+    Policies are judged one at a time or several together, always as many as the first time.
 
     Args:
         play: One episode for each of some keys, (params, statistics, keys, key) to `Episodes`; jax can trace it.
@@ -47,10 +65,13 @@ class Evaluator:
         report: Callable[..., None],
         options: dict[str, Any] | None = None,
     ):
-        def numbered(params: Any, statistics: Any, numbers: jax.Array, key: jax.Array) -> Episodes:
-            # A key for every episode, which starts alike however many passes there are.
-            keys = jax.random.split(jax.random.split(key)[1], count)
-            return play(params, statistics, keys[numbers], key)
+        def numbered(judged: tuple[Judged, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
+            def play_one(own: Judged) -> Episodes:
+                # A key for every episode, which starts alike however many passes there are.
+                keys = jax.random.split(jax.random.split(own.key)[1], count)
+                return play(own.params, own.statistics, keys[numbers], own.key)
+
+            return side_by_side(play_one)(judged)
 
         self._play = jax.jit(numbered, compiler_options=options)
         self._count = count
@@ -60,61 +81,63 @@ class Evaluator:
         self._passes = 1
         self._compiled: Any = None
 
-    def prepare(self, state: TrainState, key: jax.Array) -> None:
-        """Compiles what `run` will need.
+    def prepare(self, judged: Sequence[Judged]) -> None:
+        """Compiles what `judge` will need.
+
+        Args:
+            judged: Policies like those.
 
         Raises:
             OutOfMemory: There is not enough for a single episode.
         """
-        self._prepare(*_policy_of(state), key)
+        while self._compiled is None:
+            with self._precision.compiled(), self._compiling("evaluation"):
+                try:
+                    self._compiled = self._play.lower(tuple(judged), self._numbers()[0]).compile()
+                except jax.errors.JaxRuntimeError as error:
+                    self._divide(error)
 
-    def run(self, state: TrainState, key: jax.Array) -> dict[str, float | None]:
-        """What the policy of a training state is worth; returns and errors as for `judge`."""
-        return self.judge(*_policy_of(state), key)
-
-    def judge(self, params: Any, statistics: Any, key: jax.Array) -> dict[str, float | None]:
-        """What a policy is worth.
+    def judge(self, judged: Sequence[Judged]) -> list[Worth]:
+        """What policies are worth.
 
         Args:
-            params: Of the networks.
-            statistics: Of the normaliser.
-            key: Random key of the episodes.
+            judged: The policies, each with the random key of its episodes.
 
         Returns:
-            Metrics under `eval/`; means are over episodes that were not aborted, None when none is left.
+            For each of them metrics under `eval/`; means are over episodes that were not aborted, None when none is
+            left.
 
         Raises:
             OutOfMemory: There is not enough for a single episode.
         """
         started = time.perf_counter()
-        episodes = self.play(params, statistics, key)
-        elapsed = time.perf_counter() - started
-        metrics = summarize(episodes)
-        metrics["eval/epoch_eval_time"] = elapsed
-        metrics["eval/sps"] = float(episodes.length.sum()) / elapsed
-        return metrics
+        played = self.play(judged)
+        elapsed = (time.perf_counter() - started) / len(judged)
+        return [
+            {
+                **summarize(episodes),
+                "eval/epoch_eval_time": elapsed,
+                "eval/sps": float(episodes.length.sum()) / elapsed,
+            }
+            for episodes in played
+        ]
 
-    def play(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
+    def play(self, judged: Sequence[Judged]) -> list[Episodes]:
         """Every episode by itself, as arrays of the host; arguments and errors as for `judge`."""
         while True:
-            self._prepare(params, statistics, key)
+            self.prepare(judged)
             try:
-                return self._episodes(params, statistics, key)
+                return self._episodes(tuple(judged))
             except jax.errors.JaxRuntimeError as error:
                 self._divide(error)
 
-    def _prepare(self, params: Any, statistics: Any, key: jax.Array) -> None:
-        while self._compiled is None:
-            with self._precision.compiled(), self._compiling("evaluation"):
-                try:
-                    self._compiled = self._play.lower(params, statistics, self._numbers()[0], key).compile()
-                except jax.errors.JaxRuntimeError as error:
-                    self._divide(error)
-
-    def _episodes(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
+    def _episodes(self, judged: tuple[Judged, ...]) -> list[Episodes]:
         with self._precision.compiled():
-            parts = [jax.device_get(self._compiled(params, statistics, own, key)) for own in self._numbers()]
-        return jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
+            passes = [jax.device_get(self._compiled(judged, own)) for own in self._numbers()]
+        return [
+            jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
+            for parts in zip(*passes, strict=True)
+        ]
 
     def _numbers(self) -> np.ndarray:
         """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""
@@ -134,9 +157,10 @@ class Evaluator:
         self._report("evaluation_divided", passes=self._passes)
 
 
-def _policy_of(state: TrainState) -> tuple[Any, Any]:
+def policy_of(state: TrainState, key: jax.Array) -> Judged:
+    """The policy of a training state, to be judged in the episodes of a random key."""
     params, statistics = sharding.first_device((state.params, state.normalizer))
-    return params, statistics
+    return Judged(params, statistics, key)
 
 
 def counts(episodes: Episodes) -> np.ndarray:
@@ -144,10 +168,10 @@ def counts(episodes: Episodes) -> np.ndarray:
     return np.asarray((episodes.aborted == 0) & np.isfinite(episodes.metrics["reward"]))
 
 
-def summarize(episodes: Episodes) -> dict[str, float | None]:
+def summarize(episodes: Episodes) -> Worth:
     """Mean and standard deviation of every metric over the episodes that count."""
     kept = counts(episodes)
-    metrics: dict[str, float | None] = {}
+    metrics: Worth = {}
     for name, values in episodes.metrics.items():
         metrics[f"eval/episode_{name}"] = float(values[kept].mean()) if kept.any() else None
         metrics[f"eval/episode_{name}_std"] = float(values[kept].std()) if kept.any() else None

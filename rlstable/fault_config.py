@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, model_validator
 
-from rlstable.schema import Count, CountOrZero, Finite, Flag, KeyedError, Section, Share
+from rlstable.schema import Count, CountOrZero, Finite, Flag, KeyedError, Section, Seed, Share
 
 _ENV_SITES = ("physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action")
 _FAULT_VALUES: dict[str, float | str] = {
@@ -21,6 +21,8 @@ _FAULT_CHANCES = {
     **dict.fromkeys(("gradient", "loss", "value_loss", "kl", "adam", "reset"), 0.05),
     **dict.fromkeys(("learning_rate", "counters", "disk", "sinks"), 1.0),
 }
+
+_NEVER = 2**31 - 1  # iterations, of which there are fewer
 
 
 def _spelt(value: Any) -> Any:
@@ -40,14 +42,15 @@ class FaultConfig(Section):
     probability: Share | None = None
     start: CountOrZero = 0
     iterations: Count | None = None
+    seed: Seed | None = None
     below: Literal["high", "highest", "x64"] | None = None
     eval: Flag = False
 
     @model_validator(mode="after")
     def _check(self) -> FaultConfig:
         if self.site is None:
-            for key in ("value", "probability", "start", "iterations", "below"):
-                if getattr(self, key):
+            for key in ("value", "probability", "start", "iterations", "seed", "below"):
+                if getattr(self, key) != type(self).model_fields[key].default:
                     raise KeyedError(key, f"needs fault.site, one of {', '.join(self.sites())}")
         if self.eval and self.site not in _ENV_SITES:
             raise KeyedError("eval", f"needs a fault.site of the environment: {', '.join(_ENV_SITES)}")
@@ -71,3 +74,13 @@ class FaultConfig(Section):
         if self.probability is not None:
             return self.probability
         return _FAULT_CHANCES.get(str(self.site), 1e-3)
+
+    def of_seed(self, seed: int) -> FaultConfig:
+        """The fault as a seed has it: where it is another's, in the same program, but it never begins."""
+        spared = self.site is not None and self.seed not in (None, seed)
+        return self.model_copy(update={"start": _NEVER, "iterations": None}) if spared else self
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is for this seed at all."""
+        return self.start < _NEVER

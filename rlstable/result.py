@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from rlstable.endings import Ending
+from rlstable.io.rundir import best_seed
 from rlstable.policy import Policy, load_policy
 
 Row = dict[str, float | int | None]
@@ -21,6 +22,7 @@ class Result:
         step: Environment steps trained, without those that were given up.
         metrics: The last evaluation's metrics, None where a number does not exist.
         history: Every logged row, `step` among its keys.
+        seeds: What each of several seeds that trained together left; metrics and history are those of all of them.
     """
 
     ending: Ending
@@ -28,8 +30,10 @@ class Result:
     step: int
     metrics: Row
     history: list[Row]
+    seeds: tuple[Result, ...] = ()
 
     @property
     def policy(self) -> Policy:
-        """The best policy of the run."""
-        return load_policy(self.run_dir)
+        """The best policy of the run; of several seeds the best one's."""
+        best = best_seed(self.run_dir)
+        return load_policy(self.run_dir if best is None else best)

@@ -6,46 +6,60 @@ import contextlib
 import dataclasses
 import functools
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rlstable import __version__, faults, sharding
-from rlstable.assembly import Assembly, Program
+from rlstable.assembly import Program
+from rlstable.closing import close
 from rlstable.compiling import dispatch_inline, keep_programs
 from rlstable.config import Config
-from rlstable.endings import Ending, describe
+from rlstable.endings import Ending, command
 from rlstable.envs.capture import causes_of
+from rlstable.evaluation import Judged, policy_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import open_run_dir, write_atomically, write_config, write_machine, write_result
+from rlstable.io.rundir import open_run_dir, write_config, write_machine
+from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
-from rlstable.report.page import page
-from rlstable.report.story import read_story
 from rlstable.result import Result, Row
 from rlstable.resume import resume
 from rlstable.supervise import advice
 from rlstable.supervise.incident import Incidents
+from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.last_good import SAVED_AS
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 from rlstable.supervise.signals import Signals
-from rlstable.supervisor import Assemble, Rollback, Supervisor
+from rlstable.supervisor import Builds, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
 Callback = Callable[[int, Row], Any]
+
+
+class Company(NamedTuple):
+    """What a run shares with the seeds that train beside it in one program.
+
+    Attributes:
+        console: Where people look.
+        leaving: What a signal means to all of them.
+        builds: What they compute with.
+    """
+
+    console: Console
+    leaving: Leaving
+    builds: Builds
 
 
 class Runner:
@@ -56,6 +70,7 @@ class Runner:
         host: What is saved beside it.
         step: Environment steps trained, as a number that outlives the donated state.
         history: Every logged row.
+        supervisor: What stands between it and its end.
 
     Args:
         config: What to run.
@@ -63,7 +78,8 @@ class Runner:
         callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
         more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Entered already, where signals are to be heard before `run`.
-        assemble: What builds what computes; `rlstable.replay` has one whose program records more.
+        builds: What builds what computes, None for the usual; `rlstable.replay` has one whose program records more.
+        company: What it shares with the seeds that train beside it, None where it trains alone.
 
     Raises:
         ConfigError: Anything about the configuration, the environment or the folder that cannot work.
@@ -76,7 +92,8 @@ class Runner:
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
-        assemble: Assemble = Assembly,
+        builds: Builds | None = None,
+        company: Company | None = None,
     ):
         more = more_guards or {}
         check_more(more, config.guards.model_dump().keys())
@@ -84,21 +101,24 @@ class Runner:
         self.run_dir = Path(run_dir)
         self._started = time.monotonic()
         self._callback = callback
-        self._signals = signals
         if config.env.backend in ("native", "auto"):
             dispatch_inline()
         self._mesh = sharding.make_mesh(config.devices)
         config.require_devices(self._mesh.size)
         self.host = HostState()
-        self.step = 0
+        self.step = self._before = 0
         self.history: list[Row] = []
         self._last_evaluation: Row = {}
         self._stopped_by_callback = False
         self._cause: Ending | None = None
         self._advice: str | None = None
         self._unsaved = False
-        self._console = Console(config.sinks.console, config.total_steps, config.env.name)
-        self._supervisor = Supervisor(config, self._mesh, more, self._compiling, self._event, self.host, assemble)
+        if company is None:
+            self._console = Console(config.sinks.console, config.total_steps, config.env.name)
+            self._leaving = Leaving(self._console, self._leave, signals)
+        else:
+            self._console, self._leaving, builds = company
+        self.supervisor = Supervisor(config, self._mesh, more, self._leaving.compiling, self._event, self.host, builds)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(config.fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, self._console, broken)
@@ -108,13 +128,14 @@ class Runner:
         self._lock: RunLock | None = None
         not_kept = keep_programs(config.compile_cache)
         try:
-            resumes, self._lock = open_run_dir(self.run_dir, config.resume)
+            resumes, self._lock = open_run_dir(self.run_dir, config.resume, 1)
             if self._lock.unsupported is not None:
                 self._event("lock_unsupported", error=self._lock.unsupported)
             if not_kept is not None:
                 self._event("compile_cache_unusable", error=not_kept)
             self._tell_backend()
-            self.state: TrainState = self._supervisor.assembly.first_state(key_init, key_resets)
+            fault = config.fault.of_seed(config.seed)
+            self.state: TrainState = self.supervisor.assembly.first_state(key_init, key_resets, fault)
             self.step = int(self.state.counters.env_steps)
             if resumes:
                 self._resume()
@@ -122,7 +143,7 @@ class Runner:
             if not resumes:
                 self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
-            write_machine(self.run_dir, {**self._versions(), "devices": self._mesh.size, "processors": os.cpu_count()})
+            write_machine(self.run_dir, self.machine)
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
             self.close()
@@ -131,18 +152,21 @@ class Runner:
     @property
     def ppo(self) -> PPO:
         """What trains."""
-        return self._supervisor.assembly.ppo
+        return self.supervisor.assembly.ppo
 
     @property
     def logged_step(self) -> int:
         """Environment steps trained, those given up included: it never runs backwards."""
         return self.step + self.host.attempts.lost_steps
 
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What it is computed on and with."""
+        return {**self._versions(), "devices": self._mesh.size, "processors": os.cpu_count()}
+
     def run(self) -> Result:
         """Trains to an ending. Whatever the ending, the run folder says which."""
-        if self._signals is not None:
-            return self._run()
-        with Signals() as self._signals:
+        with self._leaving.listening():
             return self._run()
 
     def _run(self) -> Result:
@@ -159,8 +183,7 @@ class Runner:
             self._event("error", message=f"{type(error).__name__}: {error}")
             raise
         finally:
-            with contextlib.closing(self):
-                result = self._finish(ending)
+            result = self.finish(ending)
         return result
 
     def close(self) -> None:
@@ -172,7 +195,7 @@ class Runner:
 
     def _tell_backend(self) -> None:
         """Says what simulates where that was left open."""
-        chosen = self._supervisor.assembly.loaded
+        chosen = self.supervisor.assembly.loaded
         if self.config.env.backend != "auto":
             return
         if chosen.because is None:
@@ -188,19 +211,19 @@ class Runner:
         return Checkpoints(*args)
 
     def _open_incidents(self) -> Incidents:
-        causes = causes_of(self._supervisor.assembly.env.guards)
+        causes = causes_of(self.supervisor.assembly.env.guards)
         return Incidents(self.run_dir, self.config, causes, self._versions(), self.host.incidents, self._event)
 
     def _resume(self) -> None:
-        found = resume(self._checkpoints, self.config, self._mesh.size, self._supervisor, self.state)
+        found = resume(self._checkpoints, self.config, self._mesh.size, self.supervisor, self.state)
         self.state, self.host = found.state, found.host
         self.step = int(self.state.counters.env_steps)
         if found.other_envs:
-            self.state = self._supervisor.assembly.redrawn(self.state, self._key_of_iteration(2))
-            self._event("environments_redrawn", num_envs=self._supervisor.num_envs)
+            self.state = self.supervisor.assembly.redrawn(self.state, self._key_of_iteration(2))
+            self._event("environments_redrawn", num_envs=self.supervisor.num_envs)
         if found.other_envs or found.other_precision:
-            self.state = self._supervisor.adopt(self.state, self._key_of_iteration(2))
-        self.state = self._supervisor.assembly.with_empty_slots(self.state)
+            self.state = self.supervisor.adopt(self.state, self._key_of_iteration(2))
+        self.state = self.supervisor.assembly.with_empty_slots(self.state)
         self._event("resumed", iteration=self.host.iteration, version=found.version)
         different = differences(found.versions, self._versions())
         if different:
@@ -213,7 +236,7 @@ class Runner:
         if self.step >= self.config.total_steps:
             return Ending.completed
         self._program()
-        stopped = self._ending_by_signal()  # while the program compiled, or before that
+        stopped = self._leaving.ending  # while the program compiled, or before that
         if stopped is not None:
             return stopped
         ending = None
@@ -223,25 +246,10 @@ class Runner:
 
     def advance(self) -> Ending | None:
         """One iteration, and what is due after it; the ending where that was the last one."""
-        before = self.step
         iterate = self._program()
-        if self._crossed(before, self.config.eval.num_evals, before + self.config.env_steps_per_iteration):
+        if self.evaluates_next:
             # Now, between two iterations: a signal while it compiles saves the state as it is.
-            self._supervisor.evaluator.prepare(self.state, self._key_eval)
-        metrics = self._iterate(iterate)
-        if metrics is None:
-            return None
-        if self._telemetry.split_is_due(self.host.iteration):
-            self._telemetry.measure_split(iterate.__call__, self.state)
-        return self._after_iteration(before, metrics)
-
-    def _program(self) -> Program:
-        """The program of the next iteration, and the state as it takes it."""
-        program, self.state = self._supervisor.program(self.state, functools.partial(self._key_of_iteration, 3))
-        return program
-
-    def _iterate(self, iterate: Program) -> Metrics | None:
-        """One iteration, and what the host keeps count of; None where the device refused memory and it goes back."""
+            self.supervisor.evaluator.prepare([self.judged])
         started = time.perf_counter()
         try:
             with self._console.working(f"iteration {self.host.iteration + 1}", self._telemetry.last_seconds):
@@ -250,42 +258,105 @@ class Runner:
         except jax.errors.JaxRuntimeError as error:
             if not exhausted(error):
                 raise
-            key = self._key_of_iteration(3)
-            self._go_back(self._supervisor.make_do(self.state, self.host.iteration, self.step, key))
+            self.make_do()
             return None
+        evaluates = self.count(metrics, time.perf_counter() - started)
+        if self._telemetry.split_is_due(self.host.iteration):
+            self._telemetry.measure_split(iterate.__call__, self.state)
+        return self.conclude(metrics, self._evaluate() if evaluates else {})
+
+    @property
+    def judged(self) -> Judged:
+        """The present policy, to be judged in the episodes of this iteration."""
+        return policy_of(self.state, jax.random.fold_in(self._key_eval, self.host.iteration))
+
+    @property
+    def evaluates_next(self) -> bool:
+        """Whether an evaluation is due after the next iteration, if that is a healthy one."""
+        return self._crossed(self.step, self.config.eval.num_evals, self.step + self.config.env_steps_per_iteration)
+
+    def make_do(self) -> None:
+        """Goes back and on with a smaller plan, after the device has refused memory for an iteration."""
+        key = self._key_of_iteration(3)
+        self._go_back(self.supervisor.make_do(self.state, self.host.iteration, self.step, key))
+
+    def shrink(self, needed: int | None) -> None:
+        """Takes a smaller plan for a program that needs more memory than there is; arguments as for the supervisor."""
+        self.state = self.supervisor.shrunk(self.state, needed, functools.partial(self._key_of_iteration, 3))
+
+    def stop(self) -> None:
+        """Has it end after the next iteration."""
+        self._stopped_by_callback = True
+
+    def save_if_due(self) -> None:
+        """Saves a good state that is not saved."""
+        if self._unsaved:
+            self._save(None)
+
+    @property
+    def saved(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._checkpoints.latest() is not None
+
+    def _leave(self, ending: Ending) -> None:
+        self.save_if_due()
+        self.finish(ending)
+
+    def _program(self) -> Program:
+        """The program of the next iteration, and the state as it takes it."""
+        program, self.state = self.supervisor.program(self.state, functools.partial(self._key_of_iteration, 3))
+        return program
+
+    def count(self, metrics: Metrics, seconds: float) -> bool:
+        """Takes in the report of an iteration, whose state is this one's by now.
+
+        Args:
+            metrics: The report, on the host.
+            seconds: How long it took.
+
+        Returns:
+            Whether an evaluation is due, for `conclude`.
+        """
+        evaluates = self.evaluates_next and bool(metrics.healthy)
+        self._before = self.step
         self.step = int(metrics.counters.env_steps)
-        elapsed = time.perf_counter() - started
         self._unsaved = bool(metrics.healthy)  # a bad state is never saved
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
-        bad = any(metrics.trips[name].any() for name in self._supervisor.assembly.env.guards)
+        bad = any(metrics.trips[name].any() for name in self.supervisor.assembly.env.guards)
         self.host.drawn |= bad or self.config.env.reset == "pool"
-        self.host.elapsed += elapsed
-        self._telemetry.add(metrics, elapsed)
+        self.host.elapsed += seconds
+        self._telemetry.add(metrics, seconds)
         for name, causes in self._telemetry.trips(metrics).items():
             self._event("guard_tripped", guard=name, **causes)
         if self.state.incident is not None:
             self._note_incident(self.state.incident, bad)
-        return metrics
+        return evaluates
 
     def _note_incident(self, slot: Slot, bad: bool) -> None:
         """Writes what was caught in this iteration if anything went bad, and empties the slots where that is due."""
         at = self.host.iteration + self.host.attempts.lost_iterations
         if bad and self._incidents.wanted(at):
-            level, envs = self._supervisor.level, self.state.env_state.done.shape[0]
+            level, envs = self.supervisor.level, self.state.env_state.done.shape[0]
             self._incidents.write(jax.device_get(slot), self.host.iteration, at, level._asdict(), envs)
         if self._incidents.opens_after(at):
             empty = sharding.place(np.zeros(slot.taken.shape, bool), self._mesh, sharding.SPLIT)
             self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
 
-    def _after_iteration(self, before: int, metrics: Metrics) -> Ending | None:
-        """Evaluates, logs, goes back, saves and redraws where these are due, and says whether the run is over."""
+    def conclude(self, metrics: Metrics, worth: Row) -> Ending | None:
+        """Logs, goes back, saves and redraws where these are due after an iteration.
+
+        Args:
+            metrics: Its report, which was counted.
+            worth: Of its policy, where that was evaluated, else empty.
+
+        Returns:
+            The ending where it was the last iteration.
+        """
         config = self.config
         finished = self.step >= config.total_steps
         healthy = bool(metrics.healthy)
-        row: Row = {}
-        if healthy and self._crossed(before, config.eval.num_evals):
-            row = self._evaluate()
+        row = self._judged(worth) if worth else {}
         cause = self._cause_for_concern(metrics, finished)
         told = self._told_to_stop() is not None
         if row or finished or cause or told or self.host.iteration % config.sinks.log_every == 0:
@@ -294,12 +365,18 @@ class Runner:
             return self._try_again(cause)
         # Before saving: what is saved is what the next iteration starts from.
         learns = healthy and self.host.idle == 0
-        self.state = self._supervisor.watch(self.state, metrics, learns, functools.partial(self._key_of_iteration, 2))
-        self._redraw(before)
+        key = functools.partial(self._key_of_iteration, 2)
+        try:
+            self.state = self.supervisor.watch(self.state, metrics, learns, key)
+        except NeedsOwnProgram as error:
+            if healthy:
+                self._save(row.get("eval/episode_reward"))
+            return self._frozen(error)
+        self._redraw(self._before)
         ending = self._told_to_stop() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
-        if learns and (row or self._supervisor.keep_is_due(self.host.iteration)):
+        if learns and (row or self.supervisor.keep_is_due(self.host.iteration)):
             self._keep()
         if healthy and due:
             self._save(row.get("eval/episode_reward"))
@@ -315,16 +392,24 @@ class Runner:
 
     def _keep(self) -> None:
         """Makes this state the one to go back to."""
-        self._supervisor.keep(self.state, self.host.iteration, self.step)
+        self.supervisor.keep(self.state, self.host.iteration, self.step)
 
     def _try_again(self, cause: Ending) -> Ending | None:
         """Goes back to the last good state; the ending where there have been too many attempts."""
         self._cause = cause
-        found = self._supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
+        try:
+            found = self.supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
+        except NeedsOwnProgram as error:
+            return self._frozen(error)
         if isinstance(found, Ending):
             return found
         self._go_back(found)
         return None
+
+    def _frozen(self, asked: NeedsOwnProgram) -> Ending:
+        """The ending of a seed that could only go on in a program of its own."""
+        self._advice = f"It could go on alone, {command('train', self.run_dir, 'resume=')}: {asked}."
+        return Ending.needs_own_program
 
     def _go_back(self, to: Rollback) -> None:
         self.state, self.host.iteration, self.step = to
@@ -334,15 +419,9 @@ class Runner:
         self._save(None)
         self._checkpoints.wait()
 
-    def _ending_by_signal(self) -> Ending | None:
-        number = None if self._signals is None else self._signals.received
-        if number is None:
-            return None
-        return Ending.interrupted if number == signal.SIGINT else Ending.preempted
-
     def _told_to_stop(self) -> Ending | None:
         """The ending by a signal, or by the clock: after at least one iteration, or a run could never get on."""
-        by_signal, limit = self._ending_by_signal(), self.config.supervise.max_wall_time
+        by_signal, limit = self._leaving.ending, self.config.supervise.max_wall_time
         if by_signal is not None or limit is None:
             return by_signal
         next_one = self._telemetry.last_seconds or 0.0
@@ -360,15 +439,16 @@ class Runner:
         return min(after, total) * times // total > min(before, total) * times // total
 
     def _evaluate(self) -> Row:
-        key = jax.random.fold_in(self._key_eval, self.host.iteration)
-        began = time.perf_counter()
         try:
-            row = self._supervisor.evaluator.run(self.state, key)
+            return self.supervisor.evaluator.judge([self.judged])[0]
         except OutOfMemory:
-            self._save(None)  # the run ends, with all that was learnt
+            self.save_if_due()  # the run ends, with all that was learnt
             raise
-        self.host.evaluated += time.perf_counter() - began
-        self._last_evaluation = row = {**row, "eval/walltime": self.host.evaluated}
+
+    def _judged(self, worth: Row) -> Row:
+        """The metrics of an evaluation, which is kept count of."""
+        self.host.evaluated += worth["eval/epoch_eval_time"] or 0.0
+        self._last_evaluation = row = {**worth, "eval/walltime": self.host.evaluated}
         value = row["eval/episode_reward"]
         self.host.last_return = value
         if value is None:
@@ -394,15 +474,15 @@ class Runner:
         if not self.config.checkpoint.enabled:
             return
         self.host.wandb_run_id = self._sinks.wandb_run_id
-        saved, kept = self._supervisor.to_save(self.state, self.host.iteration)
+        saved, kept = self.supervisor.to_save(self.state, self.host.iteration)
         host = {
             "host": dataclasses.asdict(self.host),
             SAVED_AS: kept,
             "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
-            "num_envs": self._supervisor.num_envs,
-            "level": self._supervisor.level,
+            "num_envs": self.supervisor.num_envs,
+            "level": self.supervisor.level,
             "step": self.step,
             "return": score,
             "version": __version__,
@@ -418,41 +498,31 @@ class Runner:
         if ppo.num_resets_per_eval and self._crossed(
             before, max(self.config.eval.num_evals, 1) * ppo.num_resets_per_eval
         ):
-            self.state = self._supervisor.assembly.with_fresh_envs(self.state, self._key_of_iteration(0))
+            self.state = self.supervisor.assembly.with_fresh_envs(self.state, self._key_of_iteration(0))
         due = env.reset_pool_refresh and self.host.iteration % env.reset_pool_refresh == 0
         if due and self.host.drawn:
             self.host.drawn = False
-            self.state = self._supervisor.assembly.with_fresh_pool(self.state, self._key_of_iteration(1))
+            self.state = self.supervisor.assembly.with_fresh_pool(self.state, self._key_of_iteration(1))
 
     def _key_of_iteration(self, purpose: int) -> jax.Array:
         """A random key for what is drawn between two iterations."""
         key = jax.random.fold_in(self._key_redraw, self.host.iteration)
         return jax.random.fold_in(key, purpose) if purpose else key
 
-    @contextlib.contextmanager
-    def _compiling(self, name: str) -> Iterator[None]:
-        """Says what compiles, and hears a signal meanwhile."""
-        leaving = contextlib.nullcontext() if self._signals is None else self._signals.leaving_by(self._leave)
-        with self._console.compiling(name), leaving:
-            yield
-
-    def _leave(self) -> None:
-        """Saves what is not and ends the process; in another thread, while this one's is deaf."""
-        ending = self._ending_by_signal() or Ending.interrupted
-        try:
-            if self._unsaved:
-                self._save(None)
-            self._finish(ending)
-            if self._signals is not None:
-                self._signals.hand_on()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ending.exit_code)
+    def finish(self, ending: Ending) -> Result:
+        """Ends it: waits for what is being saved, says how it ended, and gives the folder free."""
+        with contextlib.closing(self):
+            return self._finish(ending)
 
     def _finish(self, ending: Ending) -> Result:
         self._checkpoints.close()
-        result = Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)
+        fields = self.fields(ending)
+        self._event("stopped", **fields)
+        close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=self.saved)
+        return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)
+
+    def fields(self, ending: Ending) -> dict[str, Any]:
+        """What `result.json` says of it with this ending."""
         fields: dict[str, Any] = {
             "stop_reason": ending.name,
             "exit_code": ending.exit_code,
@@ -468,19 +538,4 @@ class Runner:
             self._advice = advice.paragraph(self._cause, self.host.attempts)
         if self._advice is not None:
             fields["advice"] = self._advice
-        self._event("stopped", **fields)
-        try:
-            write_result(self.run_dir, fields)
-        except OSError as error:
-            self._console.message(f"result.json could not be written: {error}")
-        if self.config.sinks.report:
-            self._report()
-        self._console.summary(describe(ending, fields, self.run_dir, self._checkpoints.latest() is not None))
-        return result
-
-    def _report(self) -> None:
-        """Leaves the page about the run; a run is none the worse for one that cannot be made."""
-        try:
-            write_atomically(self.run_dir / "report.html", page([read_story(self.run_dir)]))
-        except Exception as error:
-            self._console.message(f"report.html could not be written: {type(error).__name__}: {error}")
+        return fields

@@ -47,6 +47,7 @@ Integer = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Integer, Field(gt=0, le=_INT32_MAX)]
 CountOrZero = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
 Total = Annotated[Integer, Field(gt=0)]
+Seed = Annotated[Integer, Field(ge=0, lt=2**32)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from rlstable.guards.base import MoreGuards
 from rlstable.host_state import HostState
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import arithmetic, remedies
-from rlstable.supervise.ladder import Change, Ladder, Level, Signs
+from rlstable.supervise.ladder import Change, Ladder, Level, NeedsOwnProgram, Signs
 from rlstable.supervise.last_good import LastGood, Saved
 from rlstable.supervise.memory_plan import Memory, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Plan, Recovery
@@ -30,10 +31,27 @@ from rlstable.supervise_config import X64, Remedy
 Report = Callable[..., None]
 # A random key costs more to make than it is worth in an iteration that draws nothing.
 Key = Callable[[], jax.Array]
-Assemble = Callable[..., Assembly]
 
 # A level of precision, a plan for memory, a stage of growth: what is compiled once each.
-_Which = tuple[Level, str, int]
+Which = tuple[Level, str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Builds:
+    """What builds what computes.
+
+    Attributes:
+        assembly: From the arguments of `Assembly`.
+        evaluator: From those of `make_evaluator`.
+        shared: Whether it is for several seeds in one program, none of which may have it changed for itself.
+    """
+
+    assembly: Callable[..., Assembly] = Assembly
+    evaluator: Callable[..., Evaluator] = make_evaluator
+    shared: bool = False
+
+
+ALONE = Builds()
 
 
 class Rollback(NamedTuple):
@@ -60,7 +78,7 @@ class Supervisor:
         compiling: Context manager that tells the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
         host: What it remembers of the run, and saves with it.
-        assemble: What builds what computes, from the arguments of `Assembly`.
+        builds: What builds what computes; None for a run by itself.
     """
 
     def __init__(
@@ -71,16 +89,16 @@ class Supervisor:
         compiling: Compiling,
         report: Report,
         host: HostState,
-        assemble: Assemble = Assembly,
+        builds: Builds | None = None,
     ):
         self._config = config
         self._mesh = mesh
         self._more_guards = more_guards
         self._compiling = compiling
         self._report = report
-        self._assemble = assemble
-        self._assemblies: dict[_Which, Assembly] = {}
-        self._programs: dict[_Which, Program] = {}
+        self._builds = ALONE if builds is None else builds
+        self._assemblies: dict[Which, Assembly] = {}
+        self._programs: dict[Which, Program] = {}
         self._evaluators: dict[Level, Evaluator] = {}
         self._last_good = LastGood()
         self.recall(host)
@@ -91,7 +109,7 @@ class Supervisor:
         self._host = host
         self._recovery = Recovery(config.supervise.recovery, host.attempts)
         start = Level(config.precision.matmul, config.precision.network)
-        self._ladder = Ladder(config.supervise.ladder, start, host.rungs, self._distinct)
+        self._ladder = Ladder(config.supervise.ladder, start, host.rungs, self._distinct, self._builds.shared)
         self._warm_start = WarmStart(config, self._mesh.size, host.growth)
         self._memory = Memory(self._warm_start.now, self._mesh, self._report)
 
@@ -103,10 +121,10 @@ class Supervisor:
     @property
     def assembly(self) -> Assembly:
         """What computes at the present level and size."""
-        if self._which not in self._assemblies:
+        if self.which not in self._assemblies:
             config = self._host.plan.of(_at_level(self._warm_start.now, self.level))
-            self._assemblies[self._which] = self._assemble(config, self._mesh, self._more_guards, self._compiling)
-        return self._assemblies[self._which]
+            self._assemblies[self.which] = self._builds.assembly(config, self._mesh, self._more_guards, self._compiling)
+        return self._assemblies[self.which]
 
     @property
     def num_envs(self) -> int:
@@ -117,13 +135,14 @@ class Supervisor:
     def evaluator(self) -> Evaluator:
         """What judges the policy at the present level, at the configured size whatever that of training is."""
         if self.level not in self._evaluators:
-            self._evaluators[self.level] = make_evaluator(
+            self._evaluators[self.level] = self._builds.evaluator(
                 _at_level(self._config, self.level), self.assembly.ppo.networks, self._compiling, self._report
             )
         return self._evaluators[self.level]
 
     @property
-    def _which(self) -> _Which:
+    def which(self) -> Which:
+        """Which program the next iteration is computed by."""
         return self.level, str(self._host.plan), self._host.growth.stage
 
     def adopt(self, state: TrainState, key: jax.Array) -> TrainState:
@@ -148,19 +167,28 @@ class Supervisor:
         Raises:
             OutOfMemory: It does not fit, however it is divided.
         """
-        while self._which not in self._programs:
-            program = needed = None
-            try:
-                program = self.assembly.compiled(state)
-                needed = self._memory.needed(program)
-            except jax.errors.JaxRuntimeError as error:
-                if not exhausted(error):
-                    raise
-            if program is not None and self._memory.fits(needed):
-                self._programs[self._which] = program
+        while self.which not in self._programs:
+            needed, program = self.fitting(functools.partial(self.assembly.compiled, state))
+            if program is not None:
+                self._programs[self.which] = program
             else:
-                state = self._shrunk(state, needed, key)
-        return self._programs[self._which], state
+                state = self.shrunk(state, needed, key)
+        return self._programs[self.which], state
+
+    def fitting(self, compile_program: Callable[[], Program]) -> tuple[int | None, Program | None]:
+        """A program, or None where it needs more memory than there is; before it the bytes it needs, if known.
+
+        Args:
+            compile_program: Compiles it.
+        """
+        try:
+            program = compile_program()
+        except jax.errors.JaxRuntimeError as error:
+            if not exhausted(error):
+                raise
+            return None, None
+        needed = self._memory.needed(program)
+        return needed, program if self._memory.fits(needed) else None
 
     def make_do(self, state: TrainState, iteration: int, step: int, key: jax.Array) -> Rollback:
         """Goes back to the last good state with a smaller plan, after the device has refused its memory.
@@ -187,8 +215,17 @@ class Supervisor:
         host.attempts.lost_steps += step - good.step
         return Rollback(self.assembly.adopted(state), good.iteration, good.step)
 
-    def _shrunk(self, state: TrainState, needed: int | None, key: Key) -> TrainState:
-        """The state for a smaller plan; other environments where there are fewer of them."""
+    def shrunk(self, state: TrainState, needed: int | None, key: Key) -> TrainState:
+        """The state for a smaller plan; other environments where there are fewer of them.
+
+        Args:
+            state: The training state.
+            needed: Bytes that the present plan needs; None where the device has refused them.
+            key: Gives the random key for what is drawn anew.
+
+        Raises:
+            OutOfMemory: There is no smaller one.
+        """
         before = self.num_envs
         self._host.plan = self._memory.smaller(self._host.plan, needed)
         return state if self.num_envs == before else self.assembly.redrawn(state, key())
@@ -309,7 +346,11 @@ class Supervisor:
         return self.assembly.adopted(state)
 
     def _applicable(self, remedy: Remedy) -> bool:
-        return remedy.name != "raise_precision" or self._ladder.can_climb()
+        if remedy.name != "raise_precision" or not self._ladder.can_climb():
+            return remedy.name != "raise_precision"
+        if self._builds.shared:
+            raise NeedsOwnProgram("its next remedy is raise_precision")
+        return True
 
     def _moved(self, state: TrainState, before: Level, change: Change, key: jax.Array) -> TrainState:
         self._report("precision_changed", level=str(change.to), before=str(before), cause=change.cause)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rlstable.config import ConfigError
 from rlstable.envs.wrappers import Episodes
 from rlstable.estimates import STATISTICS, Estimate, estimate
-from rlstable.evaluation import counts, make_evaluator
+from rlstable.evaluation import Judged, counts, make_evaluator
 from rlstable.saved_run import SavedRun
 from rlstable.stage import make_stage
 from rlstable.supervise.memory_plan import OutOfMemory
@@ -133,7 +133,7 @@ def judge(run: SavedRun, episodes: int, deterministic: bool = True, backend: str
         stage.config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, stage.env
     )
     try:
-        played = evaluator.play(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
+        [played] = evaluator.play([Judged(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))])
     except OutOfMemory as error:
         raise ConfigError(f"episodes: {error}") from error
     return Worth(run, stage.backend, deterministic, seed, played)

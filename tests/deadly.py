@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlstable import evaluation, runner, supervisor, train
+from rlstable import evaluation, leaving, runner, supervisor, train
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 
@@ -67,7 +67,7 @@ def die_at_file(step: int) -> None:
 def plant(moment: dict[str, Any]) -> None:
     at = moment["at"]
     if at == "iteration":
-        runner.Runner._iterate = counted(runner.Runner._iterate, moment["n"], False, die)
+        runner.Runner.advance = counted(runner.Runner.advance, moment["n"], False, die)
     elif at == "evaluation":
         evaluation.summarize = counted(evaluation.summarize, moment["n"], True, die)
     elif at == "write":
@@ -80,7 +80,7 @@ def plant(moment: dict[str, Any]) -> None:
 
         supervisor.Supervisor._back = counted(supervisor.Supervisor._back, moment["n"], True, next_save)
     elif at == "compile":
-        compiling = runner.Runner._compiling
+        compiling = leaving.Leaving.compiling
 
         @contextlib.contextmanager
         def timed(self: Any, name: str) -> Iterator[None]:
@@ -89,7 +89,7 @@ def plant(moment: dict[str, Any]) -> None:
             with compiling(self, name):
                 yield
 
-        runner.Runner._compiling = timed
+        leaving.Leaving.compiling = timed
     elif at != "end":
         raise ValueError(f"no such moment: {at}")
 

@@ -6,6 +6,7 @@ jax's own cache on the disk saves the compiling alone; tracing, lowering and rea
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,15 +14,15 @@ from typing import Any
 import jax
 import pytest
 
-from rlstable import supervisor
+from rlstable import fleet, supervisor
 from rlstable.assembly import Assembly, Program
 from rlstable.config import Config
 from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.ppo.state import TrainState
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
-_OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "supervise")
-_DATA_OF_A_FAULT = ("value", "probability", "start", "iterations")
+_OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "seeds", "supervise")
+_DATA_OF_A_FAULT = ("value", "probability", "start", "iterations", "seed")
 
 _programs: dict[Any, tuple[Any, Program]] = {}
 _plays: dict[Any, Any] = {}
@@ -32,7 +33,8 @@ def sharing() -> Iterator[None]:
     """Every run inside shares; a run says that it compiles, whether it does or not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Assembly, "compiled", _compiled)
-        patch.setattr(supervisor, "make_evaluator", _make_evaluator)
+        patch.setattr(fleet, "make_evaluator", _make_evaluator)
+        patch.setattr(supervisor, "ALONE", dataclasses.replace(supervisor.ALONE, evaluator=_make_evaluator))
         yield
 
 
@@ -42,16 +44,16 @@ def forget() -> None:
     _plays.clear()
 
 
-def _compiled(self: Assembly, state: TrainState, make: Callable[..., Program] = Assembly.compiled) -> Program:
+def _compiled(self: Assembly, *states: TrainState, make: Callable[..., Program] = Assembly.compiled) -> Program:
     ppo = self.ppo
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
-    key = (_key(self._config, "eval"), self._config.tightens, kinds, repr(guards), _kind(state))
+    key = (_key(self._config, "eval"), self._config.tightens, kinds, repr(guards), _kind(states))
     if key in _programs:
         with self._compiling("training"):
             return _programs[key][1]
     # With the guards it was made of: one of a test's own is known by its address.
-    _programs[key] = (guards, make(self, state))
+    _programs[key] = (guards, make(self, *states))
     return _programs[key][1]
 
 
@@ -76,6 +78,6 @@ def _key(config: Config, *leave_out: str) -> Any:
     return json.dumps(sections), jax.config.values["jax_disable_most_optimizations"]
 
 
-def _kind(state: TrainState) -> Any:
-    leaves, structure = jax.tree.flatten(state)
+def _kind(states: tuple[TrainState, ...]) -> Any:
+    leaves, structure = jax.tree.flatten(states)
     return structure, tuple((x.shape, str(x.dtype), getattr(x, "weak_type", False), x.sharding) for x in leaves)

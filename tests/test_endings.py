@@ -17,7 +17,8 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
     assert codes == {
         "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
         "no_update_accepted": 4, "physics_unstable": 5, "value_loss_exploded": 6, "policy_diverged": 7,
-        "guard_exhausted": 8, "recovery_exhausted": 9, "out_of_memory": 10, "time_limit": 75, "error": 1,
+        "guard_exhausted": 8, "recovery_exhausted": 9, "out_of_memory": 10, "needs_own_program": 11, "time_limit": 75,
+        "error": 1,
         "interrupted": 130, "preempted": 143,
     }  # fmt: skip
     assert all(ending.meaning for ending in Ending)
@@ -34,12 +35,12 @@ def test_the_page_has_every_ending_with_its_code() -> None:
 
 def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", saved=True))
+    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
     assert rows["stop reason"] == "completed: all steps were trained"
     assert rows["return"] == "12.3 (best 20.0)"
     assert rows["run folder"] == "runs/ant/1"
     assert rows["go on"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
-    stopped = dict(describe(Ending.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", saved=True))
+    stopped = dict(describe(Ending.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
     assert stopped["go on"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
     assert rows["use it"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
     assert rows["judge it"].endswith("-m rlstable.evaluate run=runs/ant/1")
@@ -47,12 +48,12 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     assert "report" not in rows
     (tmp_path / "runs" / "ant" / "1").mkdir(parents=True)
     (tmp_path / "runs" / "ant" / "1" / "report.html").touch()
-    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", saved=True))
+    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
     assert rows["report"] == "runs/ant/1/report.html"
 
 
 def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -> None:
     none = FIELDS | {"return": None, "best_return": None}
-    rows = dict(describe(Ending.state_not_finite, none, tmp_path, saved=False))
+    rows = dict(describe(Ending.state_not_finite, none, tmp_path, None))
     assert rows["return"] == "none (best none)"
     assert not {"go on", "judge it", "watch it", "use it"} & set(rows)

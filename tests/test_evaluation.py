@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlstable.envs.wrappers import Episodes
-from rlstable.evaluation import Evaluator
+from rlstable.evaluation import Evaluator, Judged, policy_of
 from rlstable.precision import SINGLE
 from rlstable.supervise.memory_plan import OutOfMemory
 
@@ -43,19 +43,19 @@ class Refusing(Evaluator):
         )
         self._room, self._error = room, error
 
-    def _episodes(self, params: Any, statistics: Any, key: jax.Array) -> Episodes:
+    def _episodes(self, judged: tuple[Judged, ...]) -> list[Episodes]:
         if self._numbers().shape[1] > self._room:
             raise jax.errors.JaxRuntimeError(self._error)
-        return super()._episodes(params, statistics, key)
+        return super()._episodes(judged)
 
 
-KEY = jax.random.PRNGKey(5)
+POLICY = [policy_of(State, jax.random.PRNGKey(5))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("count", "room", "passes"), [(8, 8, 1), (8, 4, 2), (8, 1, 8), (7, 2, 4), (3, 1, 3)])
 def test_the_episodes_are_the_same_in_more_passes(count: int, room: int, passes: int) -> None:
     short = Refusing(count, room)
-    row, whole = short.run(State, KEY), Refusing(count, count).run(State, KEY)  # type: ignore[arg-type]
+    [row], [whole] = short.judge(POLICY), Refusing(count, count).judge(POLICY)
     for name in ("eval/episode_reward", "eval/episode_reward_std", "eval/avg_episode_length", "eval/aborted_share"):
         assert row[name] == whole[name], name
     doublings = [kind for kind, _ in short.told]
@@ -66,12 +66,12 @@ def test_the_episodes_are_the_same_in_more_passes(count: int, room: int, passes:
 
 def test_no_room_for_a_single_episode_ends_by_name() -> None:
     with pytest.raises(OutOfMemory, match=r"a single evaluation episode; .*eval\.num_evals=0"):
-        Refusing(4, 0).run(State, KEY)  # type: ignore[arg-type]
+        Refusing(4, 0).judge(POLICY)
 
 
 def test_another_error_is_not_taken_for_that() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        Refusing(4, 0, "INTERNAL: something else").run(State, KEY)  # type: ignore[arg-type]
+        Refusing(4, 0, "INTERNAL: something else").judge(POLICY)
 
 
 def test_a_refusal_while_it_compiles_is_met_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,5 +85,5 @@ def test_a_refusal_while_it_compiles_is_met_alike(monkeypatch: pytest.MonkeyPatc
             return compiled.lower(*args)
 
     monkeypatch.setattr(own, "_play", Lowering())
-    own.prepare(State, KEY)  # type: ignore[arg-type]
+    own.prepare(POLICY)
     assert own.told == [("evaluation_divided", {"passes": 2})]

@@ -61,8 +61,8 @@ def test_evaluation_has_whole_episodes_from_the_beginning(grown: Runner) -> None
 
 def test_episodes_are_shorter_at_first(grown: Runner, tmp_path: Path) -> None:
     short = Runner(small(3), tmp_path)
-    assert short._supervisor.assembly.env.episode_length == 4
-    assert grown._supervisor.assembly.env.episode_length == 8
+    assert short.supervisor.assembly.env.episode_length == 4
+    assert grown.supervisor.assembly.env.episode_length == 8
 
 
 @pytest.mark.parametrize("stopped", [2, 3, 4], ids=["while small", "as it grows", "grown"])

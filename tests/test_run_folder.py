@@ -68,7 +68,7 @@ def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
     assert list(tmp_path.iterdir()) == []
     runner = Runner(quick(), tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(runner._supervisor.assembly, "compiled", lambda _: 1 / 0)
+        broken.setattr(runner.supervisor.assembly, "compiled", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             runner.run()
     runner = Runner(quick(resume="auto"), tmp_path)

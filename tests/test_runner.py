@@ -22,6 +22,7 @@ from rlstable.counter import WideCounter
 from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.rundir import read_result
+from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays
 from rlstable.precision import SINGLE
 from rlstable.runner import Result, Runner
@@ -272,21 +273,22 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
     """Evaluation is compiled before the iteration that it follows: after it, counts and redraws would be missing."""
     iterated: list[int] = []
     seen: list[tuple[str, int, int]] = []
-    compiling, after_iteration = Runner._compiling, Runner._after_iteration
+    compiling, conclude = Leaving.compiling, Runner.conclude
 
-    def look(self: Runner, name: str) -> Any:
+    def look(self: Leaving, name: str) -> Any:
         if name in ("training", "evaluation"):
-            seen.append((name, self.host.iteration, len(iterated)))
+            seen.append((name, runner.host.iteration, len(iterated)))
         return compiling(self, name)
 
-    def after(self: Runner, before: int, metrics: Any) -> Any:
-        ending = after_iteration(self, before, metrics)
+    def after(self: Runner, metrics: Any, worth: Any) -> Any:
+        ending = conclude(self, metrics, worth)
         iterated.append(self.host.iteration)  # only now it is whole
         return ending
 
-    monkeypatch.setattr(Runner, "_compiling", look)
-    monkeypatch.setattr(Runner, "_after_iteration", after)
-    Runner(quick(), tmp_path).run()
+    monkeypatch.setattr(Leaving, "compiling", look)
+    monkeypatch.setattr(Runner, "conclude", after)
+    runner = Runner(quick(), tmp_path)
+    runner.run()
     assert seen == [("training", 0, 0), ("evaluation", 1, 1)]
 
 
@@ -456,7 +458,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
             jax.tree.map(lambda leaf: leaf.delete(), state)
             raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner._supervisor.assembly, "compiled", lambda _: Program(Failing(), SINGLE))
+    monkeypatch.setattr(runner.supervisor.assembly, "compiled", lambda _: Program(Failing(), SINGLE))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)

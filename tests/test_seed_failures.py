@@ -17,7 +17,7 @@ from toys import GUARDS_OFF, PointMass, assemble, compiled, placed, tiny_config
 
 from rlstable import faults
 from rlstable.counter import WideCounter
-from rlstable.evaluation import make_evaluator
+from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.fault_config import FaultConfig
 from rlstable.policy import Policy, choose_action
 from rlstable.ppo.build import init_state, make_networks
@@ -177,7 +177,7 @@ def returns(guards: str, factor: float) -> tuple[tuple[float, ...], bool]:
         tuning = dataclasses.replace(state.tuning, learning_rate_scale=jnp.float32(factor))
         state, _ = train(iterate, placed(dataclasses.replace(state, tuning=tuning)), 30)
         sane &= finite(learnt(state))
-        value = evaluate.run(state, jax.random.PRNGKey(7))["eval/episode_reward"]
+        value = evaluate.judge([policy_of(state, jax.random.PRNGKey(7))])[0]["eval/episode_reward"]
         values.append(float("nan") if value is None else value)
     return tuple(values), sane
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from rlstable.io.lock import RunLock
 _RESULT = "result.json"
 # Between the numbers of a checkpoint and of that which is about to take its place.
 ASIDE = ".superseded-by-"
+# How the folders of seeds begin that are trained together.
+_SEED = "seed-"
 _LEAST_ROOM = 64 * 1024  # bytes that must be free, for config.yaml and the first lines
 
 
@@ -31,12 +34,34 @@ def default_run_dir(resume: str | None, env_name: str) -> str:
     return f"runs/{env_name.replace(':', '.')}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
-def open_run_dir(run_dir: Path, resume: str | None) -> tuple[bool, RunLock]:
+def seed_folder(run_dir: Path, seed: int) -> Path:
+    """The folder of one seed of several in that of all of them."""
+    return run_dir / f"{_SEED}{seed}"
+
+
+def seed_folders(run_dir: Path) -> list[Path]:
+    """Those that are there, by seed."""
+    found = [path for path in run_dir.glob(f"{_SEED}*") if path.name.removeprefix(_SEED).isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(_SEED)))
+
+
+def best_seed(run_dir: Path) -> Path | None:
+    """The folder of the seed with the best return, of several that trained together; None where there are none."""
+
+    def score(folder: Path) -> float:
+        found = (read_result(folder) or {}).get("best_return")
+        return -math.inf if found is None else float(found)
+
+    return max(seed_folders(run_dir), key=score, default=None)
+
+
+def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
     """Makes the folder, locks it, and says whether there is a run in it to go on with.
 
     Args:
         run_dir: The folder.
         resume: None, `auto`, or the folder itself.
+        seeds: How many are trained together; where several are, each has a folder of its own in it.
 
     Returns:
         Whether the folder holds a checkpoint that is to be continued, and its lock.
@@ -45,7 +70,7 @@ def open_run_dir(run_dir: Path, resume: str | None) -> tuple[bool, RunLock]:
         ConfigError: It cannot be written, another process uses it, it holds a run that is not to be resumed, or holds
             none that could be.
     """
-    _holds_a_run_to_resume(run_dir, resume)  # a mistake makes no folder
+    _holds_a_run_to_resume(run_dir, resume, seeds)  # a mistake makes no folder
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir / ".writable", " " * _LEAST_ROOM)
@@ -57,23 +82,30 @@ def open_run_dir(run_dir: Path, resume: str | None) -> tuple[bool, RunLock]:
             "one writable"
         ) from error
     try:
-        return _holds_a_run_to_resume(run_dir, resume), lock  # again: a run may have ended here since
+        return _holds_a_run_to_resume(run_dir, resume, seeds), lock  # again: a run may have ended here since
     except BaseException:
         lock.release()
         raise
 
 
-def _holds_a_run_to_resume(run_dir: Path, resume: str | None) -> bool:
-    checkpoints = run_dir / "checkpoints"
-    # The only one may have been set aside when the process was killed; it is brought back before it is read.
-    has_checkpoint = bool(steps_in(checkpoints)) or any(checkpoints.glob(f"*{ASIDE}*"))
+def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:
+    own, together = _has_checkpoint(run_dir), any(map(_has_checkpoint, seed_folders(run_dir)))
     if resume is None and (run_dir / "metrics.jsonl").exists():
         raise ConfigError(
             f"hydra.run.dir: {run_dir} holds a run already; go on with it by resume=auto, or choose another folder"
         )
-    if resume not in (None, "auto") and not has_checkpoint:
+    if resume is not None and (together if seeds == 1 else own):
+        there = f"of {len(seed_folders(run_dir))} seeds" if together else "of a single seed"
+        raise ConfigError(f"seeds: {run_dir} holds a run {there}, not of {seeds}; leave seeds out when resuming")
+    if resume not in (None, "auto") and not (own or together):
         raise ConfigError(f"resume: {run_dir} holds no checkpoint; give the folder of a run that saved one")
-    return has_checkpoint and resume is not None
+    return (own or together) and resume is not None
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    checkpoints = run_dir / "checkpoints"
+    # The only one may have been set aside when the process was killed; it is brought back before it is read.
+    return bool(steps_in(checkpoints)) or any(checkpoints.glob(f"*{ASIDE}*"))
 
 
 def steps_in(directory: Path) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -83,11 +84,26 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, device
         reset_pool: Clean first states, or None.
         devices: How many will share the environments.
     """
+    return with_environments(untrained(ppo, env_state)(key), ppo, env_state, reset_pool, devices)
+
+
+def untrained(ppo: PPO, env_state: Any) -> Callable[[jax.Array], TrainState]:
+    """The program that makes a training state without environments of a random key.
+
+    One program: operation by operation every shape of every layer would be compiled by itself.
+
+    Args:
+        ppo: What will train.
+        env_state: Environments like those that it will train in.
+    """
     observation = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.float32), ppo.networks.select(env_state.obs)
     )
-    # One program: operation by operation every shape of every layer would be compiled by itself.
-    state: TrainState = jax.jit(functools.partial(_untrained, ppo, observation))(key)
+    return jax.jit(functools.partial(_untrained, ppo, observation))
+
+
+def with_environments(state: TrainState, ppo: PPO, env_state: Any, reset_pool: Any, devices: int) -> TrainState:
+    """The training state with its environments; arguments as for `init_state`."""
     catches = ppo.env.guards and ppo.config.supervise.incident.enabled
     return dataclasses.replace(
         state,

@@ -15,7 +15,7 @@ from rlstable.envs.rarely import apply_if
 from rlstable.envs.wrappers import VectorEnv, inner
 from rlstable.packed import Rows
 from rlstable.ppo.state import Slot
-from rlstable.supervisor import Assemble
+from rlstable.supervisor import Builds
 
 
 @jax.tree_util.register_dataclass
@@ -95,7 +95,7 @@ class RecordedEnv(VectorEnv):
         return Recording(slot.taken, slot.clock, slot.record, incident.written + 1, steps)
 
 
-def recording(watched: int, length: int) -> Assemble:
+def recording(watched: int, length: int) -> Builds:
     """What builds training that records; for `Runner`.
 
     Args:
@@ -110,4 +110,4 @@ def recording(watched: int, length: int) -> Assemble:
         assembly.ppo = dataclasses.replace(assembly.ppo, env=assembly.env)
         return assembly
 
-    return assemble
+    return Builds(assembly=assemble)

@@ -21,6 +21,7 @@ from rlstable.io.store import open_manager, read_arrays, read_json
 from rlstable.replay.recorder import recording
 from rlstable.runner import Runner
 from rlstable.supervise.incident import Incident
+from rlstable.supervisor import Builds
 
 Tell = Callable[[str], None]
 
@@ -185,7 +186,7 @@ def _config(incident: Incident, start: Place, bad: Place) -> Config:
     return config.model_copy(update=changed)
 
 
-def _train(config: Config, folder: Path, bad: Place, assemble: Any) -> Any:
+def _train(config: Config, folder: Path, bad: Place, builds: Builds) -> Any:
     """Trains until the incident's iteration is done; what was recorded, on the host."""
     runner: Runner
 
@@ -193,7 +194,7 @@ def _train(config: Config, folder: Path, bad: Place, assemble: Any) -> Any:
         if Place(runner.host.iteration, runner.host.attempts.lost_iterations).at >= bad.at:
             raise _ThereAgain  # before anything is made of this iteration: it may have been the run's last
 
-    runner = Runner(config, folder, look, assemble=assemble)
+    runner = Runner(config, folder, look, builds=builds)
     try:
         ending = runner.run().ending
     except _ThereAgain:

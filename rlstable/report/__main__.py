@@ -60,11 +60,11 @@ def write(options: ReportOptions) -> Path:
     from rlstable.config import ConfigError
     from rlstable.io.rundir import write_atomically
     from rlstable.report.page import page, sweep_page
-    from rlstable.report.story import read_story
+    from rlstable.report.story import read_stories
     from rlstable.report.sweep import read_sweep
 
     if options.sweep is None:
-        folder, text = options.run[0], page([read_story(folder) for folder in options.run])
+        folder, text = options.run[0], page([story for folder in options.run for story in read_stories(folder)])
     else:
         folder, text = options.sweep, sweep_page(options.sweep, read_sweep(options.sweep))
     path = options.out or folder / "report.html"

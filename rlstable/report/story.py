@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.io.rundir import read_result, read_settings
+from rlstable.io.rundir import read_result, read_settings, seed_folders
 
 Settings = dict[str, Any]
 _OF_EVERY_EVENT = ("step", "time", "kind")
@@ -87,6 +87,11 @@ def read_story(folder: Path) -> Story:
     return Story(
         folder, settings, rows, events, read_result(folder), _machine(folder / "machine.json"), torn_rows + torn_events
     )
+
+
+def read_stories(folder: Path) -> list[Story]:
+    """Reads a run folder, or those of the seeds that were trained together in it; errors as for `read_story`."""
+    return [read_story(own) for own in seed_folders(folder) or [folder]]
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:

@@ -14,6 +14,11 @@ from rlstable.supervise_config import X64, LadderConfig
 
 # Trouble of the networks, in whose float32 physics in float64 changes nothing.
 _OF_NETWORKS = ("rejected", "loss_scale")
+_KINDS = {"matmul": "matrix products", "network": "networks"}
+
+
+class NeedsOwnProgram(Exception):
+    """What would help one seed of several is another program, which the others do not share. Its text says what."""
 
 
 class Level(NamedTuple):
@@ -86,12 +91,14 @@ class Ladder:
         start: The configured level.
         rungs: Where it stands.
         distinct: Which of some levels of matrix products this device really tells apart; asked before the first climb.
+        shared: Whether others compute in the same program, so that a climb is refused by `NeedsOwnProgram`.
     """
 
     config: LadderConfig
     start: Level
     rungs: Rungs
     distinct: Callable[[tuple[str, ...]], tuple[str, ...]]
+    shared: bool = False
 
     def __post_init__(self) -> None:
         self.rungs.stretch = self.rungs.stretch or self.config.down_after
@@ -117,7 +124,11 @@ class Ladder:
         return self._come_down() if own.healthy >= own.stretch else None
 
     def climb(self, cause: str) -> Change | None:
-        """One step up for a cause, or None where that is not possible or has not helped before."""
+        """One step up for a cause, or None where that is not possible or has not helped before.
+
+        Raises:
+            NeedsOwnProgram: It is possible, but others share the program.
+        """
         own = self.rungs
         own.troubled = 0
         if not self.config.enabled or own.futile:
@@ -128,6 +139,8 @@ class Ladder:
             return self._give_up()
         if cause in _OF_NETWORKS and kind == "matmul" and self._matmul_levels[own.matmul + 1] == X64:
             return None
+        if self.shared:
+            raise NeedsOwnProgram(f"a higher precision of the {_KINDS[kind]}, for the cause {cause}")
         if own.came_down == kind:
             own.stretch *= 2
         own.came_down = None

@@ -1,0 +1,39 @@
+"""What training leaves when it is over: how it ended, a page about it, and a word for whoever started it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlstable.endings import Ending, describe
+from rlstable.io.console import Console
+from rlstable.io.rundir import best_seed, write_atomically, write_result
+from rlstable.report.page import page
+from rlstable.report.story import read_stories
+
+
+def close(
+    ending: Ending, fields: Mapping[str, Any], run_dir: Path, console: Console, *, report: bool, saved: bool
+) -> None:
+    """Writes `result.json` and the page, and prints the summary. What cannot be written is said and ends nothing.
+
+    Args:
+        ending: Why it is over.
+        fields: Of `result.json`, see `endings.describe`.
+        run_dir: The folder.
+        console: Where people look.
+        report: Whether a page is wanted.
+        saved: Whether there is a checkpoint.
+    """
+    try:
+        write_result(run_dir, fields)
+    except OSError as error:
+        console.message(f"result.json could not be written: {error}")
+    if report:
+        try:
+            write_atomically(run_dir / "report.html", page(read_stories(run_dir)))
+        except Exception as error:
+            console.message(f"report.html could not be written: {type(error).__name__}: {error}")
+    policy = best_seed(run_dir) or run_dir
+    console.summary(describe(ending, fields, run_dir, policy if saved else None))

@@ -1,0 +1,63 @@
+"""What people see of one seed among several: what happens to it, with its number in front."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlstable.io.console import Console
+
+# What happens to all seeds alike is told of the first one only.
+_ALIKE = frozenset(
+    {
+        "backend_chosen", "backend_fallback", "environments_redrawn", "lock_unsupported", "memory_planned",
+        "memory_tight", "precision_not_delivered", "versions_changed",
+    }
+)  # fmt: skip
+
+
+class SeedConsole(Console):
+    """Passes on what is news; how far all of them are is told by whoever trains them.
+
+    Args:
+        console: That of all seeds.
+        seed: This one.
+        first: Whether it is the first of them.
+    """
+
+    def __init__(self, console: Console, seed: int, first: bool):
+        super().__init__("off", total_steps=1)
+        self._console = console
+        self._name = f"seed {seed}"
+        self._first = first
+
+    def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
+        """Shows nothing."""
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        """Says which seed it happened to."""
+        if kind in _ALIKE:
+            if self._first:
+                self._console.event(step, kind, fields)
+        elif kind == "guard_tripped":
+            # Trips are added up by guard.
+            self._console.event(step, kind, {**fields, "guard": f"{self._name}: {fields['guard']}"})
+        else:
+            self._console.event(step, kind, {"of": self._name, **fields})
+
+    @contextlib.contextmanager
+    def compiling(self, name: str) -> Iterator[None]:
+        """Says what is being compiled."""
+        with self._console.compiling(name):
+            yield
+
+    def message(self, text: str) -> None:
+        """Prints a line."""
+        self._console.message(f"{self._name}: {text}")
+
+    def summary(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Prints nothing; there is one summary of all."""
+
+    def close(self) -> None:
+        """Leaves the display to the others."""

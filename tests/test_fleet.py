@@ -1,0 +1,367 @@
+"""Several seeds in one program: each is the run that it would be alone, and what happens to one reaches no other."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from test_runner import lines
+from toys import mesh, tiny_config
+
+import rlstable
+from rlstable import load_policy
+from rlstable.assembly import Assembly, Program
+from rlstable.config import Config, ConfigError
+from rlstable.endings import Ending
+from rlstable.fleet import Fleet, start
+from rlstable.io.rundir import read_result
+from rlstable.result import Result
+from rlstable.runner import Runner
+from rlstable.supervise.memory import footprint
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+ITERATION = 64
+OFF = {"enabled": False}
+
+
+def together(seeds: int = 3, remedies: Any = None, ladder: Any = None, **sections: Any) -> Config:
+    """Ten iterations; three bad ones are a storm, copies are taken every second one."""
+    recovery = {"every": 2, "remedies": remedies or [{"scale_learning_rate": 0.5}]}
+    defaults: dict[str, Any] = {
+        "guards": {"storm": {"patience": 3}}, "devices": 1, "total_steps": 10 * ITERATION, "seeds": seeds,
+        "eval": {"num_evals": 2, "num_envs": 4}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
+        "supervise": {"recovery": recovery, "ladder": ladder or OFF, "incident": OFF},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def storm(**fields: Any) -> dict[str, Any]:
+    """Every sample of seed 1 is bad from the fourth iteration on, for four of them."""
+    return {"site": "reward", "probability": 1.0, "start": 3, "iterations": 4, "seed": 1, **fields}
+
+
+def numbers(state: Any) -> list[np.ndarray]:
+    return [np.array(leaf) for leaf in jax.tree.leaves(jax.device_get(state))]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for a, b in zip(numbers(ours), numbers(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def of_learning(folder: Path) -> list[dict[str, Any]]:
+    """What a run logged, without what the clock and the machine have to do with."""
+    unsteady = re.compile(r"time$|sps|memory/|timing/|seconds")
+    return [
+        {key: value for key, value in row.items() if not unsteady.search(key)}
+        for row in lines(folder / "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, Result]:
+    fleet = Fleet(together(), tmp_path_factory.mktemp("healthy"))
+    return fleet, fleet.run()
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, Result]:
+    """Seed 1 has a storm, and gets over it."""
+    fleet = Fleet(together(fault=storm()), tmp_path_factory.mktemp("struck"))
+    return fleet, fleet.run()
+
+
+def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[Fleet, Result]) -> None:
+    _, result = healthy
+    assert result.ending is Ending.completed
+    assert [own.run_dir.name for own in result.seeds] == ["seed-0", "seed-1", "seed-2"]
+    assert {path.name for path in result.run_dir.iterdir() if path.is_file()} == {
+        "config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html",
+    }  # fmt: skip
+    for seed, own in enumerate(result.seeds):
+        assert (own.ending, own.step) == (Ending.completed, 10 * ITERATION)
+        names = {path.name for path in own.run_dir.iterdir()}
+        files = {"config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html"}
+        assert names == files | {"checkpoints"}
+        assert f"seed: {seed}\nseeds: 1\n" in (own.run_dir / "config.yaml").read_text()
+        assert np.isfinite(own.policy.act(np.zeros(4))).all()
+
+
+def test_a_row_of_all_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple[Fleet, Result]) -> None:
+    _, result = healthy
+    rows = lines(result.run_dir / "metrics.jsonl")
+    own = [lines(seed.run_dir / "metrics.jsonl") for seed in result.seeds]
+    assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
+    assert [row["step"] for row in rows if "eval/episode_reward" in row] == [5 * ITERATION, 10 * ITERATION]
+    for at, row in enumerate(rows):
+        assert row["training/v_loss"] == pytest.approx(np.mean([seed[at]["training/v_loss"] for seed in own]))
+        assert row["training/sps"] == pytest.approx(sum(seed[at]["training/sps"] for seed in own))
+        assert row["seeds/training"] == 3
+    returns = [seed[-1]["eval/episode_reward"] for seed in own]
+    assert rows[-1]["eval/episode_reward"] == pytest.approx(np.mean(returns))
+    assert (rows[-1]["seeds/return_min"], rows[-1]["seeds/return_max"]) == (min(returns), max(returns))
+    left = read_result(result.run_dir)
+    assert left is not None
+    assert (left["stop_reason"], left["exit_code"], left["step"]) == ("completed", 0, 10 * ITERATION)
+    assert [left["seeds"][str(seed)]["return"] for seed in range(3)] == returns
+    assert result.history[-1]["eval/episode_reward"] == rows[-1]["eval/episode_reward"]
+
+
+def test_the_policy_is_that_of_the_best_seed(healthy: tuple[Fleet, Result]) -> None:
+    _, result = healthy
+    best = max(result.seeds, key=lambda own: read_result(own.run_dir)["best_return"])  # type: ignore[index]
+    same(result.policy.params, load_policy(best.run_dir).params)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, seed: int) -> None:
+    """After one iteration, to 1e-5: the products of several seeds are added up in another order."""
+    config = together(total_steps=ITERATION)
+    fleet = Fleet(config, tmp_path / "fleet")
+    fleet.run()
+    alone = Runner(config.of_seed(seed, "alone"), tmp_path / "alone")
+    alone.run()
+    ours, theirs = fleet.seeds[seed].state, alone.state
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(numbers(ours), numbers(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    whole = [x for x in numbers(ours.counters) if x.dtype == np.uint32]
+    assert whole and all((a == b).all() for a, b in zip(whole, numbers(alone.state.counters), strict=True))
+
+
+def test_what_happens_to_one_seed_reaches_no_other(struck: tuple[Fleet, Result], tmp_path: Path) -> None:
+    """The same program, in which nothing goes wrong, leaves the others the same bits in every row and parameter."""
+    _, result = struck
+    spared = Fleet(together(fault=storm(seed=99)), tmp_path).run()
+    for seed in (0, 2):
+        ours, theirs = result.seeds[seed], spared.seeds[seed]
+        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
+        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+    assert of_learning(result.seeds[1].run_dir) != of_learning(spared.seeds[1].run_dir)
+
+
+def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[Fleet, Result]) -> None:
+    fleet, result = struck
+    assert result.ending is Ending.completed
+    rollbacks = [fleet.seeds[seed].host.attempts.count for seed in range(3)]
+    assert rollbacks[0] == rollbacks[2] == 0 and rollbacks[1] >= 1
+    scales = [float(fleet.seeds[seed].state.tuning.learning_rate_scale) for seed in range(3)]
+    assert scales[0] == scales[2] == 1.0 and scales[1] == 0.5 ** rollbacks[1]
+    rows = {seed: lines(result.seeds[seed].run_dir / "metrics.jsonl") for seed in range(3)}
+    assert len(rows[0]) == len(rows[2]) == 10 < len(rows[1])
+    trips = {seed: rows[seed][-1]["guards/quarantine/trips"] for seed in range(3)}
+    assert trips[0] == trips[2] == 0
+    training = [row["seeds/training"] for row in lines(result.run_dir / "metrics.jsonl")]
+    assert training == [3] * 10 + [1] * (len(rows[1]) - 10)
+    kinds = [(event["kind"], event.get("seed")) for event in lines(result.run_dir / "events.jsonl")]
+    assert kinds == [("seed_ended", 0), ("seed_ended", 2), ("seed_ended", 1), ("stopped", None)]
+
+
+def test_a_storm_that_stays_ends_its_seed_by_name_and_no_other(tmp_path: Path) -> None:
+    recovery = {"attempts": 0}
+    supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
+    result = Fleet(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
+    endings = [own.ending for own in result.seeds]
+    assert endings == [Ending.completed, Ending.physics_unstable, Ending.completed]
+    assert (result.ending, result.ending.exit_code) == (Ending.physics_unstable, 5)
+    assert result.seeds[1].step == 6 * ITERATION
+    given_up = [event for event in lines(tmp_path / "events.jsonl") if event["kind"] == "seed_given_up"]
+    assert [(event["seed"], event["stop_reason"]) for event in given_up] == [(1, "physics_unstable")]
+
+
+def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) -> None:
+    config = together(
+        fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True, "patience": 100}
+    )
+    result = Fleet(config, tmp_path).run()
+    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.needs_own_program, Ending.completed]
+    left = read_result(tmp_path / "seed-1")
+    assert left is not None
+    assert (left["exit_code"], left["rollbacks"]) == (11, 0)
+    assert re.search(r"go on alone, .*resume=\S*seed-1: its next remedy is raise_precision", left["advice"])
+    assert read_result(tmp_path)["stop_reason"] == "needs_own_program"  # type: ignore[index]
+
+
+def test_so_does_a_ladder_that_would_climb_by_itself(tmp_path: Path) -> None:
+    """What it learnt until then is saved."""
+    fault = storm(probability=0.3, iterations=None)
+    ladder = {"enabled": True, "patience": 2, "max_invalid": 0.05}
+    guards = {"storm": {"patience": 50}}
+    result = Fleet(together(fault=fault, ladder=ladder, guards=guards), tmp_path).run()
+    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.needs_own_program, Ending.completed]
+    assert result.seeds[1].step == 5 * ITERATION
+    assert load_policy(tmp_path / "seed-1", "latest").host["step"] == 5 * ITERATION
+
+
+def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+    _, whole = healthy
+
+    def stop(step: int, _: Any) -> bool:
+        return step == 2 * ITERATION
+
+    first = Fleet(together(), tmp_path, stop).run()
+    assert {own.ending for own in first.seeds} == {Ending.stopped}
+    assert {own.step for own in first.seeds} == {3 * ITERATION}
+    again = Fleet(together(resume=str(tmp_path)), tmp_path).run()
+    assert again.ending is Ending.completed
+    for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
+        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
+        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+    assert of_learning(tmp_path) == of_learning(whole.run_dir)
+
+
+def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
+    once = [signal.SIGTERM]
+    result = Fleet(together(), tmp_path, lambda *_: once and os.kill(os.getpid(), once.pop())).run()
+    assert {own.ending for own in result.seeds} == {Ending.preempted}
+    assert result.ending.exit_code == 143
+    steps = {load_policy(tmp_path / f"seed-{seed}", "latest").host["step"] for seed in range(3)}
+    assert steps == {2 * ITERATION}
+
+
+def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path: Path) -> None:
+    """As after a kill in the middle of the first save of all."""
+    import shutil
+
+    first = Fleet(together(total_steps=5 * ITERATION), tmp_path).run()
+    shutil.rmtree(tmp_path / "seed-1" / "checkpoints")
+    again = Fleet(together(total_steps=5 * ITERATION, resume="auto"), tmp_path).run()
+    assert [own.ending for own in again.seeds] == [Ending.completed] * 3
+    same(load_policy(tmp_path / "seed-1", "latest").params, first.seeds[1].policy.params)
+    assert [len(lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")) for seed in range(3)] == [5, 5, 5]
+
+
+def test_a_seed_goes_on_alone(tmp_path: Path) -> None:
+    Fleet(together(total_steps=5 * ITERATION), tmp_path).run()
+    config = together(total_steps=7 * ITERATION).of_seed(1, "alone").model_copy(update={"resume": "auto"})
+    runner = Runner(config, tmp_path / "seed-1")
+    assert runner.step == 5 * ITERATION
+    assert runner.run().step == 7 * ITERATION
+
+
+@pytest.mark.parametrize(
+    ("made_by", "resumed_by", "complaint"),
+    [(3, 1, "seeds: .* holds a run of 3 seeds, not of 1"), (1, 3, "seeds: .* holds a run of a single seed, not of 3")],
+)
+def test_one_seed_is_not_resumed_as_several_nor_several_as_one(
+    tmp_path: Path, made_by: int, resumed_by: int, complaint: str
+) -> None:
+    start(together(made_by, total_steps=ITERATION), tmp_path).run()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=complaint):
+        start(together(resumed_by, resume=str(tmp_path)), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_it_runs_on_one_device(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
+        Fleet(together(2, devices=8), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"seeds": 0}, "^seeds: "),
+        ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: 2 from seed=4294967295 on pass 2\*\*32"),
+        ({"seeds": 2, "supervise": {"warm_start": {"enabled": True}}}, "^seeds: 2 share one program, and a warm start"),
+    ],
+)
+def test_what_cannot_train_together_is_refused(sections: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        tiny_config(**sections)
+
+
+class Refused:
+    """A program whose device refuses memory the first time, as it does once the arrays were given to it."""
+
+    def __init__(self, executable: Any, calls: list[int]):
+        self._executable = executable
+        self._calls = calls
+
+    def memory_analysis(self) -> Any:
+        return self._executable.memory_analysis()
+
+    def __call__(self, states: Any) -> Any:
+        self._calls.append(len(self._calls))
+        if len(self._calls) == 9:  # seed 1 has ended by then
+            jax.tree.map(lambda leaf: leaf.delete(), states)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+        return self._executable(states)
+
+
+@pytest.mark.slow
+def test_memory_refused_in_the_middle_takes_all_seeds_back_to_a_smaller_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    compiled: Callable[..., Program] = Assembly.compiled
+
+    def refusing(self: Assembly, *states: Any) -> Program:
+        program = compiled(self, *states)
+        return program._replace(executable=Refused(program.executable, calls))
+
+    monkeypatch.setattr(Assembly, "compiled", refusing)
+    supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
+    result = Fleet(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
+    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.physics_unstable, Ending.completed]
+    plans = {
+        seed: [event["plan"] for event in lines(tmp_path / f"seed-{seed}" / "events.jsonl") if "plan" in event]
+        for seed in range(3)
+    }
+    assert plans[0] == plans[2] != [] and plans[1] == []
+
+
+@pytest.mark.slow
+def test_memory_that_is_short_from_the_start_is_divided_for_all(tmp_path: Path) -> None:
+    assembly = Assembly(together(), mesh())
+    needs = footprint(assembly.compiled(*[assembly.shapes()] * 3).executable)
+    assert needs is not None
+    supervise = {"memory": {"limit_gib": 0.9 * needs.peak / 2**30}, "ladder": OFF, "incident": OFF}
+    fleet = Fleet(together(supervise=supervise, total_steps=ITERATION), tmp_path)
+    assert fleet.run().ending is Ending.completed
+    plans = [str(runner.host.plan) for runner in fleet.seeds.values()]
+    assert len(set(plans)) == 1 and plans[0] != "as configured"
+
+
+@pytest.mark.slow
+def test_seeds_on_native_physics_are_the_runs_they_would_be_alone(tmp_path: Path) -> None:
+    """C MuJoCo steps the simulations of all seeds in one call."""
+    config = together(
+        2,
+        total_steps=ITERATION,
+        env={"source": "brax", "name": "inverted_pendulum", "backend": "native", "episode_length": 50, "kwargs": None},
+    )
+    fleet = Fleet(config, tmp_path / "fleet")
+    fleet.run()
+    alone = Runner(config.of_seed(1, "alone"), tmp_path / "alone")
+    alone.run()
+    for a, b in zip(numbers(fleet.seeds[1].state), numbers(alone.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_fit_gives_back_every_seed(tmp_path: Path) -> None:
+    rows: list[int] = []
+    result = rlstable.fit(
+        "toys:PointMass",
+        run_dir=tmp_path,
+        total_steps=128,
+        seeds=2,
+        seed=5,
+        devices=1,
+        ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
+        network={"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": [8]},
+        eval={"num_evals": 1, "num_envs": 2},
+        overrides=["env.episode_length=12", "sinks=quiet"],
+        callback=lambda step, row: rows.append(step),
+    )
+    assert [own.run_dir.name for own in result.seeds] == ["seed-5", "seed-6"]
+    assert rows == [64, 128]
+    assert result.policy.act(np.zeros(4)).shape == (2,)
