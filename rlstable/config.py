@@ -176,14 +176,16 @@ class Config(Section):
             group: What Weights & Biases calls them together, unless it is told.
         """
         wandb = self.sinks.wandb
-        named = wandb.model_copy(update={"group": wandb.group or group, "name": f"{wandb.name or group} seed {seed}"})
+        if wandb.mode != "disabled":
+            names = {"group": wandb.group or group, "name": f"{wandb.name or group} seed {seed}"}
+            wandb = wandb.model_copy(update=names)
         return self.model_copy(
             update={
                 "seed": seed,
                 "seeds": 1,
                 # Those that were not saved before a process was killed begin anew.
                 "resume": self.resume and "auto",
-                "sinks": self.sinks.model_copy(update={"wandb": named}),
+                "sinks": self.sinks.model_copy(update={"wandb": wandb}),
             }
         )
 

@@ -26,7 +26,7 @@ from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import open_run_dir, seed_folder, write_config, write_machine
+from rlstable.io.rundir import open_run_dir, seed_folder, seed_folders, write_config, write_machine
 from rlstable.io.seed_console import SeedConsole
 from rlstable.leaving import Leaving
 from rlstable.result import Result, Row
@@ -94,6 +94,9 @@ class Fleet:
             write_machine(self.run_dir, self.seeds[config.seed].machine)
         except BaseException:
             self.close()
+            for folder in seed_folders(self.run_dir):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # a mistake leaves nothing behind; what is not empty stays
             raise
 
     @property

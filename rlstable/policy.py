@@ -17,6 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards.inference import ActionContext, InferenceGuard
+from rlstable.io.rundir import require_one_seed
 from rlstable.io.saved_policy import restore_policy
 from rlstable.network_config import NetworkConfig
 from rlstable.ppo.distributions import Normal
@@ -270,6 +271,7 @@ def load_policy(
         ConfigError: There is no such run or checkpoint.
         ValueError: `safe_action` does not fit the action, or `on_bad` is neither.
     """
+    require_one_seed(Path(run_dir))
     arrays, host = restore_policy(Path(run_dir) / "checkpoints", which)
     spec: Mapping[str, Any] | None = host.get("policy")
     if spec is None:

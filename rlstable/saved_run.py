@@ -9,7 +9,7 @@ from typing import Literal
 from rlstable import config as typed
 from rlstable.config import Config, ConfigError
 from rlstable.fault_config import FaultConfig
-from rlstable.io.rundir import read_settings
+from rlstable.io.rundir import read_settings, require_one_seed
 from rlstable.policy import Policy, load_policy
 from rlstable.versions import versions
 
@@ -59,6 +59,7 @@ def open_run(folder: Path, which: Which = "best") -> SavedRun:
         ConfigError: No run is there, it was never saved, its checkpoint cannot be read, or its configuration is of
             another version.
     """
+    require_one_seed(folder)
     config = read_config(folder)
     if not (folder / "checkpoints").is_dir():
         raise ConfigError(f"run: {folder} has no checkpoint; nothing was saved before it ended, or checkpoint=off")

@@ -6,6 +6,7 @@ python scripts/bench.py supervision                        # what a supervisor c
 python scripts/bench.py physics                            # C MuJoCo beside MJX
 python scripts/bench.py race                               # whole processes: ours, Brax's PPO, SB3's and SBX's
 python scripts/bench.py scaling                            # how cost grows with environments, episodes, steps done
+python scripts/bench.py seeds                              # several seeds in one program, beside one run each
 
 prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
 """
@@ -32,6 +33,7 @@ import numpy as np
 import race
 import race_page
 import scaling
+import seeds
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -248,6 +250,11 @@ def run_scaling(args: argparse.Namespace, console: Console) -> list[Report]:
     return [Report(**vars(section))]
 
 
+def run_seeds(args: argparse.Namespace, console: Console) -> list[Report]:
+    """Several seeds in one program beside one run each."""
+    return [Report(**vars(seeds.section(seeds.run(args, console.print))))]
+
+
 def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
     """One environment's times in two configurations."""
     settings = [*SETTINGS[name], *COMMON]
@@ -450,6 +457,9 @@ def make_parser() -> Parser:
     command = commands.add_parser(scaling.NAME, parents=[shared], help="how cost grows, and with what")
     scaling.add_arguments(command)
     command.set_defaults(benchmark=run_scaling, sections=(scaling.NAME,))
+    command = commands.add_parser(seeds.NAME, parents=[shared], help="several seeds in one program")
+    seeds.add_arguments(command)
+    command.set_defaults(benchmark=run_seeds, sections=(seeds.NAME,))
     return parser
 
 

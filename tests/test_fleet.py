@@ -24,6 +24,7 @@ from rlstable.fleet import Fleet, start
 from rlstable.io.rundir import read_result
 from rlstable.result import Result
 from rlstable.runner import Runner
+from rlstable.saved_run import open_run
 from rlstable.supervise.memory import footprint
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -118,6 +119,21 @@ def test_the_policy_is_that_of_the_best_seed(healthy: tuple[Fleet, Result]) -> N
     _, result = healthy
     best = max(result.seeds, key=lambda own: read_result(own.run_dir)["best_return"])  # type: ignore[index]
     same(result.policy.params, load_policy(best.run_dir).params)
+
+
+def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[Fleet, Result]) -> None:
+    _, result = healthy
+    best = max(result.seeds, key=lambda own: read_result(own.run_dir)["best_return"]).run_dir  # type: ignore[index]
+    for use in (load_policy, open_run):
+        with pytest.raises(ConfigError, match=rf"holds 3 seeds; give the folder of one, the best is {best}$"):
+            use(result.run_dir)
+    assert open_run(best).config.seed == int(best.name.removeprefix("seed-"))
+
+
+def test_a_mistake_leaves_no_folders(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^ppo.bootstrap_on_timeout: "):
+        Fleet(together(ppo={"bootstrap_on_timeout": True}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("seed", [0, 2])

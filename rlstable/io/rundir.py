@@ -55,6 +55,18 @@ def best_seed(run_dir: Path) -> Path | None:
     return max(seed_folders(run_dir), key=score, default=None)
 
 
+def require_one_seed(run_dir: Path) -> None:
+    """Checks that a folder is not that of several seeds that were trained together.
+
+    Raises:
+        ConfigError: It is; names the best of them.
+    """
+    best = best_seed(run_dir)
+    if best is not None:
+        count = len(seed_folders(run_dir))
+        raise ConfigError(f"run: {run_dir} holds {count} seeds; give the folder of one, the best is {best}")
+
+
 def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
     """Makes the folder, locks it, and says whether there is a run in it to go on with.
 

@@ -59,9 +59,10 @@ def write(options: ReportOptions) -> Path:
     """
     from rlstable.config import ConfigError
     from rlstable.io.rundir import write_atomically
-    from rlstable.report.page import page, sweep_page
+    from rlstable.report.page import page
     from rlstable.report.story import read_stories
     from rlstable.report.sweep import read_sweep
+    from rlstable.report.sweep_page import sweep_page
 
     if options.sweep is None:
         folder, text = options.run[0], page([story for folder in options.run for story in read_stories(folder)])

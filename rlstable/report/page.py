@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import html
-import string
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlstable.endings import Ending, command
+from rlstable.estimates import estimate, interquartile_mean
 from rlstable.report.chart import Line, chart
+from rlstable.report.markup import colour, document, duration, number, swatch, table, text
 from rlstable.report.story import Story, differences
-from rlstable.report.sweep import Job, parallel_coordinates, settings_of
 from rlstable.report.timeline import timeline, told
 
-_COLOURS = 8
 _LAST_EVENTS = 300
+_OF_SEEDS = {"seed", "sinks.wandb.name"}  # settings in which seeds of one run differ
 _NORMAL_95 = 1.96  # standard errors to each side
 
 
@@ -65,79 +63,22 @@ PANELS = (
 
 def page(stories: Sequence[Story]) -> str:
     """The page of one run or more, as HTML."""
-    title = stories[0].name if len(stories) == 1 else f"{len(stories)} runs"
-    parts = [f"<h1>{_text(title)}</h1>", f'<p class="sub">{_subtitle(stories)}</p>']
+    of_seeds = len(stories) > 1 and not differences(stories).keys() - _OF_SEEDS
+    title = stories[0].name if len(stories) == 1 else f"{len(stories)} {'seeds' if of_seeds else 'runs'}"
+    parts = [f"<h1>{text(title)}</h1>", f'<p class="sub">{_subtitle(stories)}</p>']
     parts.append(_facts(stories[0]) if len(stories) == 1 else _summary(stories))
     parts += [_advice(story) for story in stories]
     if len(stories) > 1:
-        parts.append(_differences(stories))
+        parts.append(_over_seeds(stories) if of_seeds else _differences(stories))
     parts.append(_charts(stories))
     parts.append(_timelines(stories))
     parts.append(_incidents(stories))
     parts += [_about(story, len(stories) > 1) for story in stories]
-    return _template().substitute(title=_text(f"rlstable: {title}"), body="\n".join(filter(None, parts)))
-
-
-def sweep_page(folder: Path, jobs: Sequence[Job]) -> str:
-    """The page of a sweep, as HTML."""
-    title = f"sweep {folder.name}"
-    head = ["setting", "runs", "interquartile mean", "95 % interval", "best", "endings"]
-    rows = []
-    for setting in settings_of(jobs):
-        found = setting.iqm
-        scores = [job.score for job in setting.jobs if job.score is not None]
-        rows.append(
-            [
-                " ".join(f"<code>{_text(key)}={_text(value)}</code>" for key, value in setting.values) or "–",
-                f"{len(setting.jobs)}",
-                _number(None if found is None else found.value),
-                "–" if found is None or found.low is None else f"{found.low:,.1f} to {found.high:,.1f}",
-                _number(max(scores, default=None)),
-                _text(", ".join(f"{name} {count}" for name, count in setting.endings.items())),
-            ]
-        )
-    parts = [
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="sub">{len(jobs)} runs that have ended, {len(rows)} settings; the best return of a run counts</p>',
-        _table(head, rows, range(1, 5)),
-    ]
-    if drawn := parallel_coordinates(jobs):
-        parts.append(f'<h2>What went with what</h2><figure class="card scroll">{drawn}</figure>')
-    jobs_rows = [
-        [
-            _text(job.name),
-            " ".join(f"<code>{_text(key)}={_text(value)}</code>" for key, value in job.values.items()),
-            _text(job.result.get("stop_reason")),
-            f"{job.result.get('step') or 0:,}",
-            _number(job.score),
-        ]
-        for job in jobs
-    ]
-    parts.append(
-        "<h2>Runs</h2>" + _table(["job", "overrides", "stop reason", "steps", "best return"], jobs_rows, (3, 4))
-    )
-    return _template().substitute(title=_text(f"rlstable: {title}"), body="\n".join(parts))
-
-
-@functools.cache
-def _template() -> string.Template:
-    return string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value))
-
-
-def _number(value: Any, form: str = ",.1f") -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _colour(index: int) -> int:
-    return index % _COLOURS
+    return document(title, parts)
 
 
 def _subtitle(stories: Sequence[Story]) -> str:
-    envs = ", ".join(dict.fromkeys(_text(story.settings.get("env.name", "?")) for story in stories))
+    envs = ", ".join(dict.fromkeys(text(story.settings.get("env.name", "?")) for story in stories))
     times = [row["time"] for story in stories for row in (*story.rows, *story.events) if "time" in row]
     span = ""
     if times:
@@ -176,12 +117,12 @@ def _facts(story: Story) -> str:
     name, style, meaning = _ending(story)
     trips, rollbacks = _trips(story), story.last("supervise/rollbacks") or 0.0
     facts = [
-        ("stop reason", f'<span class="{style}" title="{_text(meaning)}">{_text(name)}</span>'),
+        ("stop reason", f'<span class="{style}" title="{text(meaning)}">{text(name)}</span>'),
         ("steps", f"{_steps(story):,.0f}"),
-        ("last return", _number(story.last("eval/episode_reward"))),
-        ("best return", _number(_best(story))),
-        ("training time", _duration(story.last("training/walltime"))),
-        ("steps per second", _number(_median(story, "training/sps"), ",.0f")),
+        ("last return", number(story.last("eval/episode_reward"))),
+        ("best return", number(_best(story))),
+        ("training time", duration(story.last("training/walltime"))),
+        ("steps per second", number(_median(story, "training/sps"), ",.0f")),
         ("guard trips", f'<span class="{"bad" if trips else "good"}">{trips:,.0f}</span>'),
         ("rollbacks", f'<span class="{"bad" if rollbacks else "good"}">{rollbacks:,.0f}</span>'),
     ]
@@ -193,32 +134,6 @@ def _median(story: Story, key: str) -> float | None:
     return float(np.median(values)) if values.size else None
 
 
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of cells that are HTML already."""
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f'<{tag} class="n">{cell}</{tag}>' if place in numbers else f"<{tag}>{cell}</{tag}>"
-            for place, cell in enumerate(row)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    head_row = f"<thead><tr>{cells('th', head)}</tr></thead>"
-    return f'<div class="card scroll"><table>{head_row}<tbody>{body}</tbody></table></div>'
-
-
-def _swatch(index: int) -> str:
-    return f'<span class="swatch b{_colour(index)}"></span>'
-
-
 def _summary(stories: Sequence[Story]) -> str:
     head = ["run", "stop reason", "steps", "last return", "best return", "time", "steps/s", "trips", "rollbacks"]
     rows = []
@@ -226,38 +141,50 @@ def _summary(stories: Sequence[Story]) -> str:
         name, style, meaning = _ending(story)
         rows.append(
             [
-                f"{_swatch(index)}{_text(story.name)}",
-                f'<span class="{style}" title="{_text(meaning)}">{_text(name)}</span>',
+                f"{swatch(index)}{text(story.name)}",
+                f'<span class="{style}" title="{text(meaning)}">{text(name)}</span>',
                 f"{_steps(story):,.0f}",
-                _number(story.last("eval/episode_reward")),
-                _number(_best(story)),
-                _duration(story.last("training/walltime")),
-                _number(_median(story, "training/sps"), ",.0f"),
+                number(story.last("eval/episode_reward")),
+                number(_best(story)),
+                duration(story.last("training/walltime")),
+                number(_median(story, "training/sps"), ",.0f"),
                 f"{_trips(story):,.0f}",
                 f"{story.last('supervise/rollbacks') or 0.0:,.0f}",
             ]
         )
-    return _table(head, rows, range(2, 9))
+    return table(head, rows, range(2, 9))
 
 
 def _advice(story: Story) -> str:
     notes = []
     if story.result is not None and story.result.get("advice"):
-        notes.append(f"<strong>What to do</strong> ({_text(story.name)}): {_text(story.result['advice'])}")
+        notes.append(f"<strong>What to do</strong> ({text(story.name)}): {text(story.result['advice'])}")
     errors = [str(event.get("message")) for event in story.of_kind("error")]
-    notes += [f'<span class="bad">error</span>: <code>{_text(message)}</code>' for message in errors]
+    notes += [f'<span class="bad">error</span>: <code>{text(message)}</code>' for message in errors]
     if story.torn:
-        notes.append(f"{story.torn} unreadable lines in {_text(story.name)} were left out.")
+        notes.append(f"{story.torn} unreadable lines in {text(story.name)} were left out.")
     return "".join(f'<p class="card" style="margin-top:12px">{note}</p>' for note in notes)
+
+
+def _over_seeds(stories: Sequence[Story]) -> str:
+    """What runs that differ in their seed alone come to."""
+    best = [value for story in stories if (value := _best(story)) is not None]
+    if not best:
+        return ""
+    found = estimate(best, interquartile_mean)
+    interval = "" if found.low is None else f", 95 % interval {found.low:,.1f} to {found.high:,.1f}"
+    return (
+        f"<p>Best return over {len(best)} seeds: interquartile mean <strong>{found.value:,.1f}</strong>{interval}.</p>"
+    )
 
 
 def _differences(stories: Sequence[Story]) -> str:
     found = differences(stories)
     if not found:
         return "<h2>Differences in the configuration</h2><p>There are none.</p>"
-    head = ["key", *(f"{_swatch(index)}{_text(story.name)}" for index, story in enumerate(stories))]
-    rows = [[f"<code>{_text(key)}</code>", *(_text(value) for value in values)] for key, values in found.items()]
-    return "<h2>Differences in the configuration</h2>" + _table(head, rows)
+    head = ["key", *(f"{swatch(index)}{text(story.name)}" for index, story in enumerate(stories))]
+    rows = [[f"<code>{text(key)}</code>", *(text(value) for value in values)] for key, values in found.items()]
+    return "<h2>Differences in the configuration</h2>" + table(head, rows)
 
 
 def _charts(stories: Sequence[Story]) -> str:
@@ -266,9 +193,9 @@ def _charts(stories: Sequence[Story]) -> str:
     for panel in PANELS:
         lines = [line for index, story in enumerate(stories) for line in _lines(panel, story, index, len(stories))]
         if lines:
-            note = f" <span>{_text(panel.note)}</span>" if panel.note else ""
+            note = f" <span>{text(panel.note)}</span>" if panel.note else ""
             drawn = chart(panel.title, lines, end, panel.may_be_log)
-            figures.append(f'<figure class="card"><figcaption>{_text(panel.title)}{note}</figcaption>{drawn}</figure>')
+            figures.append(f'<figure class="card"><figcaption>{text(panel.title)}{note}</figcaption>{drawn}</figure>')
     if not figures:
         return "<h2>Curves</h2><p>Nothing was logged.</p>"
     return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>'
@@ -281,7 +208,7 @@ def _lines(panel: Panel, story: Story, index: int, runs: int) -> list[Line]:
         if not values.size:
             continue
         label = name if runs == 1 else f"{story.name}, {name}"
-        line = Line(label, steps, values, _colour(index if runs > 1 else place), dashed=place > 0)
+        line = Line(label, steps, values, colour(index if runs > 1 else place), dashed=place > 0)
         if place == 0 and panel.band is not None:
             line = _with_band(line, *(story.series(edge) for edge in panel.band))
         elif key == "eval/episode_reward":
@@ -310,7 +237,7 @@ def _timelines(stories: Sequence[Story]) -> str:
     for index, story in enumerate(stories):
         drawn = timeline(story, end)
         if drawn:
-            name = f"<figcaption>{_swatch(index)}{_text(story.name)}</figcaption>" if len(stories) > 1 else ""
+            name = f"<figcaption>{swatch(index)}{text(story.name)}</figcaption>" if len(stories) > 1 else ""
             found.append(f'<figure class="card scroll" style="margin-bottom:12px">{name}{drawn}</figure>')
     if not found:
         return ""
@@ -326,27 +253,27 @@ def _incidents(stories: Sequence[Story]) -> str:
             rows.append(
                 [
                     f"{event.get('step', 0):,}",
-                    _text(", ".join(map(str, causes)) if isinstance(causes, list) else causes),
-                    _text(event.get("first", "–")),
-                    f"<code>{_text(command('replay', path))}</code>",
+                    text(", ".join(map(str, causes)) if isinstance(causes, list) else causes),
+                    text(event.get("first", "–")),
+                    f"<code>{text(command('replay', path))}</code>",
                 ]
             )
     if not rows:
         return ""
-    return "<h2>Incidents</h2>" + _table(["step", "tripped", "first bad number", "do it again"], rows, [0])
+    return "<h2>Incidents</h2>" + table(["step", "tripped", "first bad number", "do it again"], rows, [0])
 
 
 def _about(story: Story, named: bool) -> str:
-    heading = f"Settings and surroundings of {_text(story.name)}" if named else "Settings and surroundings"
-    parts = [f"<h2>{heading}</h2>", f"<p>Folder <code>{_text(story.folder)}</code></p>"]
+    heading = f"Settings and surroundings of {text(story.name)}" if named else "Settings and surroundings"
+    parts = [f"<h2>{heading}</h2>", f"<p>Folder <code>{text(story.folder)}</code></p>"]
     for title, entries in (("device and versions", story.machine), ("configuration", story.settings)):
         if entries:
-            rows = [[f"<code>{_text(key)}</code>", _text(value)] for key, value in entries.items()]
-            parts.append(f"<details><summary>{title}</summary>{_table(['key', 'value'], rows)}</details>")
+            rows = [[f"<code>{text(key)}</code>", text(value)] for key, value in entries.items()]
+            parts.append(f"<details><summary>{title}</summary>{table(['key', 'value'], rows)}</details>")
     events = story.events[-_LAST_EVENTS:]
     if events:
         rows = [
-            [f"{event.get('step', 0):,}", _moment(event.get("time")), f"<code>{_text(told(event))}</code>"]
+            [f"{event.get('step', 0):,}", _moment(event.get("time")), f"<code>{text(told(event))}</code>"]
             for event in events
         ]
         cut = (
@@ -354,7 +281,7 @@ def _about(story: Story, named: bool) -> str:
             if len(events) < len(story.events)
             else "events"
         )
-        parts.append(f"<details><summary>{cut}</summary>{_table(['step', 'time', 'event'], rows, [0])}</details>")
+        parts.append(f"<details><summary>{cut}</summary>{table(['step', 'time', 'event'], rows, [0])}</details>")
     return "".join(parts)
 
 

@@ -73,7 +73,7 @@ class Setting:
 
 
 def read_sweep(folder: Path) -> list[Job]:
-    """The jobs of a sweep, in their order; those that have not ended are left out.
+    """The jobs of a sweep, in their order, every seed as one; those that have not ended are left out.
 
     Raises:
         ConfigError: There are none.
@@ -82,7 +82,7 @@ def read_sweep(folder: Path) -> list[Job]:
         raise ConfigError(f"sweep: there is no folder {folder}; sweeps are in runs/sweeps/<time>")
     folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_number)
     results = [(place.name, read_result(place)) for place in folders]
-    jobs = [Job(name, _values(result), result) for name, result in results if result is not None]
+    jobs = [job for name, result in results if result is not None for job in _jobs(name, result)]
     if not jobs:
         raise ConfigError(f"sweep: no job in {folder} has ended; sweeps are in runs/sweeps/<time>, a run is run=...")
     return jobs
@@ -168,6 +168,15 @@ class _Axis:
             f'<text class="lane" x="{x:.1f}" y="{_TOP - 16:g}" text-anchor="middle">{html.escape(self._name)}</text>'
             f"{marks}"
         )
+
+
+def _jobs(name: str, result: dict[str, Any]) -> list[Job]:
+    """The job of a folder; where it trained several seeds together, one of each."""
+    values = _values(result)
+    if "seeds" not in result:
+        return [Job(name, values, result)]
+    values.pop("seeds", None)
+    return [Job(f"{name}/seed-{seed}", values | {"seed": seed}, own) for seed, own in result["seeds"].items()]
 
 
 def _values(result: dict[str, Any]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def test_a_run_is_none_the_worse_for_a_page_that_fails(
     def fail(*_: Any) -> str:
         raise ZeroDivisionError("no")
 
-    monkeypatch.setattr("rlstable.runner.page", fail)
+    monkeypatch.setattr("rlstable.closing.page", fail)
     runner = trained(tmp_path, sinks={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
     assert runner.step == 64
     assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""What the pages are written with: text that is escaped, numbers, tables, and the file around them."""
+
+from __future__ import annotations
+
+import functools
+import html
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_COLOURS = 8
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole page in one file that asks nothing of any server.
+
+    Args:
+        title: As text.
+        parts: As HTML; empty ones are left out.
+    """
+    return _template().substitute(title=text(f"rlstable: {title}"), body="\n".join(filter(None, parts)))
+
+
+@functools.cache
+def _template() -> string.Template:
+    return string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+
+
+def text(value: Any) -> str:
+    """Anything as text that is no markup."""
+    return html.escape(str(value))
+
+
+def number(value: Any, form: str = ",.1f") -> str:
+    """A number, a dash for None."""
+    return "–" if value is None else format(value, form)
+
+
+def colour(index: int) -> int:
+    """The colour of the n-th run, as the style sheet counts them."""
+    return index % _COLOURS
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """A table of cells that are HTML already."""
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f'<{tag} class="n">{cell}</{tag}>' if place in numbers else f"<{tag}>{cell}</{tag}>"
+            for place, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    head_row = f"<thead><tr>{cells('th', head)}</tr></thead>"
+    return f'<div class="card scroll"><table>{head_row}<tbody>{body}</tbody></table></div>'
+
+
+def swatch(index: int) -> str:
+    """A spot of the colour of the n-th run."""
+    return f'<span class="swatch b{colour(index)}"></span>'
