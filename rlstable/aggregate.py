@@ -3,67 +3,89 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from rlstable.endings import Ending
 from rlstable.estimates import interquartile_mean
 from rlstable.result import Row
 
-# Of these the sum says something, of everything else the mean.
-_SUMMED = ("guards/", "supervise/", "training/sps", "training/updates", "training/episodes")
+Fields = dict[str, Any]
+
+# What counts up over a run.
+_COUNTED = ("guards/", "supervise/", "training/updates", "training/episodes")
+_RATE = "training/sps"
 _RETURN = "eval/episode_reward"
 
 
-def row_of(rows: Sequence[Row], returns: Sequence[float | None], training: int) -> Row:
-    """One row for those that several seeds have logged in the same iteration.
+class RowsOfSeeds:
+    """Rows that several seeds log, on their way to one row of all."""
 
-    Args:
-        rows: A row per seed that logged one.
-        returns: The latest evaluation of every seed, those that have ended included.
-        training: How many seeds the iteration trained.
+    def __init__(self) -> None:
+        self._new: dict[int, Row] = {}
+        self._last: dict[int, Row] = {}
 
-    Returns:
-        Rates and counts summed, everything else as the mean over seeds of what is a number. Where one of them was
-        evaluated also `seeds/return_iqm`, `_min` and `_max` of the latest evaluations of all.
-    """
+    def take(self, seed: int, step: int, row: Row) -> None:
+        """Takes the row of a seed."""
+        del step
+        self._new[seed] = self._last[seed] = row
+
+    def together(self, training: Collection[int], returns: Iterable[float | None], over: bool = False) -> Row | None:
+        """The row of all, or None as long as one is missing that is not out of the ordinary.
+
+        Args:
+            training: The seeds that the last iteration trained.
+            returns: The latest evaluation of every seed, those that have ended included.
+            over: Whether no other row will come.
+
+        Returns:
+            Counts summed over all seeds, rates over those that train, and of everything else the mean over seeds of
+            what is a number. With an evaluation also `seeds/return_iqm`, `_min` and `_max` of the latest one of each.
+        """
+        new = self._new
+        evaluated = any(_RETURN in row for row in new.values())
+        if not new or not (over or evaluated or new.keys() >= set(training)):
+            return None
+        self._new = {}
+        return _row(list(new.values()), list(self._last.values()), list(returns)) | {"seeds/training": len(training)}
+
+
+def _row(new: list[Row], last: list[Row], returns: list[float | None]) -> Row:
     row: Row = {}
-    for key in dict.fromkeys(key for own in rows for key in own):
-        values = _numbers(own.get(key) for own in rows)
+    for key in dict.fromkeys(key for own in new for key in own):
+        counted = key.startswith(_COUNTED)
+        values = _numbers(own.get(key) for own in (last if counted else new))
         if not values:
             row[key] = None
         else:
-            row[key] = sum(values) if key.startswith(_SUMMED) else float(np.mean(values))
+            row[key] = sum(values) if counted or key == _RATE else float(np.mean(values))
     known = _numbers(returns)
     if _RETURN in row and known:
         row[_RETURN] = float(np.mean(known))
-        row |= {
-            "seeds/return_iqm": float(interquartile_mean(np.array(known))),
-            "seeds/return_min": min(known),
-            "seeds/return_max": max(known),
-        }
-    row["seeds/training"] = training
+        row |= {"seeds/return_iqm": _iqm(known), "seeds/return_min": min(known), "seeds/return_max": max(known)}
     return row
 
 
-def fields_of(seeds: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def fields_of(seeds: Mapping[int, Fields], ending: Ending | None = None) -> Fields:
     """What `result.json` says of several seeds: how the worst ended, and the interquartile mean of their returns.
 
     Args:
         seeds: What it says of each.
+        ending: That of all of them, where they had one in common.
     """
     own = list(seeds.values())
-    worst = max(own, key=lambda fields: fields["exit_code"])
+    worst = max(own, key=lambda fields: int(fields["exit_code"])) if ending is None else {}
     return {
-        "stop_reason": worst["stop_reason"],
-        "exit_code": worst["exit_code"],
-        "step": max(fields["step"] for fields in own),
+        "stop_reason": worst["stop_reason"] if ending is None else ending.name,
+        "exit_code": worst["exit_code"] if ending is None else ending.exit_code,
+        "step": max((fields["step"] for fields in own), default=0),
         "return": _iqm(fields["return"] for fields in own),
         "best_return": _iqm(fields["best_return"] for fields in own),
-        "seconds": max(fields["seconds"] for fields in own),
+        "seconds": max((fields["seconds"] for fields in own), default=0.0),
         "rollbacks": sum(fields["rollbacks"] for fields in own),
-        "seeds": dict(seeds),
+        "seeds": {seed: seeds[seed] for seed in sorted(seeds)},
     }
 
 

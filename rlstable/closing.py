@@ -8,9 +8,9 @@ from typing import Any
 
 from rlstable.endings import Ending, describe
 from rlstable.io.console import Console
-from rlstable.io.rundir import best_seed, write_atomically, write_result
+from rlstable.io.rundir import best_seed, seed_folders, write_atomically, write_result
 from rlstable.report.page import page
-from rlstable.report.story import read_stories
+from rlstable.report.story import read_stories, read_story
 
 
 def close(
@@ -32,8 +32,9 @@ def close(
         console.message(f"result.json could not be written: {error}")
     if report:
         try:
-            write_atomically(run_dir / "report.html", page(read_stories(run_dir)))
+            stories = read_stories(run_dir) if "seeds" in fields else [read_story(run_dir)]
+            write_atomically(run_dir / "report.html", page(stories))
         except Exception as error:
             console.message(f"report.html could not be written: {type(error).__name__}: {error}")
-    policy = best_seed(run_dir) or run_dir
+    policy = run_dir if "seeds" not in fields else best_seed(run_dir) or next(iter(seed_folders(run_dir)), run_dir)
     console.summary(describe(ending, fields, run_dir, policy if saved else None))

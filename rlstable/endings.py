@@ -10,6 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from rlstable.config import Config
+
 
 class Ending(Enum):
     """A stop reason with its exit code and what it means."""
@@ -77,6 +79,40 @@ class Ending(Enum):
     def succeeded(self) -> bool:
         """Whether the run did what it was asked to."""
         return self.exit_code == 0
+
+
+# What ends a run that has done nothing to deserve it.
+FROM_OUTSIDE = (Ending.interrupted, Ending.preempted, Ending.time_limit)
+
+
+def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
+    """Whether one of several seeds that are resumed is not trained further, since it is at an end of its own.
+
+    A seed that was given up by its guards stays so; it can be gone on with alone.
+
+    Args:
+        fields: Of its `result.json`.
+        config: The present configuration.
+    """
+    ending = Ending.__members__.get(str(fields.get("stop_reason")))
+    if ending is Ending.completed:
+        return int(fields["step"]) >= config.total_steps
+    if ending is Ending.target_reached:
+        target, best = config.eval.target_return, fields.get("best_return")
+        return target is not None and best is not None and best >= target
+    return ending in _OF_GUARDS
+
+
+_OF_GUARDS = (
+    Ending.state_not_finite,
+    Ending.no_update_accepted,
+    Ending.physics_unstable,
+    Ending.value_loss_exploded,
+    Ending.policy_diverged,
+    Ending.guard_exhausted,
+    Ending.recovery_exhausted,
+    Ending.needs_own_program,
+)
 
 
 def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: Path | None) -> list[tuple[str, str]]:

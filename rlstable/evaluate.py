@@ -6,13 +6,13 @@ It exits with 0 where episodes were played, whatever they are worth, and 2 for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from rlstable import command
-from rlstable.schema import Count, Flag, Integer, Section
+from rlstable.policy_options import PlayOptions
+from rlstable.schema import Count
 
 _EPILOG = """
 examples:
@@ -23,19 +23,10 @@ examples:
 """
 
 
-class EvaluateOptions(Section):
+class EvaluateOptions(PlayOptions):
     """What is evaluated, and how."""
 
-    run: Path = Field(description="folder of the run, runs/<env>/<time>")
-    which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
-        "best", description="its checkpoint: best by evaluation, latest, or an iteration"
-    )
     episodes: Count = Field(100, description="how many are played; more make the intervals narrower")
-    deterministic: Flag = Field(True, description="true plays the mean action, false samples")
-    backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None = Field(
-        None, description="physics: auto, native, mjx, spring, generalized, positional, null for that of the training"
-    )
-    seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(0, description="of the first states and the samples")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

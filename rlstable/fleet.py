@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,35 @@ from typing import Any
 import jax
 
 from rlstable import sharding
-from rlstable.aggregate import fields_of, row_of
+from rlstable.aggregate import Fields, RowsOfSeeds, fields_of
 from rlstable.assembly import Assembly, Program
 from rlstable.closing import close
+from rlstable.compiling import Compiling
 from rlstable.config import Config, ConfigError
-from rlstable.endings import Ending, command
-from rlstable.evaluation import Evaluator, Worth, make_evaluator
+from rlstable.endings import FROM_OUTSIDE, Ending, command, stays_ended
+from rlstable.evaluation import Evaluator, Judged, Worth, make_evaluator, policy_of
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import open_run_dir, seed_folder, seed_folders, write_config, write_machine
+from rlstable.io.rundir import (
+    has_checkpoint,
+    open_run_dir,
+    read_result,
+    seed_folder,
+    seed_folders,
+    write_config,
+    write_machine,
+)
 from rlstable.io.seed_console import SeedConsole
 from rlstable.leaving import Leaving
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.state import Metrics, TrainState
 from rlstable.result import Result, Row
-from rlstable.runner import Callback, Company, Runner
-from rlstable.supervise.memory_plan import OutOfMemory, exhausted
+from rlstable.run import Callback, Run, mesh_of
+from rlstable.runner import Runner
+from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
 from rlstable.supervise.signals import Signals
-from rlstable.supervisor import Builds, Which
+from rlstable.supervisor import Builds, Report, Which
 
 
 class Fleet:
@@ -42,7 +55,7 @@ class Fleet:
     Attributes:
         config: What to run.
         run_dir: Where they are kept, each in a folder `seed-<seed>`.
-        seeds: The runs, by seed.
+        seeds: The runs that were not at their end before, by seed.
         history: Every row of all of them together.
 
     Args:
@@ -67,31 +80,34 @@ class Fleet:
         self.config = config
         self.run_dir = Path(run_dir)
         self.history: list[Row] = []
-        self.seeds: dict[int, Runner] = {}
+        self.seeds: dict[int, Run] = {}
         self._callback = callback
+        self._more_guards = more_guards
         self._results: dict[int, Result] = {}
+        self._fields: dict[int, Fields] = {}
+        self._idle: dict[int, TrainState] = {}
         self._last_evaluation: Row = {}
         self._programs: dict[Which, Program] = {}
-        self._rows: dict[int, Row] = {}
+        self._rows = RowsOfSeeds()
         self._last_seconds = 0.0
-        mesh = sharding.make_mesh(config.devices)
+        self._ending: Ending | None = None
+        self._advice: str | None = None
+        mesh = mesh_of(config)
         if mesh.size > 1:
             raise ConfigError(
                 f"seeds: {config.seeds} train together on one device, here are {mesh.size}; set devices=1"
             )
         title = f"{config.env.name}, {config.seeds} seeds"
         self._console = Console(config.sinks.console, config.total_steps, title)
-        self._leaving = Leaving(self._console, self._leave, signals)
+        self._leaving = Leaving(self._console, self._leave, signals, config.supervise.max_wall_time)
         self._logbook = Logbook(_without_wandb(config), self.run_dir, self._console)
         resumes, self._lock = open_run_dir(self.run_dir, config.resume, config.seeds)
         try:
-            builds = Builds(_Once(Assembly), _Once(make_evaluator), shared=True)
-            for seed in config.each_seed:
-                self.seeds[seed] = self._open(seed, more_guards, builds)
-            self._require_one_program()
-            self._logbook.start(None, self.step if resumes else None)
+            self._open(resumes)
             write_config(self.run_dir, config.model_dump(mode="json"))
-            write_machine(self.run_dir, self.seeds[config.seed].machine)
+            for run in [*self.seeds.values()][:1]:
+                write_machine(self.run_dir, run.machine)
+            self._logbook.start(None, None if config.resume is None else self.step)
         except BaseException:
             self.close()
             for folder in seed_folders(self.run_dir):
@@ -102,8 +118,8 @@ class Fleet:
     @property
     def step(self) -> int:
         """Environment steps that every seed that goes on was trained for, those given up included."""
-        behind = [runner.logged_step for runner in self._going.values()]
-        return min(behind) if behind else max(runner.logged_step for runner in self.seeds.values())
+        behind = [run.logged_step for run in self._going.values()]
+        return min(behind) if behind else max((own["step"] for own in self._fields.values()), default=0)
 
     def run(self) -> Result:
         """Trains every seed to its ending. Whatever these are, the folders say which."""
@@ -111,58 +127,84 @@ class Fleet:
             return self._run()
 
     def _run(self) -> Result:
-        ending = Ending.error
+        self._ending = Ending.error
         try:
             self._loop()
+            self._ending = None  # that of its seeds
         except OutOfMemory as error:
-            self._console.message(str(error))
-            ending = Ending.out_of_memory
+            self._advice = str(error)
+            self._ending = Ending.out_of_memory
         except KeyboardInterrupt:
-            ending = Ending.interrupted  # the second one, which does not wait for the iteration
+            self._ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
-            self._event("error", message=f"{type(error).__name__}: {error}")
+            for told in (self._event, *(run.event for run in self._going.values())):
+                told("error", message=f"{type(error).__name__}: {error}")
             raise
         finally:
-            result = self._finish(ending)
+            result = self._finish()
         return result
 
     def close(self) -> None:
         """Gives the folders free, as `run` does at its end; for a fleet that is not to be run. May be called again."""
-        for runner in self.seeds.values():
-            runner.close()
+        for run in self.seeds.values():
+            run.close()
         self._logbook.close()
         self._lock.release()
 
-    def _open(self, seed: int, more_guards: MoreGuards | None, builds: Builds) -> Runner:
-        """The run of one seed, which tells its rows to this."""
-        console = SeedConsole(self._console, seed, first=seed == self.config.seed)
-        own = self.config.of_seed(seed, "/".join(self.run_dir.absolute().parts[-2:]))
+    def _open(self, resumes: bool) -> None:
+        """Opens every seed but those that are at their end, and sees to it that one program can go on with them."""
+        told: set[str] = set()
+        builds = Builds(_Once(Assembly), _Once(self._make_evaluator), shared=True)
+        group = "/".join(self.run_dir.absolute().parts[-2:])
+        for seed in self.config.each_seed:
+            folder = seed_folder(self.run_dir, seed)
+            fields = read_result(folder) if resumes else None
+            if fields is not None and stays_ended(fields, self.config):
+                ending = Ending[fields["stop_reason"]]
+                self._fields[seed], self._results[seed] = fields, Result(ending, folder, fields["step"], {}, [])
+                continue
+            console = SeedConsole(self._console, seed, told)
+            hear = functools.partial(self._rows.take, seed)
+            own = self.config.of_seed(seed, group)
+            self.seeds[seed] = Run(own, folder, hear, self._more_guards, console, self._leaving, builds)
+        self._agree()
 
-        def hear(_: int, row: Row) -> None:
-            self._rows[seed] = row
+    def _make_evaluator(self, config: Config, networks: Networks, compiling: Compiling, _: Report) -> Evaluator:
+        """The evaluator of all seeds, which tells of itself as all of them."""
+        return make_evaluator(config, networks, compiling, self._event)
 
-        company = Company(console, self._leaving, builds)
-        return Runner(own, seed_folder(self.run_dir, seed), hear, more_guards, company=company)
+    def _agree(self) -> None:
+        """Gives seeds that were saved with different plans for memory the smallest of them.
 
-    def _require_one_program(self) -> None:
-        """Checks that all seeds stand where one program can go on with them."""
-        first, *others = self.seeds.values()
-        for runner in others:
-            if runner.supervisor.which != first.supervisor.which:
+        Raises:
+            ConfigError: They are at different precisions, which no program has.
+        """
+        runs = list(self.seeds.values())
+        for run in runs:
+            if run.supervisor.level != runs[0].supervisor.level:
                 raise ConfigError(
-                    f"resume: {first.run_dir} and {runner.run_dir} are at different precisions or sizes by now, which "
-                    f"no program has both of; go on with each alone, {command('train', runner.run_dir, 'resume=')}"
+                    f"resume: {runs[0].run_dir} and {run.run_dir} are at different precisions by now, which no program "
+                    f"has both of; go on with each alone, {command('train', run.run_dir, 'resume=')}"
                 )
+        plan = smallest([run.host.plan for run in self.seeds.values()])
+        for run in self.seeds.values():
+            run.take_plan(plan)
 
     @property
-    def _going(self) -> dict[int, Runner]:
+    def _going(self) -> dict[int, Run]:
         """The seeds that have not ended."""
-        return {seed: runner for seed, runner in self.seeds.items() if seed not in self._results}
+        return {seed: run for seed, run in self.seeds.items() if seed not in self._results}
+
+    @property
+    def _training(self) -> dict[int, Run]:
+        """The seeds that the next iteration is for; after a crash those that were saved earlier catch up first."""
+        step = self.step
+        return {seed: run for seed, run in self._going.items() if run.logged_step == step}
 
     def _loop(self) -> None:
-        for seed, runner in self._going.items():
-            if runner.step >= self.config.total_steps:
+        for seed, run in self._going.items():
+            if run.step >= self.config.total_steps:
                 self._end(seed, Ending.completed)
         if self._going:
             self._program()
@@ -174,92 +216,143 @@ class Fleet:
             self._advance()
 
     def _advance(self) -> None:
-        """One iteration of all seeds, and what is due after it for those that go on."""
-        everyone, going = list(self.seeds.values()), self._going
-        iterate = self._program()
-        if any(runner.evaluates_next for runner in going.values()):
-            self._evaluator.prepare([runner.judged for runner in everyone])
+        """One iteration of the seeds that train, and what is due after it."""
+        iterate, training = self._program(), self._training
+        if any(run.evaluates_next for run in training.values()):
+            self._evaluator.prepare(self._judged())
         started = time.perf_counter()
         try:
             with self._console.working("an iteration", self._last_seconds or None):
-                found = iterate.each(tuple(runner.state for runner in everyone))
-                reports = jax.device_get([report for _, report in found])
+                found = iterate.each(self._states())
+                reports = dict(zip(self.config.each_seed, jax.device_get([report for _, report in found]), strict=True))
         except jax.errors.JaxRuntimeError as error:
             if not exhausted(error):
                 raise
-            self._make_do()
+            for run in training.values():
+                run.make_do()
+            self._take_plan_of(training)
             return
         self._last_seconds = time.perf_counter() - started
-        for runner, (state, _) in zip(everyone, found, strict=True):
-            runner.state = state
-        told = {seed: report for seed, report in zip(self.seeds, reports, strict=True) if seed in going}
-        due = [seed for seed, report in told.items() if going[seed].count(report, self._last_seconds)]
+        for seed, (state, _) in zip(self.config.each_seed, found, strict=True):
+            if seed in training:
+                training[seed].state = state
+            else:
+                self._idle[seed] = state
+        self._take_in({seed: reports[seed] for seed in training})
+
+    def _take_in(self, reports: dict[int, Metrics]) -> None:
+        """What is due after an iteration for the seeds that it was for."""
+        due = [seed for seed, report in reports.items() if self.seeds[seed].count(report, self._last_seconds)]
         worth = self._evaluate(due)
-        for seed, report in told.items():
-            ending = going[seed].conclude(report, worth.get(seed, {}))
+        # Once for all of them, or some would stop an iteration before the others.
+        told = self._leaving.told(self._last_seconds)
+        endings: dict[int, Ending] = {}
+        for seed, report in reports.items():
+            ending = self._conclude(seed, report, worth.get(seed, {}), told)
             if ending is not None:
-                self._end(seed, ending)
-        self._tell(len(told))
+                endings[seed] = ending
+        if self._tell(set(reports), over=endings.keys() >= self._going.keys()):
+            for seed in self._going.keys() - endings.keys():
+                self.seeds[seed].save_if_due()
+                endings[seed] = Ending.stopped
+        # Only now that all of them are saved: to end takes its time.
+        for seed, ending in sorted(endings.items()):
+            self._end(seed, ending)
+
+    def _conclude(self, seed: int, report: Metrics, worth: Row, told: Ending | None) -> Ending | None:
+        """The ending of a seed, if it has one; what fails of it is its own."""
+        run = self.seeds[seed]
+        try:
+            return run.conclude(report, worth, lambda: told)
+        except Exception as error:
+            traceback.print_exc()
+            run.event("error", message=f"{type(error).__name__}: {error}")
+            return Ending.error
 
     def _evaluate(self, due: list[int]) -> dict[int, Worth]:
         """What the policies of some seeds are worth; all are judged, since only that is always the same program."""
         if not due:
             return {}
         try:
-            found = self._evaluator.judge([runner.judged for runner in self.seeds.values()])
+            found = self._evaluator.judge(self._judged())
         except OutOfMemory:
-            for runner in self._going.values():
-                runner.save_if_due()  # the run ends, with all that was learnt
+            for run in self._going.values():
+                run.save_if_due()  # the run ends, with all that was learnt
             raise
-        return {seed: worth for seed, worth in zip(self.seeds, found, strict=True) if seed in due}
+        return {seed: worth for seed, worth in zip(self.config.each_seed, found, strict=True) if seed in due}
 
     @property
     def _evaluator(self) -> Evaluator:
         return next(iter(self.seeds.values())).supervisor.evaluator
 
+    def _judged(self) -> list[Judged]:
+        """The policies of all places, each with the random key of its episodes."""
+        some = next(iter(self._going.values())).judged.key
+        return [
+            policy_of(self._idle[seed], some) if seed in self._idle else self.seeds[seed].judged
+            for seed in self.config.each_seed
+        ]
+
+    def _states(self) -> tuple[TrainState, ...]:
+        """The states of all places."""
+        return tuple(
+            self._idle[seed] if seed in self._idle else self.seeds[seed].state for seed in self.config.each_seed
+        )
+
+    def _fill(self, afresh: bool = False) -> None:
+        """Puts copies of a state that trains where none does, in the place of what is there already if `afresh`."""
+        training = self._training
+        some = next(iter(training.values())).state
+        for seed in self.config.each_seed:
+            if seed in training:
+                self._idle.pop(seed, None)
+            elif afresh or seed not in self._idle:
+                self._idle[seed] = sharding.copied(some)
+
     def _program(self) -> Program:
-        """The program of the next iteration, in as much memory as there is."""
+        """The program of the next iteration, in as much memory as there is, and a state in every place."""
+        self._fill()
         supervisor = next(iter(self._going.values())).supervisor
         while supervisor.which not in self._programs:
-            states = tuple(runner.state for runner in self.seeds.values())
-            needed, program = supervisor.fitting(functools.partial(supervisor.assembly.compiled, *states))
+            needed, program = supervisor.fitting(functools.partial(supervisor.assembly.compiled, *self._states()))
             if program is not None:
                 self._programs[supervisor.which] = program
             else:
-                for runner in self.seeds.values():
-                    runner.shrink(needed)
+                training = self._training
+                for run in training.values():
+                    run.shrink(needed)
+                self._take_plan_of(training)
         return self._programs[supervisor.which]
 
-    def _make_do(self) -> None:
-        """Goes back and on with a smaller plan, after the device has refused memory for an iteration."""
-        going = self._going
-        for runner in going.values():
-            runner.make_do()
-        some = next(iter(going.values())).state
-        for seed in self._results:  # whose arrays went with the iteration
-            self.seeds[seed].state = sharding.copied(some)
+    def _take_plan_of(self, training: dict[int, Run]) -> None:
+        """Has those that wait make do with the plan of those that train, and fills the places with states for it."""
+        plan = next(iter(training.values())).host.plan
+        for run in self._going.values():
+            run.take_plan(plan)
+        self._fill(afresh=True)
 
-    def _tell(self, training: int) -> None:
-        """One row for those that seeds have logged after this iteration, in which so many of them were trained."""
-        rows, self._rows = self._rows, {}
-        if not rows:
-            return
-        returns = [runner.host.last_return for runner in self.seeds.values()]
-        row = row_of(list(rows.values()), returns, training)
+    def _tell(self, training: set[int], over: bool) -> bool:
+        """One row of all seeds, once those that train have logged theirs; whether the callback wants to stop."""
+        returns = [own["return"] for own in self._fields.values()]
+        row = self._rows.together(training, [*returns, *(run.host.last_return for run in self._going.values())], over)
+        if row is None:
+            return False
         if "eval/episode_reward" in row:
-            self._last_evaluation = row
+            self._last_evaluation = {key: row[key] for key in row if key.startswith(("eval/", "seeds/"))}
         step = self.step
         self._logbook.log(step, row)
         self.history.append({"step": step, **row})
-        if self._callback is not None and self._callback(step, row) is True:
-            for runner in self._going.values():
-                runner.stop()
+        return self._callback is not None and self._callback(step, row) is True
 
     def _end(self, seed: int, ending: Ending) -> None:
         """The end of one seed; the others go on."""
-        runner = self.seeds[seed]
-        self._results[seed] = runner.finish(ending)
-        of_its_own = not ending.succeeded and ending not in (Ending.interrupted, Ending.preempted, Ending.time_limit)
+        run = self.seeds[seed]
+        if self._advice is not None and run.advice is None:
+            run.advice = self._advice
+        self._fields[seed] = run.fields(ending)
+        self._results[seed] = run.finish(ending)
+        self._idle[seed] = run.state
+        of_its_own = not ending.succeeded and ending not in FROM_OUTSIDE
         self._event("seed_given_up" if of_its_own else "seed_ended", seed=seed, stop_reason=ending.name)
 
     def _event(self, kind: str, **fields: Any) -> None:
@@ -267,22 +360,24 @@ class Fleet:
 
     def _leave(self, ending: Ending) -> None:
         """Saves what is not saved, and finishes."""
-        for runner in self._going.values():
-            runner.save_if_due()
-        self._finish(ending)
+        self._ending = ending
+        for run in self._going.values():
+            run.save_if_due()
+        self._finish()
 
-    def _finish(self, ending: Ending) -> Result:
+    def _finish(self) -> Result:
         """Ends the seeds that have not ended by now, and says how all of them did."""
-        for seed in self._going:
-            self._end(seed, ending)
         with contextlib.closing(self):
-            own = {seed: runner.fields(self._results[seed].ending) for seed, runner in self.seeds.items()}
-            fields = fields_of(own)
+            for seed in self._going:
+                self._end(seed, self._ending or Ending.error)
+            fields = fields_of(self._fields, self._ending)
+            if self._advice is not None:
+                fields["advice"] = self._advice
             self._event("stopped", **fields)
             ending = Ending[fields["stop_reason"]]
-            saved = any(runner.saved for runner in self.seeds.values())
+            saved = any(map(has_checkpoint, seed_folders(self.run_dir)))
             close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)
-            results = tuple(self._results[seed] for seed in self.seeds)
+            results = tuple(self._results[seed] for seed in self.config.each_seed if seed in self._results)
             return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history, results)
 
 

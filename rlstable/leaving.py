@@ -1,4 +1,4 @@
-"""Leaving by a signal: between two iterations, or while something compiles and the main thread hears nothing."""
+"""Leaving by a signal or by the clock: between two iterations, or while something compiles and nobody hears."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from rlstable.endings import Ending
@@ -14,15 +15,24 @@ from rlstable.supervise.signals import Signals
 
 
 class Leaving:
-    """What a signal means to training.
+    """What asks training to leave before it is over: a signal, or the clock.
 
     Args:
         console: Says what compiles.
         depart: Saves what is not and says how it ended; called in another thread while this one's is deaf.
         signals: Entered already, where they are to be heard before `listening`.
+        limit: Seconds from now after which nothing more is begun; None for no limit.
     """
 
-    def __init__(self, console: Console, depart: Callable[[Ending], None], signals: Signals | None = None):
+    def __init__(
+        self,
+        console: Console,
+        depart: Callable[[Ending], None],
+        signals: Signals | None = None,
+        limit: float | None = None,
+    ):
+        self._started = time.monotonic()
+        self._limit = limit
         self._console = console
         self._depart = depart
         self._signals = signals
@@ -34,6 +44,17 @@ class Leaving:
         if number is None:
             return None
         return Ending.interrupted if number == signal.SIGINT else Ending.preempted
+
+    def told(self, next_one: float) -> Ending | None:
+        """The ending that a signal or the clock asks for after an iteration.
+
+        Args:
+            next_one: Seconds that another one would take.
+        """
+        by_signal = self.ending
+        if by_signal is not None or self._limit is None:
+            return by_signal
+        return Ending.time_limit if time.monotonic() - self._started + next_one > self._limit else None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

@@ -35,5 +35,5 @@ class Result:
     @property
     def policy(self) -> Policy:
         """The best policy of the run; of several seeds the best one's."""
-        best = best_seed(self.run_dir)
-        return load_policy(self.run_dir if best is None else best)
+        folder = (best_seed(self.run_dir) or self.seeds[0].run_dir) if self.seeds else self.run_dir
+        return load_policy(folder)

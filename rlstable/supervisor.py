@@ -23,7 +23,7 @@ from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import arithmetic, remedies
 from rlstable.supervise.ladder import Change, Ladder, Level, NeedsOwnProgram, Signs
 from rlstable.supervise.last_good import LastGood, Saved
-from rlstable.supervise.memory_plan import Memory, OutOfMemory, exhausted
+from rlstable.supervise.memory_plan import Memory, MemoryPlan, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Plan, Recovery
 from rlstable.supervise.warm_start import WarmStart
 from rlstable.supervise_config import X64, Remedy
@@ -226,9 +226,13 @@ class Supervisor:
         Raises:
             OutOfMemory: There is no smaller one.
         """
+        return self.take_plan(state, self._memory.smaller(self._host.plan, needed), key)
+
+    def take_plan(self, state: TrainState, plan: MemoryPlan, key: Key) -> TrainState:
+        """The state for a plan; arguments as for `shrunk`."""
         before = self.num_envs
-        self._host.plan = self._memory.smaller(self._host.plan, needed)
-        return state if self.num_envs == before else self.assembly.redrawn(state, key())
+        self._host.plan = dataclasses.replace(plan)
+        return state if self.num_envs == before else self.assembly.adopted(self.assembly.redrawn(state, key()))
 
     def keep(self, state: TrainState, iteration: int, step: int) -> None:
         """Makes a state the one to go back to; its verdict was read and was good."""
@@ -276,14 +280,15 @@ class Supervisor:
             good: Whether its state is good and it has learnt something.
             key: Gives the random key for what a new level or size draws.
         """
-        remedy = self._recovery.healthy(good)
-        if remedy is not None:
-            state = sharding.place(remedies.take_back(remedy, state), self._mesh, SPECS)
-            self._report("remedy_taken_back", remedy=str(remedy), after=self._host.attempts.stretch)
+        # The ladder first: where it asks for what cannot be, nothing else has been changed.
         before = self._ladder.level
         change = self._ladder.watch(self._signs(state, metrics))
         if change is not None:
             state = self._moved(state, before, change, key())
+        remedy = self._recovery.healthy(good)
+        if remedy is not None:
+            state = sharding.place(remedies.take_back(remedy, state), self._mesh, SPECS)
+            self._report("remedy_taken_back", remedy=str(remedy), after=self._host.attempts.stretch)
         return self._grown(state, key()) if self._warm_start.watch(good) else state
 
     def _grown(self, state: TrainState, key: jax.Array) -> TrainState:

@@ -1,7 +1,7 @@
 """The command: `python -m rlstable.train env=humanoid`.
 
-Hydra composes the configuration, `Runner` runs it. A mistake is one line and exit code 2; a job of a sweep never ends
-the process, since Hydra would drop the jobs after it.
+Hydra composes the configuration, `Runner` runs it, or `Fleet` where it has several seeds. A mistake is one line and
+exit code 2; a job of a sweep never ends the process, since Hydra would drop the jobs after it.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ TASKS = {
 COMMON = ("devices=1", "eval.num_evals=4", "eval.target_return=null", "sinks=quiet")
 
 TEXT = """\
-`seeds=N` in one process, and N processes with `seed=0`, `seed=1` and so on one after another, in turn; wall time from Enter
-to the end of the last process, imports, evaluations, checkpoints and reports included, programs compiled by an earlier
-run of each kind. All guards on, supervised. The ratio is that of one round's two times, its median and range over the
-rounds: how many times sooner all seeds are there."""
+`seeds=N` in one process, and N processes with `seed=0`, `seed=1` and so on one after another, in turn; wall time from
+Enter to the end of the last process, imports, evaluations, checkpoints and reports included, programs compiled by an
+earlier run of each kind. All guards on, supervised. The ratio is that of one round's two times, its median and range
+over the rounds: how many times sooner all seeds are there."""
 
 
 @dataclasses.dataclass(frozen=True)

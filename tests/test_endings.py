@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from toys import tiny_config
 
-from rlstable.endings import Ending, describe
+from rlstable.endings import Ending, describe, stays_ended
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
 
@@ -57,3 +58,38 @@ def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -
     rows = dict(describe(Ending.state_not_finite, none, tmp_path, None))
     assert rows["return"] == "none (best none)"
     assert not {"go on", "judge it", "watch it", "use it"} & set(rows)
+
+
+def test_several_seeds_are_told_one_by_one_and_the_best_is_to_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seeds = {
+        0: FIELDS | {"stop_reason": "completed"},
+        1: FIELDS | {"stop_reason": "needs_own_program", "return": None, "advice": "It could go on alone"},
+    }
+    folder, fields = tmp_path / "a", FIELDS | {"seeds": seeds}
+    rows = dict(describe(Ending.needs_own_program, fields, folder, folder / "seed-0"))
+    assert rows["seed 0"] == "completed, return 12.3 (best 20.0)"
+    assert rows["seed 1"] == "needs_own_program, return none (best 20.0). It could go on alone"
+    assert rows["return"] == "interquartile mean 12.3 (best 20.0)"
+    assert rows["steps"] == "1,000 each"
+    assert rows["go on"].endswith(" -m rlstable.train resume=a")
+    assert rows["judge it"].endswith("-m rlstable.evaluate run=a/seed-0")
+    assert rows["use it"] == 'rlstable.load_policy("a/seed-0").act(obs)'
+
+
+def test_a_seed_stays_ended_where_nothing_more_is_asked_of_it() -> None:
+    config = tiny_config(total_steps=1000, eval={"target_return": 50.0})
+
+    def stays(name: str, step: int = 1000, best: float | None = 60.0) -> bool:
+        return stays_ended({"stop_reason": name, "step": step, "best_return": best}, config)
+
+    assert stays("completed") and not stays("completed", step=999)
+    assert stays("target_reached") and not stays("target_reached", best=40.0)
+    of_guards = {
+        "state_not_finite", "no_update_accepted", "physics_unstable", "value_loss_exploded", "policy_diverged",
+        "guard_exhausted", "recovery_exhausted", "needs_own_program",
+    }  # fmt: skip
+    assert {ending.name for ending in Ending if stays(ending.name, step=5, best=None)} == of_guards
+    assert not stays("no such ending")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,15 @@ from rlstable import load_policy
 from rlstable.assembly import Assembly, Program
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending
+from rlstable.estimates import estimate, interquartile_mean
 from rlstable.fleet import Fleet, start
 from rlstable.io.rundir import read_result
+from rlstable.report.story import read_stories
 from rlstable.result import Result
 from rlstable.runner import Runner
 from rlstable.saved_run import open_run
 from rlstable.supervise.memory import footprint
+from rlstable.supervise.memory_plan import MemoryPlan
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
@@ -130,6 +134,26 @@ def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[Fleet, Result]) 
     assert open_run(best).config.seed == int(best.name.removeprefix("seed-"))
 
 
+def test_its_page_has_every_seed_and_what_they_come_to(healthy: tuple[Fleet, Result]) -> None:
+    _, result = healthy
+    text = (result.run_dir / "report.html").read_text()
+    assert "<h1>3 seeds</h1>" in text
+    assert all(f"seed-{seed}" in text for seed in range(3))
+    best = [read_result(own.run_dir)["best_return"] for own in result.seeds]  # type: ignore[index]
+    found = estimate(best, interquartile_mean)
+    assert f"Best return over 3 seeds: interquartile mean <strong>{found.value:,.1f}</strong>" in text
+    assert "Differences in the configuration" not in text
+
+
+def test_a_killed_one_has_a_page_too(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+    """Of the seeds that had begun."""
+    _, result = healthy
+    shutil.copytree(result.run_dir, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "run" / "seed-2" / "config.yaml").unlink()
+    assert [story.folder.name for story in read_stories(tmp_path / "run")] == ["seed-0", "seed-1"]
+
+
 def test_a_mistake_leaves_no_folders(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^ppo.bootstrap_on_timeout: "):
         Fleet(together(ppo={"bootstrap_on_timeout": True}), tmp_path)
@@ -168,9 +192,9 @@ def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[Fleet, Res
     assert result.ending is Ending.completed
     rollbacks = [fleet.seeds[seed].host.attempts.count for seed in range(3)]
     assert rollbacks[0] == rollbacks[2] == 0 and rollbacks[1] >= 1
-    scales = [float(fleet.seeds[seed].state.tuning.learning_rate_scale) for seed in range(3)]
-    assert scales[0] == scales[2] == 1.0 and scales[1] == 0.5 ** rollbacks[1]
     rows = {seed: lines(result.seeds[seed].run_dir / "metrics.jsonl") for seed in range(3)}
+    rates = [rows[seed][-1]["training/learning_rate"] for seed in range(3)]
+    assert rates == pytest.approx([3e-3, 3e-3 * 0.5 ** rollbacks[1], 3e-3])
     assert len(rows[0]) == len(rows[2]) == 10 < len(rows[1])
     trips = {seed: rows[seed][-1]["guards/quarantine/trips"] for seed in range(3)}
     assert trips[0] == trips[2] == 0
@@ -224,7 +248,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[Fleet, Resu
 
     first = Fleet(together(), tmp_path, stop).run()
     assert {own.ending for own in first.seeds} == {Ending.stopped}
-    assert {own.step for own in first.seeds} == {3 * ITERATION}
+    assert {own.step for own in first.seeds} == {2 * ITERATION}
     again = Fleet(together(resume=str(tmp_path)), tmp_path).run()
     assert again.ending is Ending.completed
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
@@ -244,14 +268,167 @@ def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
 
 def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path: Path) -> None:
     """As after a kill in the middle of the first save of all."""
-    import shutil
-
     first = Fleet(together(total_steps=5 * ITERATION), tmp_path).run()
     shutil.rmtree(tmp_path / "seed-1" / "checkpoints")
+    (tmp_path / "seed-1" / "result.json").unlink()
     again = Fleet(together(total_steps=5 * ITERATION, resume="auto"), tmp_path).run()
     assert [own.ending for own in again.seeds] == [Ending.completed] * 3
     same(load_policy(tmp_path / "seed-1", "latest").params, first.seeds[1].policy.params)
     assert [len(lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")) for seed in range(3)] == [5, 5, 5]
+
+
+def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) -> None:
+    """Given up in the sixth iteration, with the last save before that; the rows of all are not cut back to it."""
+    supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
+    config = together(fault=storm(iterations=None), supervise=supervise)
+
+    def stop(step: int, _: Any) -> bool:
+        return step == 8 * ITERATION
+
+    first = Fleet(config, tmp_path, stop).run()
+    assert [own.ending for own in first.seeds] == [Ending.stopped, Ending.physics_unstable, Ending.stopped]
+    left = (tmp_path / "seed-1" / "result.json").read_text()
+    again = Fleet(config.model_copy(update={"resume": str(tmp_path)}), tmp_path).run()
+    assert [own.ending for own in again.seeds] == [Ending.completed, Ending.physics_unstable, Ending.completed]
+    assert (again.ending, again.seeds[1].step) == (Ending.physics_unstable, 6 * ITERATION)
+    assert (tmp_path / "seed-1" / "result.json").read_text() == left
+    rows = lines(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
+    assert [row["seeds/training"] for row in rows] == [3] * 6 + [2] * 4
+    whole = Fleet(config, tmp_path / "whole").run()
+    for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
+        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
+    for seed in (0, 2):
+        ours, theirs = again.seeds[seed], whole.seeds[seed]
+        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+
+
+def test_with_every_seed_at_its_end_there_is_nothing_to_train(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+    _, result = healthy
+    shutil.copytree(result.run_dir, tmp_path / "run")
+    again = Fleet(together(resume=str(tmp_path / "run")), tmp_path / "run").run()
+    assert again.ending is Ending.completed
+    assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
+    assert of_learning(tmp_path / "run") == of_learning(result.run_dir)
+
+
+def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+    """As after a kill: seed 1 has no checkpoint but that of its fifth iteration, the others are at their eighth."""
+    _, whole = healthy
+
+    def stop_at(iteration: int, folder: Path, resume: str | None) -> Result:
+        return Fleet(together(resume=resume), folder, lambda step, _: step == iteration * ITERATION).run()
+
+    stop_at(5, tmp_path, None)
+    shutil.copytree(tmp_path / "seed-1", tmp_path / "kept")
+    stop_at(8, tmp_path, str(tmp_path))
+    shutil.rmtree(tmp_path / "seed-1")
+    (tmp_path / "kept").rename(tmp_path / "seed-1")
+    again = Fleet(together(resume="auto"), tmp_path).run()
+    for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
+        assert (ours.ending, ours.step) == (Ending.completed, 10 * ITERATION)
+        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
+        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+    rows = lines(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
+    assert [row["seeds/training"] for row in rows] == [3] * 5 + [1] * 3 + [3] * 2
+
+
+def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
+    config = together(total_steps=3 * ITERATION, checkpoint={"enabled": False}, resume="auto")
+    Fleet(config, tmp_path).run()
+    for path in tmp_path.rglob("result.json"):
+        path.unlink()
+    assert Fleet(config, tmp_path).run().ending is Ending.completed
+    for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
+        assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
+
+
+def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = Fleet(together(), tmp_path)
+    conclude, asked = fleet.seeds[1].conclude, []
+
+    def fail(*args: Any) -> Any:
+        asked.append(args)
+        if len(asked) == 3:
+            raise OSError("the disk of this one is on fire")
+        return conclude(*args)
+
+    fleet.seeds[1].conclude = fail  # type: ignore[method-assign]
+    result = fleet.run()
+    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.error, Ending.completed]
+    assert (result.ending.exit_code, len(asked)) == (1, 3)
+    assert "the disk of this one is on fire" in capsys.readouterr().err
+    errors = [event for event in lines(tmp_path / "seed-1" / "events.jsonl") if event["kind"] == "error"]
+    assert [event["message"] for event in errors] == ["OSError: the disk of this one is on fire"]
+
+
+def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def memory_analysis(self) -> None:
+            """Unknown."""
+
+        def __call__(self, states: Any) -> Any:
+            jax.tree.map(lambda leaf: leaf.delete(), states)
+            raise RuntimeError("the device is on fire")
+
+    fleet = Fleet(together(), tmp_path)
+    assembly = fleet.seeds[0].supervisor.assembly
+    monkeypatch.setattr(assembly, "compiled", lambda *_: Program(Failing(), assembly.precision))
+    with pytest.raises(RuntimeError, match="the device is on fire"):
+        fleet.run()
+    for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
+        assert read_result(folder)["stop_reason"] == "error"  # type: ignore[index]
+        kinds = [event["kind"] for event in lines(folder / "events.jsonl")]
+        assert kinds[0] == "error" and kinds[-1] == "stopped"
+
+
+def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None:
+    config = together(supervise={"max_wall_time": 1e5, "ladder": OFF, "incident": OFF})
+
+    def late(step: int, _: Any) -> None:
+        fleet._leaving._started -= 1e5 if step == 3 * ITERATION else 0.0
+
+    fleet = Fleet(config, tmp_path, late)
+    result = fleet.run()
+    assert {own.ending for own in result.seeds} == {Ending.time_limit}
+    assert {own.step for own in result.seeds} == {4 * ITERATION}
+    assert result.ending.exit_code == 75
+
+
+def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards it does not listen, and native physics could wait for ever."""
+    from rlstable import run, sharding
+
+    order: list[str] = []
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
+    with pytest.raises(ConfigError, match="on one device"):
+        Fleet(together(devices=8, env={"backend": "native"}), tmp_path)
+    assert order == ["dispatch", "devices"]
+
+
+@pytest.mark.parametrize("site", ["disk", "sinks"])
+def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None:
+    config = together(fault={"site": site, "seed": 1}, total_steps=3 * ITERATION, eval={"num_evals": 0})
+    Fleet(config, tmp_path).run()
+    kinds = {seed: {event["kind"] for event in lines(tmp_path / f"seed-{seed}" / "events.jsonl")} for seed in range(3)}
+    told = {"disk": "checkpoint_failed", "sinks": "sink_failed"}[site]
+    assert [told in kinds[seed] for seed in range(3)] == [False, True, False]
+
+
+def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
+    sinks = {"console": "off", "log_every": 3}
+    result = Fleet(together(fault=storm(), sinks=sinks, eval={"num_evals": 0}), tmp_path).run()
+    assert result.ending is Ending.completed
+    rows = lines(tmp_path / "metrics.jsonl")
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(set(steps))
+    trips = [row["guards/quarantine/trips"] for row in rows]
+    own = [lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")[-1]["guards/quarantine/trips"] for seed in range(3)]
+    assert trips[0] == 0 and all(trips[1:])  # what one seed has counted is not forgotten where another logs alone
+    assert trips[-1] == sum(own)
 
 
 def test_a_seed_goes_on_alone(tmp_path: Path) -> None:
@@ -264,7 +441,10 @@ def test_a_seed_goes_on_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("made_by", "resumed_by", "complaint"),
-    [(3, 1, "seeds: .* holds a run of 3 seeds, not of 1"), (1, 3, "seeds: .* holds a run of a single seed, not of 3")],
+    [
+        (3, 1, "seeds: .* holds a run of 3 seeds, not of 1; set seeds=3"),
+        (1, 3, "seeds: .* holds a run of a single seed, not of 3; set seeds=1"),
+    ],
 )
 def test_one_seed_is_not_resumed_as_several_nor_several_as_one(
     tmp_path: Path, made_by: int, resumed_by: int, complaint: str
@@ -286,6 +466,8 @@ def test_it_runs_on_one_device(tmp_path: Path) -> None:
     [
         ({"seeds": 0}, "^seeds: "),
         ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: 2 from seed=4294967295 on pass 2\*\*32"),
+        ({"fault": {"site": "reset", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=reset"),
+        ({"fault": {"site": "reward", "eval": True, "seed": 0}}, "^fault.seed: 0 cannot be struck alone by fault.eval"),
         ({"seeds": 2, "supervise": {"warm_start": {"enabled": True}}}, "^seeds: 2 share one program, and a warm start"),
     ],
 )
@@ -310,6 +492,19 @@ class Refused:
             jax.tree.map(lambda leaf: leaf.delete(), states)
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
         return self._executable(states)
+
+
+@pytest.mark.slow
+def test_seeds_that_were_saved_with_different_plans_take_the_smallest(tmp_path: Path) -> None:
+    Fleet(together(), tmp_path, lambda *_: True).run()
+    fleet = Fleet(together(resume="auto"), tmp_path)
+    fleet.seeds[1].take_plan(MemoryPlan(gradient_accumulation=2))
+    fleet.seeds[2].take_plan(MemoryPlan(num_envs=4))
+    fleet._agree()
+    assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
+    assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
+    assert len({run.supervisor.which for run in fleet.seeds.values()}) == 1
+    fleet.close()
 
 
 @pytest.mark.slow

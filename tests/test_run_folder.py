@@ -142,7 +142,7 @@ def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypa
     assert saved == {**versions(), "device": "cpu"}
     Runner(quick(4, resume="auto"), finished).run()
     assert "versions_changed" not in [event["kind"] for event in events(finished)]
-    monkeypatch.setattr("rlstable.runner.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
+    monkeypatch.setattr("rlstable.run.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
     Runner(quick(5, resume="auto"), finished).run()
     [event] = [event for event in events(finished) if event["kind"] == "versions_changed"]
     assert event == {

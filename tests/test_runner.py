@@ -280,8 +280,8 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
             seen.append((name, runner.host.iteration, len(iterated)))
         return compiling(self, name)
 
-    def after(self: Runner, metrics: Any, worth: Any) -> Any:
-        ending = conclude(self, metrics, worth)
+    def after(self: Runner, *args: Any) -> Any:
+        ending = conclude(self, *args)
         iterated.append(self.host.iteration)  # only now it is whole
         return ending
 
@@ -307,7 +307,7 @@ def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
     config = quick(total_steps=10**9, eval={"num_evals": 0}, supervise={"max_wall_time": 1e5})
 
     def late(step: int, _: Any) -> None:
-        runner._started -= 1e5 if step == 3 * ITERATION else 0.0
+        runner._leaving._started -= 1e5 if step == 3 * ITERATION else 0.0
 
     runner = Runner(config, tmp_path, late)
     result = runner.run()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rlstable import command
-from rlstable.schema import Integer, KeyedError, Section
+from rlstable.policy_options import PolicyOptions, require_folder
 
 _EPILOG = """
 examples:
@@ -21,13 +21,9 @@ examples:
 """
 
 
-class ExportOptions(Section):
+class ExportOptions(PolicyOptions):
     """What is exported, and where to."""
 
-    run: Path = Field(description="folder of the run, runs/<env>/<time>")
-    which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
-        "best", description="its checkpoint: best by evaluation, latest, or an iteration"
-    )
     format: Literal["both", "onnx", "stablehlo"] = Field(
         "both", description="both; onnx, for robots and other languages; stablehlo, for jax and XLA"
     )
@@ -35,8 +31,7 @@ class ExportOptions(Section):
 
     @model_validator(mode="after")
     def _check(self) -> ExportOptions:
-        if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise KeyedError("out", f"{self.out} is a file; give a folder")
+        require_folder(self.out)
         return self
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -46,13 +45,10 @@ def seed_folders(run_dir: Path) -> list[Path]:
 
 
 def best_seed(run_dir: Path) -> Path | None:
-    """The folder of the seed with the best return, of several that trained together; None where there are none."""
-
-    def score(folder: Path) -> float:
-        found = (read_result(folder) or {}).get("best_return")
-        return -math.inf if found is None else float(found)
-
-    return max(seed_folders(run_dir), key=score, default=None)
+    """The folder of the seed with the best return, of several that trained together; None where none has any."""
+    scores = {folder: (read_result(folder) or {}).get("best_return") for folder in seed_folders(run_dir)}
+    known = {folder: float(score) for folder, score in scores.items() if score is not None}
+    return max(known, key=lambda folder: known[folder], default=None)
 
 
 def require_one_seed(run_dir: Path) -> None:
@@ -61,10 +57,11 @@ def require_one_seed(run_dir: Path) -> None:
     Raises:
         ConfigError: It is; names the best of them.
     """
-    best = best_seed(run_dir)
-    if best is not None:
-        count = len(seed_folders(run_dir))
-        raise ConfigError(f"run: {run_dir} holds {count} seeds; give the folder of one, the best is {best}")
+    folders = seed_folders(run_dir)
+    if folders:
+        best = best_seed(run_dir)
+        which = f"such as {folders[0]}" if best is None else f"the best is {best}"
+        raise ConfigError(f"run: {run_dir} holds {len(folders)} seeds; give the folder of one, {which}")
 
 
 def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
@@ -101,20 +98,22 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
 
 
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:
-    own, together = _has_checkpoint(run_dir), any(map(_has_checkpoint, seed_folders(run_dir)))
+    own, together = has_checkpoint(run_dir), any(map(has_checkpoint, seed_folders(run_dir)))
     if resume is None and (run_dir / "metrics.jsonl").exists():
         raise ConfigError(
             f"hydra.run.dir: {run_dir} holds a run already; go on with it by resume=auto, or choose another folder"
         )
     if resume is not None and (together if seeds == 1 else own):
         there = f"of {len(seed_folders(run_dir))} seeds" if together else "of a single seed"
-        raise ConfigError(f"seeds: {run_dir} holds a run {there}, not of {seeds}; leave seeds out when resuming")
+        had = len(seed_folders(run_dir)) if together else 1
+        raise ConfigError(f"seeds: {run_dir} holds a run {there}, not of {seeds}; set seeds={had}")
     if resume not in (None, "auto") and not (own or together):
         raise ConfigError(f"resume: {run_dir} holds no checkpoint; give the folder of a run that saved one")
     return (own or together) and resume is not None
 
 
-def _has_checkpoint(run_dir: Path) -> bool:
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether there is one in a run folder."""
     checkpoints = run_dir / "checkpoints"
     # The only one may have been set aside when the process was killed; it is brought back before it is read.
     return bool(steps_in(checkpoints)) or any(checkpoints.glob(f"*{ASIDE}*"))

@@ -8,11 +8,11 @@ from typing import Any
 
 from rlstable.io.console import Console
 
-# What happens to all seeds alike is told of the first one only.
+# What happens to all seeds alike is told once.
 _ALIKE = frozenset(
     {
-        "backend_chosen", "backend_fallback", "environments_redrawn", "lock_unsupported", "memory_planned",
-        "memory_tight", "precision_not_delivered", "versions_changed",
+        "backend_chosen", "backend_fallback", "compile_cache_unusable", "environments_redrawn", "lock_unsupported",
+        "memory_planned", "memory_tight", "precision_not_delivered", "versions_changed",
     }
 )  # fmt: skip
 
@@ -23,14 +23,14 @@ class SeedConsole(Console):
     Args:
         console: That of all seeds.
         seed: This one.
-        first: Whether it is the first of them.
+        told: What any of them has told of all; they share it.
     """
 
-    def __init__(self, console: Console, seed: int, first: bool):
+    def __init__(self, console: Console, seed: int, told: set[str]):
         super().__init__("off", total_steps=1)
         self._console = console
         self._name = f"seed {seed}"
-        self._first = first
+        self._told_of_all = told
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
         """Shows nothing."""
@@ -38,7 +38,9 @@ class SeedConsole(Console):
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Says which seed it happened to."""
         if kind in _ALIKE:
-            if self._first:
+            text = f"{step} {kind} {fields}"
+            if text not in self._told_of_all:
+                self._told_of_all.add(text)
                 self._console.event(step, kind, fields)
         elif kind == "guard_tripped":
             # Trips are added up by guard.

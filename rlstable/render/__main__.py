@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlstable import command
-from rlstable.schema import Count, Flag, Integer, KeyedError, Section
+from rlstable.policy_options import PlayOptions, require_folder
+from rlstable.schema import Count, Integer
 
 _EPILOG = """
 examples:
@@ -23,30 +24,20 @@ examples:
 _Side = Annotated[Integer, Field(ge=64, le=4096, multiple_of=2)]
 
 
-class RenderOptions(Section):
+class RenderOptions(PlayOptions):
     """What is drawn, and how."""
 
-    run: Path = Field(description="folder of the run, runs/<env>/<time>")
-    which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
-        "best", description="its checkpoint: best by evaluation, latest, or an iteration"
-    )
+    episodes: Count = Field(10, description="how many are played; the best, the median and the worst are drawn")
     format: Literal["both", "mp4", "html"] = Field(
         "both", description="both; mp4, a film of each episode; html, a page to turn them about in"
     )
     out: Path | None = Field(None, description="folder to write to, null for <run>/episodes")
-    episodes: Count = Field(10, description="how many are played; the best, the median and the worst are drawn")
-    deterministic: Flag = Field(True, description="true plays the mean action, false samples")
-    backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None = Field(
-        None, description="physics: auto, native, mjx, spring, generalized, positional, null for that of the training"
-    )
-    seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(0, description="of the first states and the samples")
     width: _Side = Field(640, description="of a film, in pixels, even")
     height: _Side = Field(480, description="of a film, in pixels, even")
 
     @model_validator(mode="after")
     def _check(self) -> RenderOptions:
-        if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise KeyedError("out", f"{self.out} is a file; give a folder")
+        require_folder(self.out)
         return self
 
 

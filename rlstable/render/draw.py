@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,19 @@ def main(folder: Path) -> None:
             quality=8,
             ffmpeg_log_level="error",
         )
-        writer.send(None)
+        _encode(writer.send, None)
         for frame in frames(model, dict(episode), *size):
-            writer.send(np.ascontiguousarray(frame))
-        writer.close()
+            _encode(writer.send, np.ascontiguousarray(frame))
+        _encode(writer.close)
+
+
+def _encode(step: Callable[..., Any], *args: Any) -> None:
+    """A step of encoding; where it fails the exit code says that it was not OpenGL."""
+    try:
+        step(*args)
+    except (OSError, RuntimeError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(os.EX_IOERR)
 
 
 def frames(model: Any, episode: dict[str, Any], width: int, height: int) -> Iterator[np.ndarray]:

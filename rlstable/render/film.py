@@ -25,6 +25,10 @@ _NO_OPENGL = (
     "format: no OpenGL to draw films with ({tried}); install one of libegl1 and libosmesa6 "
     "(apt-get install libosmesa6), or choose format=html, which needs none"
 )
+_NOT_ENCODED = (
+    "format: ffmpeg could not encode the film ({why}); unset IMAGEIO_FFMPEG_EXE or let it name one that works, or "
+    "choose format=html"
+)
 
 
 def write_film(reel: Reel, recording: Recording, path: Path, width: int, height: int) -> None:
@@ -90,5 +94,7 @@ def _draw(folder: Path) -> None:
         if done.returncode == 0:
             return
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        if done.returncode == os.EX_IOERR:
+            raise ConfigError(_NOT_ENCODED.format(why=last[:200]))
         tried[way] = last[:200]
     raise ConfigError(_NO_OPENGL.format(tried="; ".join(f"{way}: {why}" for way, why in tried.items())))

@@ -17,7 +17,7 @@ from rlstable.report.story import Story, differences
 from rlstable.report.timeline import timeline, told
 
 _LAST_EVENTS = 300
-_OF_SEEDS = {"seed", "sinks.wandb.name"}  # settings in which seeds of one run differ
+_OF_SEEDS = {"seed", "sinks.wandb.name", "resume"}  # settings in which seeds of one run differ
 _NORMAL_95 = 1.96  # standard errors to each side
 
 

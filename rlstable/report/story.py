@@ -91,7 +91,8 @@ def read_story(folder: Path) -> Story:
 
 def read_stories(folder: Path) -> list[Story]:
     """Reads a run folder, or those of the seeds that were trained together in it; errors as for `read_story`."""
-    return [read_story(own) for own in seed_folders(folder) or [folder]]
+    begun = [own for own in seed_folders(folder) if (own / "config.yaml").is_file()]
+    return [read_story(own) for own in begun or [folder]]
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:

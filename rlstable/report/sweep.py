@@ -43,8 +43,8 @@ class Job:
 
     @property
     def setting(self) -> tuple[tuple[str, str], ...]:
-        """What was set, the seed left out."""
-        return tuple((key, value) for key, value in self.values.items() if key != "seed")
+        """What was set, seeds left out."""
+        return tuple((key, value) for key, value in self.values.items() if key not in ("seed", "seeds"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def parallel_coordinates(jobs: Sequence[Job]) -> str:
     Empty where nothing was varied or nothing came of it.
     """
     scored = [job for job in jobs if job.score is not None]
-    keys = [key for key in dict.fromkeys(key for job in jobs for key in job.values) if key != "seed"]
+    keys = [key for key in dict.fromkeys(key for job in jobs for key in job.values) if key not in ("seed", "seeds")]
     keys = [key for key in keys if len({job.values.get(key) for job in jobs}) > 1]
     if not keys or len(scored) < 2:
         return ""
@@ -175,7 +175,6 @@ def _jobs(name: str, result: dict[str, Any]) -> list[Job]:
     values = _values(result)
     if "seeds" not in result:
         return [Job(name, values, result)]
-    values.pop("seeds", None)
     return [Job(f"{name}/seed-{seed}", values | {"seed": seed}, own) for seed, own in result["seeds"].items()]
 
 

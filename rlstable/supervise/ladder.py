@@ -156,6 +156,8 @@ class Ladder:
         own = self.rungs
         own.futile = True
         moved = own.matmul or own.network
+        if self.shared:
+            return None
         own.matmul = own.network = 0
         return Change(self.level, "no_relief") if moved else None
 
@@ -164,7 +166,7 @@ class Ladder:
         own.healthy = 0
         own.futile = False
         kind = "matmul" if own.matmul else "network" if own.network else None
-        if kind is None:
+        if kind is None or self.shared:
             return None
         own.came_down = kind
         setattr(own, kind, getattr(own, kind) - 1)

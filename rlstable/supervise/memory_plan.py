@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlstable.config import Config, ConfigError
@@ -47,6 +47,13 @@ class MemoryPlan:
     def __str__(self) -> str:
         parts = [f"{name} {value}" for name in LEVERS if (value := getattr(self, name)) is not None]
         return ", ".join(parts) or "as configured"
+
+
+def smallest(plans: Sequence[MemoryPlan]) -> MemoryPlan:
+    """The plan that needs no more than any of some."""
+    parts = {name: [value for plan in plans if (value := getattr(plan, name)) is not None] for name in LEVERS}
+    least = {"gradient_accumulation": max, "envs_per_pass": min, "num_envs": min}
+    return MemoryPlan(**{name: least[name](values, default=None) for name, values in parts.items()})
 
 
 def smaller(config: Config, plan: MemoryPlan, lever: str, devices: int, factor: int = 2) -> MemoryPlan | None:

@@ -236,6 +236,17 @@ def test_no_opengl_is_said_with_what_to_install(reel: Reel, tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_opengl
+def test_a_failing_ffmpeg_is_not_taken_for_a_lack_of_opengl(
+    reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(film, "_WAYS", ("osmesa",))
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/bin/false")
+    with pytest.raises(ConfigError, match=r"^format: ffmpeg could not encode the film \(.*format=html"):
+        film.write_film(reel, reel.recordings[0], tmp_path / "one.mp4", 64, 64)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_ffmpeg_is_said_before_anything_is_played(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,8 +12,8 @@ from browser import PHONE, opened
 
 from rlstable.estimates import estimate, interquartile_mean
 from rlstable.report.__main__ import main
-from rlstable.report.page import sweep_page
 from rlstable.report.sweep import Job, parallel_coordinates, read_sweep, settings_of
+from rlstable.report.sweep_page import sweep_page
 
 RATES = ("1e-4", "1e-3", "1e-2")
 
@@ -45,6 +45,25 @@ def test_settings_are_ranked_over_their_seeds(sweep: Path) -> None:
     assert settings[1].iqm == estimate([100.0, 101.0, 102.0, 103.0], interquartile_mean)
     assert settings[0].iqm == estimate([200.0, 202.0], interquartile_mean)
     assert settings[0].endings == {"completed": 2, "policy_diverged": 2}
+
+
+def test_seeds_that_trained_together_are_seeds_of_their_setting(tmp_path: Path) -> None:
+    for number, rate in enumerate(("1e-4", "1e-3")):
+        own = {
+            str(seed): {"stop_reason": "completed", "best_return": 10.0 * number + seed, "step": 5} for seed in range(3)
+        }
+        result = {"stop_reason": "completed", "best_return": 1.0, "seeds": own}
+        result["overrides"] = [f"ppo.learning_rate={rate}", "seeds=3"]
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "result.json").write_text(json.dumps(result))
+    jobs = read_sweep(tmp_path)
+    assert [job.name for job in jobs] == [f"{number}/seed-{seed}" for number in range(2) for seed in range(3)]
+    settings = settings_of(jobs)
+    assert [setting.values for setting in settings] == [
+        (("ppo.learning_rate", "1e-3"),),
+        (("ppo.learning_rate", "1e-4"),),
+    ]
+    assert settings[0].iqm == estimate([10.0, 11.0, 12.0], interquartile_mean)
 
 
 def test_a_setting_of_dead_runs_comes_last() -> None:

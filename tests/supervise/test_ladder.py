@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from rlstable.schema import ConfigError, validate
-from rlstable.supervise.ladder import Ladder, Level, Rungs, Signs
+from rlstable.supervise.ladder import Ladder, Level, NeedsOwnProgram, Rungs, Signs
 from rlstable.supervise_config import LadderConfig, SuperviseConfig
 
 FINE = Signs(False, 0.0, 0.0, False)
@@ -150,3 +150,23 @@ def test_physics_in_float64_is_no_cure_for_networks(signs: Signs) -> None:
     assert changes(own, [signs] * 6) == [None, f"highest/float32 ({own._cause(signs)})", None, None, None, None]
     assert not own.rungs.futile
     assert changes(own, [STORM] * 2)[1] == "x64/float32 (quarantine)"
+
+
+@pytest.mark.parametrize(
+    ("signs", "what"),
+    [(STORM, "matrix products, for the cause quarantine"), (REJECTED, "networks, for the cause rejected")],
+)
+def test_where_the_program_is_shared_a_climb_is_refused_and_nothing_moves(signs: Signs, what: str) -> None:
+    own = dataclasses.replace(ladder(("default", "bfloat16"), matmul=["default", "highest"]), shared=True)
+    assert own.watch(signs) is None
+    before = dataclasses.replace(own.rungs, troubled=0)
+    with pytest.raises(NeedsOwnProgram, match=what):
+        own.watch(signs)
+    assert own.rungs == before
+    assert own.level == Level("default", "bfloat16")
+    assert own.can_climb()
+
+
+def test_a_shared_ladder_of_one_level_has_nothing_to_refuse() -> None:
+    own = dataclasses.replace(ladder(distinct=lambda levels: ("default",)), shared=True)
+    assert changes(own, [STORM] * 4) == [None] * 4

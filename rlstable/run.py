@@ -1,0 +1,444 @@
+"""One seed's training as the host sees it: count, log, save, go back and try again, end by name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rlstable import __version__, faults, sharding
+from rlstable.closing import close
+from rlstable.compiling import dispatch_inline, keep_programs
+from rlstable.config import Config
+from rlstable.endings import Ending, command
+from rlstable.envs.capture import causes_of
+from rlstable.evaluation import Judged, policy_of
+from rlstable.guards.base import MoreGuards, check_more
+from rlstable.host_state import HostState
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.console import Console
+from rlstable.io.lock import RunLock
+from rlstable.io.logbook import Logbook
+from rlstable.io.rundir import open_run_dir, write_config, write_machine
+from rlstable.leaving import Leaving
+from rlstable.policy import policy_arrays, policy_spec
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import Metrics, Slot, TrainState
+from rlstable.result import Result, Row
+from rlstable.resume import resume
+from rlstable.schedule import Schedule
+from rlstable.supervise import advice
+from rlstable.supervise.incident import Incidents
+from rlstable.supervise.ladder import NeedsOwnProgram
+from rlstable.supervise.last_good import SAVED_AS
+from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervisor import Builds, Rollback, Supervisor
+from rlstable.telemetry import Telemetry
+from rlstable.versions import differences, versions
+
+Callback = Callable[[int, Row], Any]
+
+
+def mesh_of(config: Config) -> Mesh:
+    """The devices of a configuration; jax is told before its first use how programs for them are dispatched."""
+    if config.env.backend in ("native", "auto"):
+        dispatch_inline()
+    return sharding.make_mesh(config.devices)
+
+
+class Run:
+    """One seed of a configuration as the host sees it; whoever has the program drives it.
+
+    An iteration is `count` with its report, an evaluation where that says so, and `conclude`; at the end is `finish`.
+
+    Attributes:
+        config: What is run.
+        run_dir: Where it is kept.
+        state: The training state.
+        host: What is saved beside it.
+        step: Environment steps trained, as a number that outlives the donated state.
+        history: Every logged row.
+        supervisor: What stands between it and its end.
+        telemetry: What its iterations reported.
+        advice: What to do about its ending, where there is something to say.
+
+    Args:
+        config: What to run.
+        run_dir: Where it is kept.
+        callback: Called as `callback(step, row)` with every logged row; returning True ends it.
+        more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
+        console: Where people look.
+        leaving: What a signal means to it.
+        builds: What builds what computes, None for the usual.
+
+    Raises:
+        ConfigError: Anything about the configuration, the environment or the folder that cannot work.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: str | Path,
+        callback: Callback | None,
+        more_guards: MoreGuards | None,
+        console: Console,
+        leaving: Leaving,
+        builds: Builds | None,
+    ):
+        more = more_guards or {}
+        check_more(more, config.guards.model_dump().keys())
+        self.config = config
+        self.run_dir = Path(run_dir)
+        self._schedule = Schedule(config)
+        self._fault = config.fault.of_seed(config.seed)
+        self._callback = callback
+        self._console = console
+        self._leaving = leaving
+        self._mesh = mesh_of(config)
+        config.require_devices(self._mesh.size)
+        self.host = HostState()
+        self.step = self._before = 0
+        self.history: list[Row] = []
+        self.advice: str | None = None
+        self._last_evaluation: Row = {}
+        self._stopped_by_callback = False
+        self._cause: Ending | None = None
+        self._unsaved = False
+        self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
+        self._checkpoints = self._open_checkpoints()
+        broken = [faults.FailingSink(self._fault)] if config.fault.site == "sinks" else []
+        self._sinks = Logbook(config, self.run_dir, console, broken)
+        self.telemetry = Telemetry(config, self.ppo)
+        key = jax.random.PRNGKey(config.seed)
+        key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
+        self._lock: RunLock | None = None
+        not_kept = keep_programs(config.compile_cache)
+        try:
+            resumes, self._lock = open_run_dir(self.run_dir, config.resume, 1)
+            if self._lock.unsupported is not None:
+                self.event("lock_unsupported", error=self._lock.unsupported)
+            if not_kept is not None:
+                self.event("compile_cache_unusable", error=not_kept)
+            self._tell_backend()
+            self.state: TrainState = self.supervisor.assembly.first_state(key_init, key_resets, self._fault)
+            self.step = int(self.state.counters.env_steps)
+            if resumes:
+                self._resume()
+            self._incidents = self._open_incidents()
+            if not resumes:
+                self._keep()
+            write_config(self.run_dir, config.model_dump(mode="json"))
+            write_machine(self.run_dir, self.machine)
+            self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ppo(self) -> PPO:
+        """What trains."""
+        return self.supervisor.assembly.ppo
+
+    @property
+    def logged_step(self) -> int:
+        """Environment steps trained, those given up included: it never runs backwards."""
+        return self.step + self.host.attempts.lost_steps
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What it is computed on and with."""
+        return {**self._versions(), "devices": self._mesh.size, "processors": os.cpu_count()}
+
+    @property
+    def judged(self) -> Judged:
+        """The present policy, to be judged in the episodes of this iteration."""
+        return policy_of(self.state, jax.random.fold_in(self._key_eval, self.host.iteration))
+
+    @property
+    def evaluates_next(self) -> bool:
+        """Whether an evaluation is due after the next iteration, if that is a healthy one."""
+        return self._schedule.evaluates(self.step, self.step + self.config.env_steps_per_iteration)
+
+    def count(self, metrics: Metrics, seconds: float) -> bool:
+        """Takes in the report of an iteration, whose state is this one's by now.
+
+        Args:
+            metrics: The report, on the host.
+            seconds: How long it took.
+
+        Returns:
+            Whether an evaluation is due, for `conclude`.
+        """
+        evaluates = self.evaluates_next and bool(metrics.healthy)
+        self._before = self.step
+        self.step = int(metrics.counters.env_steps)
+        self._unsaved = bool(metrics.healthy)  # a bad state is never saved
+        self.host.iteration += 1
+        self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
+        bad = any(metrics.trips[name].any() for name in self.supervisor.assembly.env.guards)
+        self.host.drawn |= bad or self.config.env.reset == "pool"
+        self.host.elapsed += seconds
+        self.telemetry.add(metrics, seconds)
+        for name, causes in self.telemetry.trips(metrics).items():
+            self.event("guard_tripped", guard=name, **causes)
+        if self.state.incident is not None:
+            self._note_incident(self.state.incident, bad)
+        return evaluates
+
+    def conclude(self, metrics: Metrics, worth: Row, told: Callable[[], Ending | None]) -> Ending | None:
+        """Logs, goes back, saves and redraws where these are due after an iteration.
+
+        Args:
+            metrics: Its report, which was counted.
+            worth: Of its policy, where that was evaluated, else empty.
+            told: Gives the ending that somebody else asks for.
+
+        Returns:
+            The ending where it was the last iteration.
+        """
+        config = self.config
+        finished = self.step >= config.total_steps
+        healthy = bool(metrics.healthy)
+        row = self._judged(worth) if worth else {}
+        cause = self._cause_for_concern(metrics, finished)
+        asked = told() is not None
+        if row or finished or cause or asked or self._schedule.logs(self.host.iteration):
+            self._log(row)
+        if cause is not None:
+            return self._try_again(cause)
+        # Before saving: what is saved is what the next iteration starts from.
+        learns = healthy and self.host.idle == 0
+        key = functools.partial(self._key_of_iteration, 2)
+        try:
+            self.state = self.supervisor.watch(self.state, metrics, learns, key)
+        except NeedsOwnProgram as error:
+            if healthy:
+                self._save(row.get("eval/episode_reward"))
+            return self._frozen(error)
+        self._redraw()
+        ending = told() or self._wants_to_stop(row) or (Ending.completed if finished else None)
+        due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
+        # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
+        if learns and (row or self.supervisor.keep_is_due(self.host.iteration)):
+            self._keep()
+        if healthy and due:
+            self._save(row.get("eval/episode_reward"))
+        return ending
+
+    def make_do(self) -> None:
+        """Goes back and on with a smaller plan, after the device has refused memory for an iteration."""
+        key = self._key_of_iteration(3)
+        self._go_back(self.supervisor.make_do(self.state, self.host.iteration, self.step, key))
+
+    def shrink(self, needed: int | None) -> None:
+        """Takes a smaller plan for a program that needs more memory than there is; arguments as for the supervisor."""
+        self.state = self.supervisor.shrunk(self.state, needed, functools.partial(self._key_of_iteration, 3))
+
+    def take_plan(self, plan: MemoryPlan) -> None:
+        """Takes a plan for memory that others have come to; other environments where there are fewer of them."""
+        self.state = self.supervisor.take_plan(self.state, plan, functools.partial(self._key_of_iteration, 3))
+
+    def save_if_due(self) -> None:
+        """Saves a good state that is not saved."""
+        if self._unsaved:
+            self._save(None)
+
+    def finish(self, ending: Ending) -> Result:
+        """Ends it: waits for what is being saved, says how it ended, and gives the folder free."""
+        with contextlib.closing(self):
+            return self._finish(ending)
+
+    def fields(self, ending: Ending) -> dict[str, Any]:
+        """What `result.json` says of it with this ending."""
+        fields: dict[str, Any] = {
+            "stop_reason": ending.name,
+            "exit_code": ending.exit_code,
+            "step": self.step,
+            "return": self.host.last_return,
+            "best_return": self.host.best_return,
+            "seconds": round(self.host.elapsed, 1),
+            "rollbacks": self.host.attempts.count,
+        }
+        given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
+        if given_up and self._cause is not None:
+            fields["cause"] = self._cause.name
+            self.advice = advice.paragraph(self._cause, self.host.attempts)
+        if self.advice is not None:
+            fields["advice"] = self.advice
+        return fields
+
+    def close(self) -> None:
+        """Gives the run folder free, as `run` does at its end; for a run that is not to be run. May be called again."""
+        self._checkpoints.close()
+        self._sinks.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _tell_backend(self) -> None:
+        """Says what simulates where that was left open."""
+        chosen = self.supervisor.assembly.loaded
+        if self.config.env.backend != "auto":
+            return
+        if chosen.because is None:
+            self.event("backend_chosen", backend=chosen.backend)
+        else:
+            self.event("backend_fallback", backend=chosen.backend, because=chosen.because)
+
+    def _open_checkpoints(self) -> Checkpoints:
+        config = self.config
+        args = (self.run_dir, config.checkpoint, lambda kind, fields: self.event(kind, **fields))
+        if config.fault.site == "disk":
+            return faults.FailingCheckpoints(self._fault, *args)
+        return Checkpoints(*args)
+
+    def _open_incidents(self) -> Incidents:
+        causes = causes_of(self.supervisor.assembly.env.guards)
+        return Incidents(self.run_dir, self.config, causes, self._versions(), self.host.incidents, self.event)
+
+    def _resume(self) -> None:
+        found = resume(self._checkpoints, self.config, self._mesh.size, self.supervisor, self.state)
+        self.state, self.host = found.state, found.host
+        self.step = int(self.state.counters.env_steps)
+        if found.other_envs:
+            self.state = self.supervisor.assembly.redrawn(self.state, self._key_of_iteration(2))
+            self.event("environments_redrawn", num_envs=self.supervisor.num_envs)
+        if found.other_envs or found.other_precision:
+            self.state = self.supervisor.adopt(self.state, self._key_of_iteration(2))
+        self.state = self.supervisor.assembly.with_empty_slots(self.state)
+        self.event("resumed", iteration=self.host.iteration, version=found.version)
+        different = differences(found.versions, self._versions())
+        if different:
+            self.event("versions_changed", **different)
+
+    def _versions(self) -> dict[str, str]:
+        return {**versions(), "device": sharding.device_kind(self._mesh)}
+
+    def _note_incident(self, slot: Slot, bad: bool) -> None:
+        """Writes what was caught in this iteration if anything went bad, and empties the slots where that is due."""
+        at = self.host.iteration + self.host.attempts.lost_iterations
+        if bad and self._incidents.wanted(at):
+            level, envs = self.supervisor.level, self.state.env_state.done.shape[0]
+            self._incidents.write(jax.device_get(slot), self.host.iteration, at, level._asdict(), envs)
+        if self._incidents.opens_after(at):
+            empty = sharding.place(np.zeros(slot.taken.shape, bool), self._mesh, sharding.SPLIT)
+            self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
+
+    def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
+        """The ending by a guard whose patience is at its end; a run must not complete with a state that is bad."""
+        for name, over in metrics.exhausted.items():
+            if over or (finished and name == "state" and metrics.trips[name].any()):
+                return Ending.of_guard(name)
+        update = self.config.guards.update
+        return Ending.no_update_accepted if update.enabled and self.host.idle >= update.patience else None
+
+    def _keep(self) -> None:
+        """Makes this state the one to go back to."""
+        self.supervisor.keep(self.state, self.host.iteration, self.step)
+
+    def _try_again(self, cause: Ending) -> Ending | None:
+        """Goes back to the last good state; the ending where there have been too many attempts."""
+        self._cause = cause
+        try:
+            found = self.supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
+        except NeedsOwnProgram as error:
+            return self._frozen(error)
+        if isinstance(found, Ending):
+            return found
+        self._go_back(found)
+        return None
+
+    def _frozen(self, asked: NeedsOwnProgram) -> Ending:
+        """The ending of a seed that could only go on in a program of its own."""
+        self.advice = f"It could go on alone, {command('train', self.run_dir, 'resume=')}: {asked}."
+        return Ending.needs_own_program
+
+    def _go_back(self, to: Rollback) -> None:
+        self.state, self.host.iteration, self.step = to
+        self.host.idle, self.host.drawn = 0, False
+        self._keep()
+        # Before anything else can happen: a crash must not forget the attempt.
+        self._save(None)
+        self._checkpoints.wait()
+
+    def _wants_to_stop(self, row: Row) -> Ending | None:
+        value, target = row.get("eval/episode_reward"), self.config.eval.target_return
+        if target is not None and value is not None and value >= target:
+            return Ending.target_reached
+        return Ending.stopped if self._stopped_by_callback else None
+
+    def _judged(self, worth: Row) -> Row:
+        """The metrics of an evaluation, which is kept count of."""
+        self.host.evaluated += worth["eval/epoch_eval_time"] or 0.0
+        self._last_evaluation = row = {**worth, "eval/walltime": self.host.evaluated}
+        value = row["eval/episode_reward"]
+        self.host.last_return = value
+        if value is None:
+            self.event("evaluation_void", aborted_share=row["eval/aborted_share"])
+        elif self.host.best_return is None or value > self.host.best_return:
+            self.host.best_return = float(value)
+        return row
+
+    def _log(self, worth: Row) -> None:
+        """Writes a row of the iterations since the last one."""
+        step, row = self.logged_step, self.telemetry.flush(self.host.elapsed) | worth
+        if self.config.supervise.recovery.enabled:
+            row["supervise/rollbacks"] = self.host.attempts.count
+        self._sinks.log(step, row)
+        self.history.append({"step": step, **row})
+        if self._callback is not None and self._callback(step, row) is True:
+            self._stopped_by_callback = True
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Tells and writes down one thing that happened to it."""
+        self._sinks.event(self.logged_step, kind, fields)
+
+    def _save(self, score: float | None) -> None:
+        if not self.config.checkpoint.enabled:
+            return
+        self.host.wandb_run_id = self._sinks.wandb_run_id
+        saved, kept = self.supervisor.to_save(self.state, self.host.iteration)
+        host = {
+            "host": dataclasses.asdict(self.host),
+            SAVED_AS: kept,
+            "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
+            "config": self.config.model_dump(mode="json"),
+            "devices": self._mesh.size,
+            "num_envs": self.supervisor.num_envs,
+            "level": self.supervisor.level,
+            "step": self.step,
+            "return": score,
+            "version": __version__,
+            "versions": self._versions(),
+        }
+        saved = dataclasses.replace(saved, incident=None)
+        self._checkpoints.save(self.host.iteration, saved, policy_arrays(self.state), host, score=score)
+        self._unsaved = False
+
+    def _redraw(self) -> None:
+        """Environments and the pool, both from clean resets, where that is due."""
+        if self._schedule.resets(self._before, self.step):
+            self.state = self.supervisor.assembly.with_fresh_envs(self.state, self._key_of_iteration(0))
+        if self.host.drawn and self._schedule.refills(self.host.iteration):
+            self.host.drawn = False
+            self.state = self.supervisor.assembly.with_fresh_pool(self.state, self._key_of_iteration(1))
+
+    def _key_of_iteration(self, purpose: int) -> jax.Array:
+        """A random key for what is drawn between two iterations."""
+        key = jax.random.fold_in(self._key_redraw, self.host.iteration)
+        return jax.random.fold_in(key, purpose) if purpose else key
+
+    def _finish(self, ending: Ending) -> Result:
+        self._checkpoints.close()
+        fields = self.fields(ending)
+        self.event("stopped", **fields)
+        saved = self._checkpoints.latest() is not None
+        close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)
+        return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)

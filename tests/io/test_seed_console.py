@@ -1,0 +1,59 @@
+"""What is told of one seed among several."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from rlstable.io.console import Console
+from rlstable.io.seed_console import SeedConsole
+
+
+@pytest.fixture
+def told() -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console("plain", 1000, "two seeds", interval=0.0, stream=stream), stream
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()[1:]  # without the title
+
+
+def test_an_event_says_whose_it_is(told: tuple[Console, io.StringIO]) -> None:
+    console, stream = told
+    SeedConsole(console, 7, set()).event(128, "rolled_back", {"cause": "storm"})
+    assert lines(stream) == ["! step 128  rolled_back: of seed 7, cause storm"]
+
+
+def test_trips_of_a_guard_are_told_seed_by_seed(told: tuple[Console, io.StringIO]) -> None:
+    console, stream = told
+    for seed in (0, 1):
+        SeedConsole(console, seed, set()).event(64, "guard_tripped", {"guard": "storm", "share": seed + 1})
+    assert lines(stream) == [
+        "! step 64  seed 0: storm: 1 trip (share 1)",
+        "! step 64  seed 1: storm: 2 trips (share 2)",
+    ]
+
+
+def test_what_happens_to_all_alike_is_told_once(told: tuple[Console, io.StringIO]) -> None:
+    console, stream = told
+    of_all: set[str] = set()
+    for step in (0, 64):
+        for seed in (4, 5, 6):
+            SeedConsole(console, seed, of_all).event(step, "memory_planned", {"plan": "envs_per_pass 8"})
+    assert lines(stream) == [f"! step {step}  memory_planned: plan envs_per_pass 8" for step in (0, 64)]
+
+
+def test_rows_and_summaries_are_left_to_all_together(told: tuple[Console, io.StringIO]) -> None:
+    console, stream = told
+    own = SeedConsole(console, 0, set())
+    own.log(64, {"eval/episode_reward": 1.0})
+    own.summary([("stop reason", "completed")])
+    own.event(64, "stopped", {"stop_reason": "completed"})
+    own.close()
+    assert lines(stream) == []
+    own.message("result.json could not be written")
+    with own.compiling("training"):
+        pass
+    assert lines(stream)[:2] == ["seed 0: result.json could not be written", "compiling training ..."]

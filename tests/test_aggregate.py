@@ -1,0 +1,130 @@
+"""Several seeds as one row and one result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlstable.aggregate import RowsOfSeeds, fields_of
+from rlstable.endings import Ending
+from rlstable.estimates import interquartile_mean
+from rlstable.result import Row
+
+
+def together(rows: list[Row], returns: list[float | None]) -> Row:
+    own = RowsOfSeeds()
+    for seed, row in enumerate(rows):
+        own.take(seed, 0, row)
+    found = own.together(range(len(rows)), returns)
+    assert found is not None
+    return found
+
+
+def test_rates_and_counts_are_summed_and_the_rest_is_the_mean() -> None:
+    rows: list[Row] = [
+        {"training/sps": 100.0, "guards/quarantine/trips": 3, "supervise/rollbacks": 1, "training/v_loss": 1.0},
+        {"training/sps": 50.0, "guards/quarantine/trips": 0, "supervise/rollbacks": 0, "training/v_loss": 2.0},
+    ]
+    assert together(rows, [None, None]) == {
+        "training/sps": 150.0, "guards/quarantine/trips": 3, "supervise/rollbacks": 1, "training/v_loss": 1.5,
+        "seeds/training": 2,
+    }  # fmt: skip
+
+
+def test_what_is_no_number_is_in_no_mean() -> None:
+    rows: list[Row] = [{"a": float("nan"), "b": None}, {"a": 4.0, "b": float("inf")}, {"a": 6.0}]
+    assert together(rows, []) == {"a": 5.0, "b": None, "seeds/training": 3}
+
+
+def test_counts_of_a_seed_that_has_ended_stay_and_its_rate_does_not() -> None:
+    own = RowsOfSeeds()
+    for seed in range(2):
+        own.take(seed, 64, {"guards/storm/trips": 5, "training/sps": 10.0, "training/v_loss": float(seed)})
+    assert own.together([0, 1], [])["guards/storm/trips"] == 10  # type: ignore[index]
+    own.take(0, 128, {"guards/storm/trips": 6, "training/sps": 12.0, "training/v_loss": 7.0})
+    row = own.together([0], [])
+    assert row == {"guards/storm/trips": 11, "training/sps": 12.0, "training/v_loss": 7.0, "seeds/training": 1}
+
+
+def test_a_row_waits_for_those_that_log_in_other_iterations() -> None:
+    """Where rows come every so often, a seed that went back counts its iterations otherwise."""
+    own = RowsOfSeeds()
+    assert own.together([0, 1], []) is None
+    own.take(0, 64, {"a": 1.0})
+    assert own.together([0, 1], []) is None
+    own.take(1, 128, {"a": 3.0})
+    assert own.together([0, 1], []) == {"a": 2.0, "seeds/training": 2}
+    assert own.together([0, 1], []) is None
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_row_does_not_wait_where_it_is_the_last_or_has_an_evaluation(over: bool) -> None:
+    own = RowsOfSeeds()
+    own.take(0, 64, {"a": 1.0} if over else {"eval/episode_reward": 1.0})
+    assert own.together([0, 1], [1.0], over) is not None
+
+
+def test_a_seed_that_has_ended_still_has_its_return() -> None:
+    """Two of four were evaluated now; one ended long ago, one has never been."""
+    rows: list[Row] = [{"eval/episode_reward": 10.0, "eval/sps": 1.0}, {"eval/episode_reward": 30.0, "eval/sps": 3.0}]
+    row = together(rows, [10.0, 30.0, 80.0, None])
+    assert row["eval/episode_reward"] == 40.0
+    assert (row["seeds/return_min"], row["seeds/return_max"], row["seeds/return_iqm"]) == (10.0, 80.0, 40.0)
+    assert row["eval/sps"] == 2.0
+
+
+def test_without_an_evaluation_there_is_no_return() -> None:
+    assert together([{"a": 1.0}], [5.0]) == {"a": 1.0, "seeds/training": 1}
+
+
+def test_every_evaluation_void_is_no_return() -> None:
+    assert together([{"eval/episode_reward": None}], [None]) == {"eval/episode_reward": None, "seeds/training": 1}
+
+
+def of_seed(code: int, name: str, value: float | None, **more: Any) -> dict[str, Any]:
+    return {
+        "stop_reason": name, "exit_code": code, "step": 10, "return": value, "best_return": value, "seconds": 1.0,
+        "rollbacks": 2, **more,
+    }  # fmt: skip
+
+
+def test_the_worst_ending_is_that_of_all() -> None:
+    seeds = {
+        3: of_seed(0, "completed", 4.0),
+        4: of_seed(11, "needs_own_program", None, step=30, seconds=2.0),
+        5: of_seed(0, "target_reached", 8.0),
+    }
+    fields = fields_of(seeds)
+    assert (fields["stop_reason"], fields["exit_code"]) == ("needs_own_program", 11)
+    assert (fields["step"], fields["seconds"], fields["rollbacks"]) == (30, 2.0, 6)
+    assert (fields["return"], fields["best_return"]) == (6.0, 6.0)
+    assert fields["seeds"] == seeds
+
+
+def test_an_ending_of_all_is_not_hidden_by_that_of_one() -> None:
+    fields = fields_of({0: of_seed(5, "physics_unstable", None), 1: of_seed(1, "error", 2.0)}, Ending.error)
+    assert (fields["stop_reason"], fields["exit_code"]) == ("error", 1)
+
+
+def test_a_signal_before_any_seed_was_there_has_an_ending_too() -> None:
+    fields = fields_of({}, Ending.preempted)
+    assert (fields["stop_reason"], fields["step"], fields["return"], fields["seeds"]) == ("preempted", 0, None, {})
+
+
+def test_no_return_at_all_is_none() -> None:
+    assert fields_of({0: of_seed(5, "physics_unstable", None)})["best_return"] is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.none(), min_size=1, max_size=12))
+def test_the_return_of_all_lies_among_theirs(values: list[float | None]) -> None:
+    fields = fields_of({seed: of_seed(0, "completed", value) for seed, value in enumerate(values)})
+    known = [value for value in values if value is not None]
+    if not known:
+        assert fields["return"] is None
+    else:
+        assert fields["return"] == pytest.approx(float(interquartile_mean(np.array(known))))
+        assert min(known) - 1e-6 <= fields["return"] <= max(known) + 1e-6
