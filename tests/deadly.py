@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlstable import evaluation, leaving, runner, supervisor, train
+from rlstable import evaluation, leaving, run, supervisor, train
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 
@@ -67,16 +67,16 @@ def die_at_file(step: int) -> None:
 def plant(moment: dict[str, Any]) -> None:
     at = moment["at"]
     if at == "iteration":
-        runner.Runner.advance = counted(runner.Runner.advance, moment["n"], False, die)
+        run.Run.count = counted(run.Run.count, moment["n"], False, die)
     elif at == "evaluation":
         evaluation.summarize = counted(evaluation.summarize, moment["n"], True, die)
     elif at == "write":
-        runner.Runner._save = counted(runner.Runner._save, moment["n"], True, lambda: die_at_file(moment["step"]))
+        run.Run._save = counted(run.Run._save, moment["n"], True, lambda: die_at_file(moment["step"]))
     elif at == "rollback":
-        save = runner.Runner._save
+        save = run.Run._save
 
         def next_save() -> None:
-            runner.Runner._save = counted(save, 1, True, lambda: die_at_file(moment["step"]))
+            run.Run._save = counted(save, 1, True, lambda: die_at_file(moment["step"]))
 
         supervisor.Supervisor._back = counted(supervisor.Supervisor._back, moment["n"], True, next_save)
     elif at == "compile":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstable.io.rundir import read_result, steps_in
+from rlstable.io.rundir import read_result, seed_folders, steps_in
 from rlstable.io.store import open_manager, read_arrays, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -177,6 +177,26 @@ def test_thirty_kills(tmp_path: Path, seed: int, chain: str) -> None:
     # Of five, at least four went on where something was saved.
     assert len(at) >= KILLS - 1 and min(at) > 0
     require_same(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_seeds_that_train_together_are_killed_between_their_saves(tmp_path: Path) -> None:
+    """Some have saved by then and some have not; those behind catch up, and each ends in the same bits."""
+    args = ["devices=1", "seeds=3", *STORM, "fault.seed=1", "supervise.ladder.enabled=false"]
+    whole = start(tmp_path / "whole", args)
+    planned = [
+        {"at": "write", "n": 2, "step": 9},
+        {"at": "write", "n": 7, "step": 25},
+        {"at": "rollback", "n": 1, "step": 20},
+        {"at": "iteration", "n": 4},
+        {"at": "write", "n": 5, "step": 3},
+    ]
+    kill(tmp_path / "killed", args, planned)
+    assert ends(whole) == 0
+    assert all(resumed_at(folder) for folder in seed_folders(tmp_path / "killed"))
+    for ours, theirs in zip(*map(seed_folders, (tmp_path / "killed", tmp_path / "whole")), strict=True):
+        require_same(ours, theirs)
+    assert [row["step"] for row in rows(tmp_path / "killed")] == [row["step"] for row in rows(tmp_path / "whole")]
 
 
 @pytest.mark.slow
