@@ -11,20 +11,19 @@ import contextlib
 import functools
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from rlstable import sharding
 from rlstable.aggregate import Fields, RowsOfSeeds, fields_of
 from rlstable.assembly import Assembly, Program
 from rlstable.closing import close
 from rlstable.compiling import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.endings import FROM_OUTSIDE, Ending, command, stays_ended
-from rlstable.evaluation import Evaluator, Judged, Worth, make_evaluator, policy_of
+from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
@@ -39,8 +38,10 @@ from rlstable.io.rundir import (
 )
 from rlstable.io.seed_console import SeedConsole
 from rlstable.leaving import Leaving
+from rlstable.once import Once
+from rlstable.places import Places
 from rlstable.ppo.networks import Networks
-from rlstable.ppo.state import Metrics, TrainState
+from rlstable.ppo.state import Metrics
 from rlstable.result import Result, Row
 from rlstable.run import Callback, Run, mesh_of
 from rlstable.runner import Runner
@@ -85,7 +86,7 @@ class Fleet:
         self._more_guards = more_guards
         self._results: dict[int, Result] = {}
         self._fields: dict[int, Fields] = {}
-        self._idle: dict[int, TrainState] = {}
+        self._places = Places(config.each_seed)
         self._last_evaluation: Row = {}
         self._programs: dict[Which, Program] = {}
         self._rows = RowsOfSeeds()
@@ -155,7 +156,7 @@ class Fleet:
     def _open(self, resumes: bool) -> None:
         """Opens every seed but those that are at their end, and sees to it that one program can go on with them."""
         told: set[str] = set()
-        builds = Builds(_Once(Assembly), _Once(self._make_evaluator), shared=True)
+        builds = Builds(Once(Assembly), Once(self._make_evaluator), shared=True)
         group = "/".join(self.run_dir.absolute().parts[-2:])
         for seed in self.config.each_seed:
             folder = seed_folder(self.run_dir, seed)
@@ -219,12 +220,12 @@ class Fleet:
         """One iteration of the seeds that train, and what is due after it."""
         iterate, training = self._program(), self._training
         if any(run.evaluates_next for run in training.values()):
-            self._evaluator.prepare(self._judged())
+            self._evaluator.prepare(self._places.judged(training))
         started = time.perf_counter()
         try:
             with self._console.working("an iteration", self._last_seconds or None):
-                found = iterate.each(self._states())
-                reports = dict(zip(self.config.each_seed, jax.device_get([report for _, report in found]), strict=True))
+                found = iterate.each(self._places.states(training))
+                reports = jax.device_get(self._places.put(found, training))
         except jax.errors.JaxRuntimeError as error:
             if not exhausted(error):
                 raise
@@ -233,25 +234,21 @@ class Fleet:
             self._take_plan_of(training)
             return
         self._last_seconds = time.perf_counter() - started
-        for seed, (state, _) in zip(self.config.each_seed, found, strict=True):
-            if seed in training:
-                training[seed].state = state
-            else:
-                self._idle[seed] = state
-        self._take_in({seed: reports[seed] for seed in training})
+        self._take_in(training, reports)
 
-    def _take_in(self, reports: dict[int, Metrics]) -> None:
+    def _take_in(self, training: dict[int, Run], reports: dict[int, Metrics]) -> None:
         """What is due after an iteration for the seeds that it was for."""
-        due = [seed for seed, report in reports.items() if self.seeds[seed].count(report, self._last_seconds)]
-        worth = self._evaluate(due)
+        due = [seed for seed, run in training.items() if run.count(reports[seed], self._last_seconds)]
+        worth = self._evaluate(due, training)
         # Once for all of them, or some would stop an iteration before the others.
         told = self._leaving.told(self._last_seconds)
-        endings: dict[int, Ending] = {}
-        for seed, report in reports.items():
-            ending = self._conclude(seed, report, worth.get(seed, {}), told)
+        # Seeds that wait are as they were saved.
+        endings = {seed: told for seed in self._going.keys() - training.keys() if told is not None}
+        for seed, run in training.items():
+            ending = self._conclude(run, reports[seed], worth.get(seed, {}), told)
             if ending is not None:
                 endings[seed] = ending
-        if self._tell(set(reports), over=endings.keys() >= self._going.keys()):
+        if self._tell(training, over=endings.keys() >= self._going.keys()):
             for seed in self._going.keys() - endings.keys():
                 self.seeds[seed].save_if_due()
                 endings[seed] = Ending.stopped
@@ -259,9 +256,8 @@ class Fleet:
         for seed, ending in sorted(endings.items()):
             self._end(seed, ending)
 
-    def _conclude(self, seed: int, report: Metrics, worth: Row, told: Ending | None) -> Ending | None:
+    def _conclude(self, run: Run, report: Metrics, worth: Row, told: Ending | None) -> Ending | None:
         """The ending of a seed, if it has one; what fails of it is its own."""
-        run = self.seeds[seed]
         try:
             return run.conclude(report, worth, lambda: told)
         except Exception as error:
@@ -269,12 +265,12 @@ class Fleet:
             run.event("error", message=f"{type(error).__name__}: {error}")
             return Ending.error
 
-    def _evaluate(self, due: list[int]) -> dict[int, Worth]:
+    def _evaluate(self, due: list[int], training: dict[int, Run]) -> dict[int, Worth]:
         """What the policies of some seeds are worth; all are judged, since only that is always the same program."""
         if not due:
             return {}
         try:
-            found = self._evaluator.judge(self._judged())
+            found = self._evaluator.judge(self._places.judged(training))
         except OutOfMemory:
             for run in self._going.values():
                 run.save_if_due()  # the run ends, with all that was learnt
@@ -285,40 +281,17 @@ class Fleet:
     def _evaluator(self) -> Evaluator:
         return next(iter(self.seeds.values())).supervisor.evaluator
 
-    def _judged(self) -> list[Judged]:
-        """The policies of all places, each with the random key of its episodes."""
-        some = next(iter(self._going.values())).judged.key
-        return [
-            policy_of(self._idle[seed], some) if seed in self._idle else self.seeds[seed].judged
-            for seed in self.config.each_seed
-        ]
-
-    def _states(self) -> tuple[TrainState, ...]:
-        """The states of all places."""
-        return tuple(
-            self._idle[seed] if seed in self._idle else self.seeds[seed].state for seed in self.config.each_seed
-        )
-
-    def _fill(self, afresh: bool = False) -> None:
-        """Puts copies of a state that trains where none does, in the place of what is there already if `afresh`."""
-        training = self._training
-        some = next(iter(training.values())).state
-        for seed in self.config.each_seed:
-            if seed in training:
-                self._idle.pop(seed, None)
-            elif afresh or seed not in self._idle:
-                self._idle[seed] = sharding.copied(some)
-
     def _program(self) -> Program:
         """The program of the next iteration, in as much memory as there is, and a state in every place."""
-        self._fill()
-        supervisor = next(iter(self._going.values())).supervisor
+        training = self._training
+        self._places.fill(training)
+        supervisor = next(iter(training.values())).supervisor
         while supervisor.which not in self._programs:
-            needed, program = supervisor.fitting(functools.partial(supervisor.assembly.compiled, *self._states()))
+            states = self._places.states(training)
+            needed, program = supervisor.fitting(functools.partial(supervisor.assembly.compiled, *states))
             if program is not None:
                 self._programs[supervisor.which] = program
             else:
-                training = self._training
                 for run in training.values():
                     run.shrink(needed)
                 self._take_plan_of(training)
@@ -329,9 +302,9 @@ class Fleet:
         plan = next(iter(training.values())).host.plan
         for run in self._going.values():
             run.take_plan(plan)
-        self._fill(afresh=True)
+        self._places.fill(training, afresh=True)
 
-    def _tell(self, training: set[int], over: bool) -> bool:
+    def _tell(self, training: Collection[int], over: bool) -> bool:
         """One row of all seeds, once those that train have logged theirs; whether the callback wants to stop."""
         returns = [own["return"] for own in self._fields.values()]
         row = self._rows.together(training, [*returns, *(run.host.last_return for run in self._going.values())], over)
@@ -351,7 +324,7 @@ class Fleet:
             run.advice = self._advice
         self._fields[seed] = run.fields(ending)
         self._results[seed] = run.finish(ending)
-        self._idle[seed] = run.state
+        self._places.leave(seed, run.state)
         of_its_own = not ending.succeeded and ending not in FROM_OUTSIDE
         self._event("seed_given_up" if of_its_own else "seed_ended", seed=seed, stop_reason=ending.name)
 
@@ -391,22 +364,3 @@ def _without_wandb(config: Config) -> Config:
     """For the rows of all seeds together: Weights & Biases has those of each, as a group."""
     wandb = config.sinks.wandb.model_copy(update={"mode": "disabled"})
     return config.model_copy(update={"sinks": config.sinks.model_copy(update={"wandb": wandb})})
-
-
-class _Once:
-    """Builds of one kind, each made by whichever seed asks for it first.
-
-    Args:
-        build: Makes one, from a configuration and what the seeds have in common.
-    """
-
-    def __init__(self, build: Callable[..., Any]):
-        self._build = build
-        self._built: dict[str, Any] = {}
-
-    def __call__(self, config: Config, *args: Any) -> Any:
-        """The one for a configuration."""
-        key = config.model_dump_json(exclude={"seed", "sinks", "resume"})
-        if key not in self._built:
-            self._built[key] = self._build(config, *args)
-        return self._built[key]
