@@ -110,6 +110,7 @@ class SinksConfig(Section):
     """Where metrics go. `metrics.jsonl` and `events.jsonl` are always written."""
 
     console: Literal["auto", "rich", "plain", "off"] = "auto"
+    verbose: Flag = False
     tensorboard: Flag = False
     wandb: WandbConfig = WandbConfig()
     report: Flag = True

@@ -99,7 +99,7 @@ class Fleet:
                 f"seeds: {config.seeds} train together on one device, here are {mesh.size}; set devices=1"
             )
         title = f"{config.env.name}, {config.seeds} seeds"
-        self._console = Console(config.sinks.console, config.total_steps, title)
+        self._console = Console(config.sinks.console, config.total_steps, title, verbose=config.sinks.verbose)
         self._leaving = Leaving(self._console, self._leave, signals, config.supervise.max_wall_time)
         self._logbook = Logbook(_without_wandb(config), self.run_dir, self._console)
         resumes, self._lock = open_run_dir(self.run_dir, config.resume, config.seeds)

@@ -45,7 +45,8 @@ class Runner(Run):
         signals: Signals | None = None,
         builds: Builds | None = None,
     ):
-        console = Console(config.sinks.console, config.total_steps, config.env.name)
+        sinks = config.sinks
+        console = Console(sinks.console, config.total_steps, config.env.name, verbose=sinks.verbose)
         leaving = Leaving(console, self._leave, signals, config.supervise.max_wall_time)
         super().__init__(config, run_dir, callback, more_guards, console, leaving, builds)
 

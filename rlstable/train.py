@@ -40,6 +40,8 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     _told_to_stop.clear()
     SweepSummary.exit_codes.clear()
+    # Hydra has no flag of ours.
+    sys.argv[1:] = ["sinks.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")

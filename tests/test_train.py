@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlstable.io.rundir import read_result
 from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -56,6 +58,11 @@ BAD_INPUT = {
     "no environment given": (["env=import"], "env.name: '???' must read 'package.module:Class'"),
     "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built"),
     "a reset that is never clean": ([*TINY, "env.kwargs={bad_resets: 1.0}"], "env.name: none of 80 resets"),
+    "seeds that grow": (
+        ["seeds=2", "supervise.warm_start.enabled=true"],
+        "seeds: 2 share one program, and a warm start needs another",
+    ),
+    "seeds on several devices": ([*TINY, "devices=2", "seeds=2"], "seeds: 2 train together on one device, here are 2"),
     "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is no run folder"),
     "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),
     "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name"),
@@ -189,3 +196,24 @@ def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Pat
     (folder,) = (tmp_path / "runs" / "toys.PointMass").iterdir()
     result = json.loads((folder / "result.json").read_text())
     assert (result["stop_reason"], result["step"]) == (name, 0)
+
+
+@pytest.mark.parametrize("word", ["-v", "--verbose"])
+def test_a_verbose_run_says_how_it_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert run(monkeypatch, tmp_path / "run", *TINY, word, "hydra.run.dir=here") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "value loss" in line and "KL" in line]
+    assert [line.split()[:2] for line in told] == [["step", "64"], ["step", "128"]]
+
+
+def test_several_seeds_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path / "run", *TINY, "seeds=2", "seed=3", "hydra.run.dir=here") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"seed 3 +completed, return", said) and re.search(r"seed 4 +completed, return", said)
+    assert re.search(r"rlstable\.evaluate run=here/seed-[34]\n", said)
+    assert run(monkeypatch, tmp_path / "run", "resume=here", "total_steps=192") == 0
+    assert re.search(r"steps +192 each", capsys.readouterr().out)
+    assert [read_result(tmp_path / "run" / "here" / f"seed-{seed}")["step"] for seed in (3, 4)] == [192, 192]  # type: ignore[index]

@@ -21,6 +21,22 @@ _NEWS = frozenset(
         "backend_chosen", "seed_ended",
     }
 )  # fmt: skip
+# What a verbose line has of a row: name and format by key.
+_LEARNING = {
+    "training/policy_loss": ("policy loss", ".3g"),
+    "training/v_loss": ("value loss", ".3g"),
+    "training/entropy": ("entropy", ".3g"),
+    "training/kl_mean": ("KL", ".2g"),
+    "training/clip_fraction": ("clipped", ".0%"),
+    "training/explained_variance": ("explained", ".2f"),
+    "training/policy_dist_mean_std": ("std", ".2g"),
+    "training/grad_norm": ("gradient", ".3g"),
+    "training/learning_rate": ("rate", ".2g"),
+    "training/accepted_share": ("accepted", ".0%"),
+    "training/valid_share": ("valid", ".1%"),
+    "memory/host_mb": ("host MB", ",.0f"),
+    "memory/device_mb": ("device MB", ",.0f"),
+}
 
 
 class Console:
@@ -35,6 +51,7 @@ class Console:
         title: Name of the run, usually its environment.
         interval: Seconds between two plain lines; an evaluation always gets one. Trips of one guard within it
             are added up into one line.
+        verbose: Whether every row leaves a line with what learning did.
         patience: Seconds after which, again and again, long work is said to be under way.
         stream: Where to write; standard output if None.
         terminal: A rich console to draw on instead.
@@ -48,6 +65,7 @@ class Console:
         title: str = "",
         *,
         interval: float = 5.0,
+        verbose: bool = False,
         patience: float = 20.0,
         stream: TextIO | None = None,
         terminal: Any = None,
@@ -55,6 +73,7 @@ class Console:
     ):
         self._progress = Progress(total=int(total_steps))
         self._interval = interval
+        self._verbose = verbose
         self._clock = clock
         self.working = Teller(patience, self.message, clock).working
         self._evaluated = False
@@ -81,6 +100,8 @@ class Console:
         self._tell_trips()
         evaluation = any(key.startswith("eval/") for key in metrics)
         self._do(lambda: self._screen.show(now, evaluation))
+        if self._verbose:
+            self._do(lambda: self._screen.line(describe_learning(self._step, metrics), "dim"))
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Prints one line for one thing that happened."""
@@ -156,6 +177,12 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
         else:
             parts.append(f"{key} {_text(value)}")
     return f"{kind}: {', '.join(parts)}" if parts else kind
+
+
+def describe_learning(step: int, metrics: Mapping[str, float | int | None]) -> str:
+    """What learning did, on one line: losses and whatever tells whether they can be believed."""
+    found = [(name, metrics[key], form) for key, (name, form) in _LEARNING.items() if metrics.get(key) is not None]
+    return f"  step {step:,}  " + "  ".join(f"{name} {value:{form}}" for name, value, form in found)
 
 
 def _text(value: Any) -> str:

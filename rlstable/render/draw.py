@@ -42,7 +42,7 @@ def _encode(step: Callable[..., Any], *args: Any) -> None:
     """A step of encoding; where it fails the exit code says that it was not OpenGL."""
     try:
         step(*args)
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # of what calls ffmpeg, whose answers it reads
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(os.EX_IOERR)
 
