@@ -32,6 +32,10 @@ class RowsOfSeeds:
         del step
         self._new[seed] = self._last[seed] = row
 
+    def recall(self, seed: int, row: Row) -> None:
+        """Takes the last row of a seed before a resume, for what it has counted."""
+        self._last[seed] = row
+
     def together(self, training: Collection[int], returns: Iterable[float | None], over: bool = False) -> Row | None:
         """The row of all, or None as long as one is missing that is not out of the ordinary.
 
@@ -54,7 +58,8 @@ class RowsOfSeeds:
 
 def _row(new: list[Row], last: list[Row], returns: list[float | None]) -> Row:
     row: Row = {}
-    for key in dict.fromkeys(key for own in new for key in own):
+    counted_before = [key for own in last for key in own if key.startswith(_COUNTED)]
+    for key in dict.fromkeys([*(key for own in new for key in own), *counted_before]):
         counted = key.startswith(_COUNTED)
         values = _numbers(own.get(key) for own in (last if counted else new))
         if not values:

@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstable.endings import Ending, describe
+from rlstable.endings import GIVEN_UP, Ending, command, describe
 from rlstable.io.console import Console
-from rlstable.io.rundir import best_seed, seed_folders, write_atomically, write_result
+from rlstable.io.rundir import (
+    best_seed,
+    has_checkpoint,
+    seed_folder,
+    seed_folders,
+    write_atomically,
+    write_result,
+)
 from rlstable.report.page import page
 from rlstable.report.story import read_stories, read_story
 
@@ -36,5 +43,15 @@ def close(
             write_atomically(run_dir / "report.html", page(stories))
         except Exception as error:
             console.message(f"report.html could not be written: {type(error).__name__}: {error}")
-    policy = run_dir if "seeds" not in fields else best_seed(run_dir) or next(iter(seed_folders(run_dir)), run_dir)
-    console.summary(describe(ending, fields, run_dir, policy if saved else None))
+    seeds = fields.get("seeds")
+    policy = run_dir
+    if seeds is not None:
+        saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
+        policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
+    rows = describe(ending, fields, run_dir, policy if saved else None)
+    for seed, own in (seeds or {}).items():
+        folder = seed_folder(run_dir, seed)
+        given_up = Ending[own["stop_reason"]] in GIVEN_UP
+        if given_up and own["stop_reason"] != Ending.needs_own_program.name and has_checkpoint(folder):
+            rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
+    console.summary(rows)

@@ -88,7 +88,7 @@ FROM_OUTSIDE = (Ending.interrupted, Ending.preempted, Ending.time_limit)
 def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
     """Whether one of several seeds that are resumed is not trained further, since it is at an end of its own.
 
-    A seed that was given up by its guards stays so; it can be gone on with alone.
+    A seed that was given up, by its guards or for a program that it needs, stays so; it can be gone on with alone.
 
     Args:
         fields: Of its `result.json`.
@@ -100,10 +100,10 @@ def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
     if ending is Ending.target_reached:
         target, best = config.eval.target_return, fields.get("best_return")
         return target is not None and best is not None and best >= target
-    return ending in _OF_GUARDS
+    return ending in GIVEN_UP
 
 
-_OF_GUARDS = (
+GIVEN_UP = (
     Ending.state_not_finite,
     Ending.no_update_accepted,
     Ending.physics_unstable,
@@ -137,7 +137,10 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
         *([("report", _from_here(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
     if policy is not None:
-        more = f" total_steps={2 * fields['step']}" if ending is Ending.completed else ""
+        every = {own["stop_reason"] for own in seeds.values()} or {ending.name}
+        at_an_end = {Ending.completed.name, *(own.name for own in GIVEN_UP if seeds)}
+        # What is at its end goes on where there is more to do.
+        more = f" total_steps={2 * fields['step']}" if every <= at_an_end else ""
         rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
         rows.append(("judge it", command("evaluate", policy, "run=")))
         rows.append(("watch it", command("render", policy, "run=")))

@@ -54,9 +54,9 @@ class FaultConfig(Section):
                     raise KeyedError(key, f"needs fault.site, one of {', '.join(self.sites())}")
         if self.eval and self.site not in _ENV_SITES:
             raise KeyedError("eval", f"needs a fault.site of the environment: {', '.join(_ENV_SITES)}")
-        if self.seed is not None and (self.site == "reset" or self.eval):
-            shared = "fault.site=reset" if self.site == "reset" else "fault.eval=true"
-            raise KeyedError("seed", f"{self.seed} cannot be struck alone by {shared}, which strikes all; leave it out")
+        if self.seed is not None and (self.site in ("reset", "counters") or self.eval):
+            shared = "fault.eval=true" if self.eval else f"fault.site={self.site}"
+            raise KeyedError("seed", f"{self.seed} cannot be struck alone by {shared}; leave it out")
         if self.site in ("learning_rate", "counters") and not (math.isfinite(self.number) and self.number > 0):
             raise KeyedError("value", f"{self.value!r} must be a positive number with fault.site={self.site}")
         return self

@@ -22,7 +22,7 @@ from rlstable.assembly import Assembly, Program
 from rlstable.closing import close
 from rlstable.compiling import Compiling
 from rlstable.config import Config, ConfigError
-from rlstable.endings import FROM_OUTSIDE, Ending, command, stays_ended
+from rlstable.endings import FROM_OUTSIDE, Ending, stays_ended
 from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
@@ -33,6 +33,7 @@ from rlstable.io.rundir import (
     read_result,
     seed_folder,
     seed_folders,
+    seed_of,
     write_config,
     write_machine,
 )
@@ -42,9 +43,11 @@ from rlstable.once import Once
 from rlstable.places import Places
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
+from rlstable.report.story import last_row
 from rlstable.result import Result, Row
 from rlstable.run import Callback, Run, mesh_of
 from rlstable.runner import Runner
+from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
 from rlstable.supervise.signals import Signals
 from rlstable.supervisor import Builds, Report, Which
@@ -91,6 +94,7 @@ class Fleet:
         self._programs: dict[Which, Program] = {}
         self._rows = RowsOfSeeds()
         self._last_seconds = 0.0
+        self._reached = 0
         self._ending: Ending | None = None
         self._advice: str | None = None
         mesh = mesh_of(config)
@@ -108,7 +112,9 @@ class Fleet:
             write_config(self.run_dir, config.model_dump(mode="json"))
             for run in [*self.seeds.values()][:1]:
                 write_machine(self.run_dir, run.machine)
-            self._logbook.start(None, None if config.resume is None else self.step)
+            ahead = [run.logged_step for run in self._going.values()]
+            # Rows of iterations that some have still to catch up with were right, and those are the same again.
+            self._logbook.start(None, max(ahead) if ahead and config.resume is not None else None)
         except BaseException:
             self.close()
             for folder in seed_folders(self.run_dir):
@@ -119,8 +125,7 @@ class Fleet:
     @property
     def step(self) -> int:
         """Environment steps that every seed that goes on was trained for, those given up included."""
-        behind = [run.logged_step for run in self._going.values()]
-        return min(behind) if behind else max((own["step"] for own in self._fields.values()), default=0)
+        return min((run.logged_step for run in self._going.values()), default=self._reached)
 
     def run(self) -> Result:
         """Trains every seed to its ending. Whatever these are, the folders say which."""
@@ -155,6 +160,8 @@ class Fleet:
 
     def _open(self, resumes: bool) -> None:
         """Opens every seed but those that are at their end, and sees to it that one program can go on with them."""
+        if resumes:
+            self._require_the_same_seeds()
         told: set[str] = set()
         builds = Builds(Once(Assembly), Once(self._make_evaluator), shared=True)
         group = "/".join(self.run_dir.absolute().parts[-2:])
@@ -164,32 +171,38 @@ class Fleet:
             if fields is not None and stays_ended(fields, self.config):
                 ending = Ending[fields["stop_reason"]]
                 self._fields[seed], self._results[seed] = fields, Result(ending, folder, fields["step"], {}, [])
+                self._rows.recall(seed, last_row(folder))
                 continue
             console = SeedConsole(self._console, seed, told)
             hear = functools.partial(self._rows.take, seed)
             own = self.config.of_seed(seed, group)
-            self.seeds[seed] = Run(own, folder, hear, self._more_guards, console, self._leaving, builds)
+            self.seeds[seed] = run = Run(own, folder, hear, self._more_guards, console, self._leaving, builds)
+            if resumes:
+                self._rows.recall(seed, last_row(folder))
+            self._reached = max(self._reached, run.logged_step)
         self._agree()
+
+    def _require_the_same_seeds(self) -> None:
+        """Checks that none of the seeds that were saved would be left behind."""
+        there = [seed_of(folder) for folder in seed_folders(self.run_dir) if has_checkpoint(folder)]
+        if not set(there) <= set(self.config.each_seed):
+            raise ConfigError(
+                f"seeds: {self.run_dir} holds seeds {min(there)} to {max(there)}, and not all of them are among those "
+                f"from {self.config.seed} on; set seed={min(there)} seeds={max(there) - min(there) + 1}, or more"
+            )
 
     def _make_evaluator(self, config: Config, networks: Networks, compiling: Compiling, _: Report) -> Evaluator:
         """The evaluator of all seeds, which tells of itself as all of them."""
         return make_evaluator(config, networks, compiling, self._event)
 
     def _agree(self) -> None:
-        """Gives seeds that were saved with different plans for memory the smallest of them.
-
-        Raises:
-            ConfigError: They are at different precisions, which no program has.
-        """
-        runs = list(self.seeds.values())
-        for run in runs:
-            if run.supervisor.level != runs[0].supervisor.level:
-                raise ConfigError(
-                    f"resume: {runs[0].run_dir} and {run.run_dir} are at different precisions by now, which no program "
-                    f"has both of; go on with each alone, {command('train', run.run_dir, 'resume=')}"
-                )
-        plan = smallest([run.host.plan for run in self.seeds.values()])
-        for run in self.seeds.values():
+        """Ends seeds that one program cannot go on with, and gives the others the smallest plan that any has."""
+        precision = self.config.precision
+        for seed, run in self._going.items():
+            if run.supervisor.level != Level(precision.matmul, precision.network):
+                self._end(seed, run.needs_own_program(f"it is at the precision {run.supervisor.level} by now"))
+        plan = smallest([run.host.plan for run in self._going.values()])
+        for run in self._going.values():
             run.take_plan(plan)
 
     @property
@@ -200,8 +213,8 @@ class Fleet:
     @property
     def _training(self) -> dict[int, Run]:
         """The seeds that the next iteration is for; after a crash those that were saved earlier catch up first."""
-        step = self.step
-        return {seed: run for seed, run in self._going.items() if run.logged_step == step}
+        before = self.step + self.config.env_steps_per_iteration
+        return {seed: run for seed, run in self._going.items() if run.logged_step < before}
 
     def _loop(self) -> None:
         for seed, run in self._going.items():
@@ -242,19 +255,23 @@ class Fleet:
         worth = self._evaluate(due, training)
         # Once for all of them, or some would stop an iteration before the others.
         told = self._leaving.told(self._last_seconds)
-        # Seeds that wait are as they were saved.
-        endings = {seed: told for seed in self._going.keys() - training.keys() if told is not None}
-        for seed, run in training.items():
-            ending = self._conclude(run, reports[seed], worth.get(seed, {}), told)
+        endings = {
+            seed: self._conclude(run, reports[seed], worth.get(seed, {}), told) or told
+            for seed, run in training.items()
+        }
+        waiting = self._going.keys() - training.keys()
+        over = all(endings.values()) and (told is not None or not waiting)
+        if not waiting and self._tell(training, over):
+            for seed, run in training.items():
+                run.save_if_due()
+                endings[seed] = endings[seed] or Ending.stopped
+        # Only now that all of them are saved: to end takes its time. Those that wait are as they were saved.
+        for seed in sorted(self._going):
+            ending = endings.get(seed, told)
             if ending is not None:
-                endings[seed] = ending
-        if self._tell(training, over=endings.keys() >= self._going.keys()):
-            for seed in self._going.keys() - endings.keys():
-                self.seeds[seed].save_if_due()
-                endings[seed] = Ending.stopped
-        # Only now that all of them are saved: to end takes its time.
-        for seed, ending in sorted(endings.items()):
-            self._end(seed, ending)
+                self._end(seed, ending)
+                if seed in training:
+                    self._places.leave(seed, training[seed].state)
 
     def _conclude(self, run: Run, report: Metrics, worth: Row, told: Ending | None) -> Ending | None:
         """The ending of a seed, if it has one; what fails of it is its own."""
@@ -272,8 +289,8 @@ class Fleet:
         try:
             found = self._evaluator.judge(self._places.judged(training))
         except OutOfMemory:
-            for run in self._going.values():
-                run.save_if_due()  # the run ends, with all that was learnt
+            for run in training.values():
+                run.save_if_good()  # the run ends, with all that was learnt
             raise
         return {seed: worth for seed, worth in zip(self.config.each_seed, found, strict=True) if seed in due}
 
@@ -312,24 +329,24 @@ class Fleet:
             return False
         if "eval/episode_reward" in row:
             self._last_evaluation = {key: row[key] for key in row if key.startswith(("eval/", "seeds/"))}
-        step = self.step
-        self._logbook.log(step, row)
-        self.history.append({"step": step, **row})
-        return self._callback is not None and self._callback(step, row) is True
+        self._reached = max(self._reached, self.step)
+        self._logbook.log(self._reached, row)
+        self.history.append({"step": self._reached, **row})
+        return self._callback is not None and self._callback(self._reached, row) is True
 
     def _end(self, seed: int, ending: Ending) -> None:
         """The end of one seed; the others go on."""
         run = self.seeds[seed]
         if self._advice is not None and run.advice is None:
             run.advice = self._advice
+        self._reached = max(self._reached, run.logged_step)
         self._fields[seed] = run.fields(ending)
         self._results[seed] = run.finish(ending)
-        self._places.leave(seed, run.state)
         of_its_own = not ending.succeeded and ending not in FROM_OUTSIDE
         self._event("seed_given_up" if of_its_own else "seed_ended", seed=seed, stop_reason=ending.name)
 
     def _event(self, kind: str, **fields: Any) -> None:
-        self._logbook.event(self.step, kind, fields)
+        self._logbook.event(max(self.step, self._reached), kind, fields)
 
     def _leave(self, ending: Ending) -> None:
         """Saves what is not saved, and finishes."""

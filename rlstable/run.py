@@ -27,7 +27,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import open_run_dir, write_config, write_machine
+from rlstable.io.rundir import forget_result, open_run_dir, write_config, write_machine
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
@@ -111,7 +111,7 @@ class Run:
         self._last_evaluation: Row = {}
         self._stopped_by_callback = False
         self._cause: Ending | None = None
-        self._unsaved = False
+        self._unsaved = self._healthy = False
         self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(self._fault)] if config.fault.site == "sinks" else []
@@ -137,6 +137,7 @@ class Run:
                 self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             write_machine(self.run_dir, self.machine)
+            forget_result(self.run_dir)
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
             self.close()
@@ -180,7 +181,8 @@ class Run:
         evaluates = self.evaluates_next and bool(metrics.healthy)
         self._before = self.step
         self.step = int(metrics.counters.env_steps)
-        self._unsaved = bool(metrics.healthy)  # a bad state is never saved
+        # Until it is concluded it would be saved without what is due after it; and a bad state is never saved.
+        self._unsaved, self._healthy = False, bool(metrics.healthy)
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
         bad = any(metrics.trips[name].any() for name in self.supervisor.assembly.env.guards)
@@ -222,8 +224,9 @@ class Run:
         except NeedsOwnProgram as error:
             if healthy:
                 self._save(row.get("eval/episode_reward"))
-            return self._frozen(error)
+            return self.needs_own_program(str(error))
         self._redraw()
+        self._unsaved = healthy
         ending = told() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
@@ -238,17 +241,29 @@ class Run:
         key = self._key_of_iteration(3)
         self._go_back(self.supervisor.make_do(self.state, self.host.iteration, self.step, key))
 
+    def needs_own_program(self, why: str) -> Ending:
+        """The ending of a seed that could only go on in a program of its own."""
+        self.advice = f"It could go on alone, {command('train', self.run_dir, 'resume=')}: {why}."
+        return Ending.needs_own_program
+
     def shrink(self, needed: int | None) -> None:
         """Takes a smaller plan for a program that needs more memory than there is; arguments as for the supervisor."""
         self.state = self.supervisor.shrunk(self.state, needed, functools.partial(self._key_of_iteration, 3))
 
     def take_plan(self, plan: MemoryPlan) -> None:
         """Takes a plan for memory that others have come to; other environments where there are fewer of them."""
-        self.state = self.supervisor.take_plan(self.state, plan, functools.partial(self._key_of_iteration, 3))
+        if plan != self.host.plan:
+            self.event("memory_planned", plan=str(plan))
+            self.state = self.supervisor.take_plan(self.state, plan, functools.partial(self._key_of_iteration, 3))
 
     def save_if_due(self) -> None:
-        """Saves a good state that is not saved."""
+        """Saves a good state that is not saved, between two iterations."""
         if self._unsaved:
+            self._save(None)
+
+    def save_if_good(self) -> None:
+        """Saves a good state in the middle of what is due after its iteration, where that cannot be done."""
+        if self._healthy:
             self._save(None)
 
     def finish(self, ending: Ending) -> Result:
@@ -349,16 +364,11 @@ class Run:
         try:
             found = self.supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
         except NeedsOwnProgram as error:
-            return self._frozen(error)
+            return self.needs_own_program(str(error))
         if isinstance(found, Ending):
             return found
         self._go_back(found)
         return None
-
-    def _frozen(self, asked: NeedsOwnProgram) -> Ending:
-        """The ending of a seed that could only go on in a program of its own."""
-        self.advice = f"It could go on alone, {command('train', self.run_dir, 'resume=')}: {asked}."
-        return Ending.needs_own_program
 
     def _go_back(self, to: Rollback) -> None:
         self.state, self.host.iteration, self.step = to

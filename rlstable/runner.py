@@ -114,7 +114,7 @@ class Runner(Run):
         try:
             return self.supervisor.evaluator.judge([self.judged])[0]
         except OutOfMemory:
-            self.save_if_due()  # the run ends, with all that was learnt
+            self.save_if_good()  # the run ends, with all that was learnt
             raise
 
     def _told(self) -> Ending | None:

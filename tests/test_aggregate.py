@@ -50,6 +50,15 @@ def test_counts_of_a_seed_that_has_ended_stay_and_its_rate_does_not() -> None:
     assert row == {"guards/storm/trips": 11, "training/sps": 12.0, "training/v_loss": 7.0, "seeds/training": 1}
 
 
+def test_after_a_resume_counts_go_on() -> None:
+    own = RowsOfSeeds()
+    own.recall(0, {"guards/storm/trips": 5, "guards/storm/share": 5, "training/v_loss": 9.0})
+    own.recall(1, {"guards/storm/trips": 1, "training/v_loss": 9.0})
+    own.take(1, 64, {"guards/storm/trips": 2, "training/v_loss": 1.0})
+    row = own.together([1], [])
+    assert row == {"guards/storm/trips": 7, "guards/storm/share": 5, "training/v_loss": 1.0, "seeds/training": 1}
+
+
 def test_a_row_waits_for_those_that_log_in_other_iterations() -> None:
     """Where rows come every so often, a seed that went back counts its iterations otherwise."""
     own = RowsOfSeeds()

@@ -74,7 +74,7 @@ def test_several_seeds_are_told_one_by_one_and_the_best_is_to_be_used(
     assert rows["seed 1"] == "needs_own_program, return none (best 20.0). It could go on alone"
     assert rows["return"] == "interquartile mean 12.3 (best 20.0)"
     assert rows["steps"] == "1,000 each"
-    assert rows["go on"].endswith(" -m rlstable.train resume=a")
+    assert rows["go on"].endswith(" -m rlstable.train resume=a total_steps=2000")
     assert rows["judge it"].endswith("-m rlstable.evaluate run=a/seed-0")
     assert rows["use it"] == 'rlstable.load_policy("a/seed-0").act(obs)'
 

@@ -296,6 +296,7 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
     assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
     assert [row["seeds/training"] for row in rows] == [3] * 6 + [2] * 4
     whole = Fleet(config, tmp_path / "whole").run()
+    assert of_learning(tmp_path) == of_learning(tmp_path / "whole")
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
     for seed in (0, 2):
@@ -303,10 +304,11 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
-def test_with_every_seed_at_its_end_there_is_nothing_to_train(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
-    _, result = healthy
+def test_with_every_seed_at_its_end_there_is_nothing_to_train(struck: tuple[Fleet, Result], tmp_path: Path) -> None:
+    """One of them has rows beyond the steps that it counts, by a rollback."""
+    _, result = struck
     shutil.copytree(result.run_dir, tmp_path / "run")
-    again = Fleet(together(resume=str(tmp_path / "run")), tmp_path / "run").run()
+    again = Fleet(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
     assert again.ending is Ending.completed
     assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
     assert of_learning(tmp_path / "run") == of_learning(result.run_dir)
@@ -331,7 +333,8 @@ def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[Fleet, Resu
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
     rows = lines(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
-    assert [row["seeds/training"] for row in rows] == [3] * 5 + [1] * 3 + [3] * 2
+    assert [row["seeds/training"] for row in rows] == [3] * 10  # those that were right are kept
+    assert of_learning(tmp_path) == of_learning(whole.run_dir)
 
 
 def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
@@ -456,6 +459,47 @@ def test_one_seed_is_not_resumed_as_several_nor_several_as_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_no_seed_is_left_behind(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+    _, result = healthy
+    shutil.copytree(result.run_dir, tmp_path / "run")
+    left = (tmp_path / "run" / "metrics.jsonl").read_text()
+    for others in ({"seed": 40}, {"seeds": 2}, {"seed": 1}):
+        with pytest.raises(ConfigError, match=r"^seeds: .* holds seeds 0 to 2, .*; set seed=0 seeds=3, or more$"):
+            Fleet(together(resume="auto", **others), tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == left
+    assert not (tmp_path / "run" / "seed-40").exists()
+
+
+def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -> None:
+    """It went on alone, climbed, and was interrupted."""
+    Fleet(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
+    config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
+    alone = Runner(config, tmp_path / "seed-1")
+    alone.host.rungs.network = alone.host.rungs.matmul = 0
+    alone.supervisor._ladder._matmul = ("default", "highest")
+    alone.host.rungs.matmul = 1
+    alone._save(None)
+    alone.finish(Ending.interrupted)
+    result = Fleet(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
+    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.needs_own_program, Ending.completed]
+    assert "resume=" in read_result(tmp_path / "seed-1")["advice"]  # type: ignore[index]
+
+
+def test_who_was_given_up_is_gone_on_with_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recovery = {"attempts": 0}
+    supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
+    every = {"every": 2, "asynchronous": False}
+    config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, sinks={"console": "plain"})
+    monkeypatch.chdir(tmp_path)
+    Fleet(config, "run").run()
+    said = capsys.readouterr().out
+    assert re.search(r"go on +\S+ -m rlstable.train resume=run total_steps=1280\n", said)
+    assert re.search(r"seed 1 alone +\S+ -m rlstable.train resume=run/seed-1\n", said)
+    assert re.search(r"judge it +\S+ -m rlstable.evaluate run=run/seed-[02]\n", said)
+
+
 def test_it_runs_on_one_device(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
         Fleet(together(2, devices=8), tmp_path)
@@ -466,6 +510,7 @@ def test_it_runs_on_one_device(tmp_path: Path) -> None:
     [
         ({"seeds": 0}, "^seeds: "),
         ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: 2 from seed=4294967295 on pass 2\*\*32"),
+        ({"fault": {"site": "counters", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=counters"),
         ({"fault": {"site": "reset", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=reset"),
         ({"fault": {"site": "reward", "eval": True, "seed": 0}}, "^fault.seed: 0 cannot be struck alone by fault.eval"),
         ({"seeds": 2, "supervise": {"warm_start": {"enabled": True}}}, "^seeds: 2 share one program, and a warm start"),

@@ -21,7 +21,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.counter import WideCounter
 from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.rundir import read_result
+from rlstable.io.rundir import read_result, steps_in
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays
 from rlstable.precision import SINGLE
@@ -294,12 +294,29 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
 
 def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) -> None:
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 2}}
-    unsaved: list[bool] = []
-    config = quick(guards=guards, env=faulty, eval={"num_evals": 0})
-    runner = Runner(config, tmp_path, lambda *_: unsaved.append(runner._unsaved))
-    runner.run()
-    assert unsaved == [False, False]
+    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 3}}
+    runner = Runner(quick(guards=guards, env=faulty, eval={"num_evals": 0}), tmp_path)
+    for _ in range(2):
+        assert runner.advance() is None
+        runner.save_if_due()
+        assert not runner._checkpoints.all()
+    runner.close()
+
+
+def test_a_signal_in_the_middle_of_what_is_due_saves_nothing_that_lacks_the_rest(tmp_path: Path) -> None:
+    """It would be resumed without the redraw, the evaluation or the remedy that belongs to its last iteration."""
+    saved: list[list[int]] = []
+
+    def look(*_: Any) -> None:
+        runner.save_if_due()
+        saved.append(runner._checkpoints.all())
+
+    runner = Runner(quick(eval={"num_evals": 0}), tmp_path, look)
+    assert runner.advance() is None
+    assert saved == [[]]
+    runner.save_if_due()
+    runner.close()
+    assert steps_in(tmp_path / "checkpoints") == [1]
 
 
 def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:

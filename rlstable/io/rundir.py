@@ -41,12 +41,18 @@ def seed_folder(run_dir: Path, seed: int) -> Path:
 def seed_folders(run_dir: Path) -> list[Path]:
     """Those that are there, by seed."""
     found = [path for path in run_dir.glob(f"{_SEED}*") if path.name.removeprefix(_SEED).isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(_SEED)))
+    return sorted(found, key=seed_of)
+
+
+def seed_of(folder: Path) -> int:
+    """The seed that a folder is of."""
+    return int(folder.name.removeprefix(_SEED))
 
 
 def best_seed(run_dir: Path) -> Path | None:
-    """The folder of the seed with the best return, of several that trained together; None where none has any."""
-    scores = {folder: (read_result(folder) or {}).get("best_return") for folder in seed_folders(run_dir)}
+    """The folder of the seed with the best return, of several that trained together; None where none has any saved."""
+    saved = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
+    scores = {folder: (read_result(folder) or {}).get("best_return") for folder in saved}
     known = {folder: float(score) for folder, score in scores.items() if score is not None}
     return max(known, key=lambda folder: known[folder], default=None)
 
@@ -139,6 +145,12 @@ def write_machine(run_dir: Path, machine: Mapping[str, Any]) -> None:
 def write_result(run_dir: Path, result: Mapping[str, Any]) -> None:
     """Leaves how a run ended, for a sweep's table and for whoever looks later."""
     write_atomically(run_dir / _RESULT, json.dumps(result, indent=2, default=str) + "\n")
+
+
+def forget_result(run_dir: Path) -> None:
+    """Removes how a run ended before, since it goes on."""
+    with contextlib.suppress(OSError):
+        (run_dir / _RESULT).unlink(missing_ok=True)
 
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlstable.io.console import Console
@@ -47,12 +46,6 @@ class SeedConsole(Console):
             self._console.event(step, kind, {**fields, "guard": f"{self._name}: {fields['guard']}"})
         else:
             self._console.event(step, kind, {"of": self._name, **fields})
-
-    @contextlib.contextmanager
-    def compiling(self, name: str) -> Iterator[None]:
-        """Says what is being compiled."""
-        with self._console.compiling(name):
-            yield
 
     def message(self, text: str) -> None:
         """Prints a line."""

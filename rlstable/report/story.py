@@ -95,6 +95,12 @@ def read_stories(folder: Path) -> list[Story]:
     return [read_story(own) for own in begun or [folder]]
 
 
+def last_row(folder: Path) -> dict[str, Any]:
+    """The last row that a run logged, without its step and time; empty where there is none."""
+    rows = _lines(folder / "metrics.jsonl")[0]
+    return {key: value for key, value in (rows[-1] if rows else {}).items() if key not in ("step", "time")}
+
+
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
     """Values by dotted key."""
     found: Settings = {}
