@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ def side_by_side(function: Callable[[Any], Any]) -> Callable[[Each], Each]:
         function: From any pytree to any pytree; jax can trace it.
     """
 
+    @functools.wraps(function)  # programs are known by the name of what they compute
     def mapped(arguments: Each) -> Each:
         if len(arguments) == 1:
             return (function(*arguments),)
