@@ -229,6 +229,7 @@ def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) ->
     assert read_result(tmp_path)["stop_reason"] == "needs_own_program"  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_so_does_a_ladder_that_would_climb_by_itself(tmp_path: Path) -> None:
     """What it learnt until then is saved."""
     fault = storm(probability=0.3, iterations=None)
@@ -366,6 +367,7 @@ def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.Cap
     assert [event["message"] for event in errors] == ["OSError: the disk of this one is on fire"]
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing:
         def memory_analysis(self) -> None:
@@ -386,6 +388,7 @@ def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch:
         assert kinds[0] == "error" and kinds[-1] == "stopped"
 
 
+@pytest.mark.slow
 def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None:
     config = together(supervise={"max_wall_time": 1e5, "ladder": OFF, "incident": OFF})
 
@@ -412,6 +415,7 @@ def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, mon
     assert order == ["dispatch", "devices"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["disk", "sinks"])
 def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None:
     config = together(fault={"site": site, "seed": 1}, total_steps=3 * ITERATION, eval={"num_evals": 0})
@@ -421,6 +425,7 @@ def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None
     assert [told in kinds[seed] for seed in range(3)] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
     sinks = {"console": "off", "log_every": 3}
     result = Fleet(together(fault=storm(), sinks=sinks, eval={"num_evals": 0}), tmp_path).run()
@@ -470,6 +475,7 @@ def test_no_seed_is_left_behind(healthy: tuple[Fleet, Result], tmp_path: Path) -
     assert not (tmp_path / "run" / "seed-40").exists()
 
 
+@pytest.mark.slow
 def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -> None:
     """It went on alone, climbed, and was interrupted."""
     Fleet(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
