@@ -28,6 +28,7 @@ from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import (
+    forget_result,
     has_checkpoint,
     open_run_dir,
     read_result,
@@ -110,8 +111,8 @@ class Fleet:
         try:
             self._open(resumes)
             write_config(self.run_dir, config.model_dump(mode="json"))
-            for run in [*self.seeds.values()][:1]:
-                write_machine(self.run_dir, run.machine)
+            if self.seeds:
+                write_machine(self.run_dir, next(iter(self.seeds.values())).machine)
             ahead = [run.logged_step for run in self._going.values()]
             # Rows of iterations that some have still to catch up with were right, and those are the same again.
             self._logbook.start(None, max(ahead) if ahead and config.resume is not None else None)
@@ -251,6 +252,7 @@ class Fleet:
 
     def _take_in(self, training: dict[int, Run], reports: dict[int, Metrics]) -> None:
         """What is due after an iteration for the seeds that it was for."""
+        forget_result(self.run_dir)
         due = [seed for seed, run in training.items() if run.count(reports[seed], self._last_seconds)]
         worth = self._evaluate(due, training)
         # Once for all of them, or some would stop an iteration before the others.

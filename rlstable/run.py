@@ -109,7 +109,7 @@ class Run:
         self.history: list[Row] = []
         self.advice: str | None = None
         self._last_evaluation: Row = {}
-        self._stopped_by_callback = False
+        self._stopped_by_callback = self._goes_on = False
         self._cause: Ending | None = None
         self._unsaved = self._healthy = False
         self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
@@ -137,7 +137,6 @@ class Run:
                 self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
             write_machine(self.run_dir, self.machine)
-            forget_result(self.run_dir)
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:
             self.close()
@@ -179,6 +178,9 @@ class Run:
             Whether an evaluation is due, for `conclude`.
         """
         evaluates = self.evaluates_next and bool(metrics.healthy)
+        if not self._goes_on:
+            self._goes_on = True
+            forget_result(self.run_dir)  # not sooner: what cannot start loses nothing
         self._before = self.step
         self.step = int(metrics.counters.env_steps)
         # Until it is concluded it would be saved without what is due after it; and a bad state is never saved.

@@ -150,3 +150,13 @@ def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypa
         "python": f"{saved['python']} -> 4.0",
         "jax": f"{saved['jax']} -> 99.0",
     }
+
+
+def test_how_it_ended_before_is_forgotten_once_it_goes_on_and_not_sooner(finished: Path) -> None:
+    """A killed process leaves no ending, so what stands there must not be that of the time before."""
+    runner = Runner(quick(5, resume="auto"), finished)
+    assert (finished / "result.json").exists()
+    runner.advance()
+    assert not (finished / "result.json").exists()
+    runner.finish(Ending.stopped)
+    assert json.loads((finished / "result.json").read_text())["stop_reason"] == "stopped"
