@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+
+from rlstable import processor
 
 # Tells the user what is compiling, for as long as it takes.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -47,7 +47,7 @@ def keep_programs(folder: str | None) -> str | None:
         return None
     own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstable" / "programs"
     # jax's key does not say for which processor machine code is, and homes are shared among machines.
-    place = (own if folder == "auto" else Path(folder).expanduser()).absolute() / _processor()
+    place = (own if folder == "auto" else Path(folder).expanduser()).absolute() / processor.fingerprint()
     try:
         # What lies here is executed: it is nobody else's to write.
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,15 +61,6 @@ def keep_programs(folder: str | None) -> str | None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_SECONDS)
         compilation_cache.reset_cache()  # or a folder told after the first compilation is not heard of
     return None
-
-
-def _processor() -> str:
-    """A short name of the kind of processor, the same on all that run the same machine code."""
-    told = f"{platform.machine()} {platform.processor()}"
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        told += " ".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-    return f"{platform.machine()}-{hashlib.blake2s(told.encode(), digest_size=6).hexdigest()}"
 
 
 def _known_folder() -> str | None:

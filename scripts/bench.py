@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 import numpy as np
 import race
 import race_page
+import race_results
 import scaling
 import seeds
 from rich.console import Console
@@ -324,7 +325,7 @@ def device() -> Row:
     import jax
 
     used = jax.devices()[0]
-    return {"platform": used.platform, "kind": used.device_kind, "cpus": os.cpu_count()}
+    return race_results.described(used.platform, used.device_kind)
 
 
 def versions() -> dict[str, str]:

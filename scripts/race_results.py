@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -14,7 +15,8 @@ from pathlib import Path
 from race_legs import Leg, Row
 from race_process import environment, pins
 
-from rlstable import __version__
+from rlstable import __version__, processor
+from rlstable.compose import compose
 from rlstable.config import ConfigError
 
 RIVALS = ("brax", "sb3", "sbx")
@@ -29,7 +31,18 @@ def device() -> Row:
             f"race: jax finds no device: {(said.stderr.strip().splitlines() or ['it does not say why'])[-1]}"
         )
     found = json.loads(said.stdout.splitlines()[-1])
-    return {"platform": found[0], "kind": found[1], "cpus": os.cpu_count()}
+    return described(*found)
+
+
+def described(platform_name: str, kind: str) -> Row:
+    """A device without a name of the machine; what jax calls "cpu" is of many kinds, two of which nobody may compare.
+
+    Args:
+        platform_name: As jax calls it.
+        kind: As jax calls it.
+    """
+    is_cpu = platform_name == "cpu"
+    return {"platform": platform_name, "kind": processor.name() if is_cpu else kind, "cpus": os.cpu_count()}
 
 
 def versions(side: str) -> dict[str, str]:
@@ -48,7 +61,15 @@ def identity(leg: Leg, kind: str) -> Row:
         kind: Of the device.
     """
     fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "backend", "warm", "threshold")}
-    return {**fixed, "kind": kind, "settings": leg.text, "versions": versions(leg.side)}
+    common = {**fixed, "kind": kind, "settings": leg.text, "versions": versions(leg.side)}
+    return common | ({"recipe": recipe(leg)} if leg.side == "ours" else {})
+
+
+def recipe(leg: Leg) -> str:
+    """A digest of what a leg of ours trains with, so that one with another recipe is another measurement."""
+    config = compose(list(leg.settings))
+    chosen = {"ppo": config.ppo.model_dump(mode="json"), "network": config.network.model_dump(mode="json")}
+    return hashlib.blake2s(json.dumps(chosen, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def measured(rows: Sequence[Row], leg: Leg, kind: str) -> dict[int, Row]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 
+from rlstable import processor
 from rlstable.versions import versions
 
 # Environment variables that change arithmetic, determinism, memory or the choice of device.
@@ -82,16 +81,6 @@ def _nvidia() -> tuple[str, ...]:
     return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    name = platform.processor() or platform.machine()
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            name = value.strip()
-            break
+def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{name}, {cores} {'core' if cores == 1 else 'cores'}"
+    return f"{processor.name()}, {cores} {'core' if cores == 1 else 'cores'}"

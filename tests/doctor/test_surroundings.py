@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -53,10 +52,3 @@ def test_a_driver_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module.subprocess, "run", fail)
     assert module._nvidia() == ()
-
-
-def test_the_processors_name(tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text("vendor_id\t: X\nmodel name\t: Fast One: 3 GHz\n")
-    assert module._processor(file).startswith("Fast One: 3 GHz, ")
-    assert module._processor(tmp_path / "none").endswith(("core", "cores"))

@@ -234,6 +234,7 @@ def race_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_rival: None)
     """Runs the command for some goals; gives its exit code and all results so far."""
     monkeypatch.setattr(race, "START", {})
     monkeypatch.setattr(race, "device", lambda: CPU)
+    monkeypatch.setattr(bench, "device", lambda: CPU)
 
     def command(own: dict[str, race.Goal], *more: str) -> tuple[int, list[dict[str, Any]]]:
         monkeypatch.setattr(race, "THRESHOLD", own)
@@ -273,6 +274,20 @@ def test_a_leg_that_ran_out_of_time_is_recorded_and_run_again_with_more(race_wit
     assert f"> {race_page.digits(row['ran'])}" in (tmp_path / "page.md").read_text()
     assert race_with(goals(1.0, sleep=60.0, limit=0.5), "--rounds", "1")[1] == rows
     assert len(race_with(goals(1.0, sleep=60.0, limit=0.6), "--rounds", "1")[1]) == 2
+
+
+def test_another_recipe_or_processor_is_another_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    ant = dataclasses.replace(LEG, settings=("env=ant", "device=cpu"))
+    changed = dataclasses.replace(LEG, settings=("env=ant", "device=cpu", "ppo.gae_lambda=0.5"))
+    assert race_results.recipe(ant) == race_results.recipe(ant) != race_results.recipe(changed)
+    row = {**race_results.identity(ant, "One"), "round": 1, "ending": "reached"}
+    assert race_results.measured([row], ant, "One") == {1: row}
+    assert not race_results.measured([row], ant, "Other")
+    assert not race_results.measured([row | {"recipe": "older"}], ant, "One")
+    assert "recipe" not in race_results.identity(RIVAL, "One")
+    monkeypatch.setattr(race_results.processor, "name", lambda: "One")
+    assert race_results.described("cpu", "cpu")["kind"] == "One"
+    assert race_results.described("gpu", "NVIDIA H100")["kind"] == "NVIDIA H100"
 
 
 def test_the_page_alone_runs_nothing(race_with: Any, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""The processor: its name, and what tells kinds of it apart."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def name() -> str:
+    """As its maker calls it, without counting it; its architecture where the system does not say."""
+    named = _values("model name")
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def fingerprint() -> str:
+    """A short name of its kind, the same on all that run the same machine code."""
+    told = [platform.machine(), platform.processor(), *sorted({*_values("model name", "flags", "Features")})]
+    return f"{platform.machine()}-{hashlib.blake2s(' '.join(told).encode(), digest_size=6).hexdigest()}"
+
+
+def _values(*keys: str) -> list[str]:
+    """What Linux says under these keys, of every core."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return []
+    parts = (line.partition(":") for line in lines)
+    return [value.strip() for key, _, value in parts if key.strip() in keys]
