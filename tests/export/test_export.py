@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import onnxruntime
 import pytest
 from commands import exit_code
 from toys import tiny_config
 
+from rlstable.api import fit
 from rlstable.config import ConfigError
 from rlstable.export import formats
 from rlstable.export.__main__ import main
@@ -20,6 +23,7 @@ from rlstable.export.function import policy_function
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
 from rlstable.saved_run import open_run
+from rlstable.stage import make_stage
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 GAUSSIAN = {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 2.0}
@@ -46,8 +50,6 @@ run = functools.partial(exit_code, main)
 
 
 def onnx_actions(path: Path, observations: np.ndarray) -> np.ndarray:
-    import onnxruntime
-
     return np.asarray(onnxruntime.InferenceSession(path).run(["action"], {"observation": observations})[0])
 
 
@@ -90,6 +92,42 @@ def test_every_kind_of_policy(sections: dict[str, Any], tmp_path: Path) -> None:
     )
     close = 1e-5 if trained_in == "float32" else 0.1  # bfloat16 has three digits, and some samples are far out
     np.testing.assert_allclose(onnx_actions(onnx, function.samples), own, atol=close)
+
+
+@pytest.mark.slow
+def test_both_files_run_as_the_policy_does(tmp_path: Path) -> None:
+    """Cheetahs of C MuJoCo, from the same first states, with a policy that has begun to run.
+
+    A difference in the last digit grows from step to step, so whole episodes are alike on average only.
+    """
+    fit(
+        "halfcheetah",
+        run_dir=tmp_path,
+        total_steps=100_000,
+        overrides=["device=cpu", "sinks=quiet", "eval.num_evals=0"],
+    )
+    saved = open_run(tmp_path)
+    function = policy_function(saved)
+    formats.write_onnx(function, tmp_path / "policy.onnx")
+    formats.write_stablehlo(function, tmp_path / "policy.stablehlo")
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    loaded = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
+    env = make_stage(saved, 32, deterministic=True, backend="native").env
+    reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+
+    def rewards(act: Callable[[np.ndarray], Any]) -> np.ndarray:
+        state, found = reset(jax.random.split(jax.random.PRNGKey(5), 32)), []
+        for _ in range(1000):
+            state = step(state, np.asarray(act(np.asarray(state.obs))))
+            found.append(np.asarray(state.reward))
+        return np.array(found)
+
+    own = rewards(load_policy(tmp_path).act)
+    assert own.sum(0).mean() > 100.0
+    for exported in (lambda obs: session.run(["action"], {"observation": obs})[0], loaded.call):
+        found = rewards(exported)
+        np.testing.assert_allclose(found[:5], own[:5], atol=1e-3)
+        assert found.sum(0).mean() == pytest.approx(own.sum(0).mean(), rel=0.05)
 
 
 def test_metadata_are_in_the_file(run_dir: Path, tmp_path: Path) -> None:
