@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _SUFFIX = "_cpu"
@@ -28,14 +28,16 @@ def recipe(name: str, device: str, folder: Path) -> str:
     return name + _SUFFIX if suits_cpu and (folder / f"{name}{_SUFFIX}.yaml").is_file() else name
 
 
-def told(choices: Mapping[str, str]) -> str | None:
+def told(choices: Mapping[str, str], overrides: Sequence[str] = ()) -> str | None:
     """A line about the recipe where it was chosen by what is there, None where it was not.
 
     Args:
         choices: The option of every group of the configuration, by group.
+        overrides: What the user wrote.
     """
     name = choices["ppo"]
-    if choices["device"] != "auto" or not name.endswith(_SUFFIX):
+    asked_for = any(override.startswith("ppo=") for override in overrides)
+    if asked_for or choices["device"] != "auto" or not name.endswith(_SUFFIX):
         return None
     return f"recipe: {name}, made for a CPU (device=auto); ppo={name.removesuffix(_SUFFIX)} is that for an accelerator"
 

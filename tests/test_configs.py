@@ -121,6 +121,8 @@ def test_the_recipe_depends_on_what_is_there(monkeypatch: pytest.MonkeyPatch) ->
         "humanoid_cpu",
         "recipe: humanoid_cpu, made for a CPU (device=auto); ppo=humanoid is that for an accelerator",
     )
+    assert recipes.told(here, ["env=humanoid", "ppo=humanoid_cpu"]) is None, "whoever asks for it knows"
+    assert recipes.told(here, ["ppo.num_envs=8"]) is not None
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     there = hydra_node("env=humanoid").runtime.choices
     assert (there.ppo, recipes.told(there)) == ("humanoid", None)
