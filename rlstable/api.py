@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlstable.compose import compose
 from rlstable.config import ConfigError
 from rlstable.fleet import start
@@ -63,7 +65,9 @@ def _override(key: str, value: Any) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    """A Python value in Hydra's override grammar."""
+    """A Python value, or one of NumPy's, in Hydra's override grammar."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -47,14 +47,12 @@ def key_parser(name: str, description: str, model: type[Section], epilog: str) -
 def options(model: type[Model], words: Sequence[str]) -> Model:
     """What was typed as `key=value`, checked.
 
-    A key whose field holds paths is taken as it stands, any other is read as YAML; one that holds several may be typed
-    several times.
+    A key whose field holds paths is taken as it stands (but for `null`), any other is read as YAML; one that holds
+    several may be typed several times.
 
     Raises:
         ConfigError: The first mistake, in one line.
     """
-    import yaml
-
     data: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -66,8 +64,8 @@ def options(model: type[Model], words: Sequence[str]) -> Model:
         if not text:
             raise ConfigError(f"{key}: has no value; write {key}=<value>, or leave it out")
         try:
-            value = text if "Path" in kind else yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = _read(text, kind)
+        except ValueError:
             raise ConfigError(f"{key}: cannot read {text!r}; put it into quotes") from None
         if "tuple" in kind:
             data.setdefault(key, []).append(value)
@@ -76,6 +74,24 @@ def options(model: type[Model], words: Sequence[str]) -> Model:
         else:
             data[key] = value
     return validate(model, data)
+
+
+def _read(text: str, kind: str) -> Any:
+    """The value that was typed for a field of some type.
+
+    Raises:
+        ValueError: It is none.
+    """
+    import yaml
+
+    if "Path" in kind:
+        return None if text == "null" and "None" in kind else text
+    if text.isdecimal():
+        return int(text)  # 010 too, which YAML takes for an octal number
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError from error
 
 
 def _keys(model: type[Section]) -> str:
@@ -97,7 +113,7 @@ def working() -> Iterator[None]:
     """Around everything before the report: standard output is kept for that, and a mistake ends with one line.
 
     Raises:
-        SystemExit: A ConfigError, with the code of that ending.
+        SystemExit: A ConfigError, or a file that the system refuses, with the code of that ending.
     """
     # Whatever libraries print while they load is kept out of the report.
     with contextlib.redirect_stdout(sys.stderr):
@@ -105,8 +121,11 @@ def working() -> Iterator[None]:
 
         try:
             yield
-        except ConfigError as error:
-            print(f"rlstable: {error}", file=sys.stderr)
+        except (ConfigError, OSError) as error:
+            if isinstance(error, OSError) and error.filename is None:
+                raise  # of no file that was named
+            said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            print(f"rlstable: {said}", file=sys.stderr)
             sys.exit(Ending.config_error.exit_code)
 
 

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlstable import config as typed
 from rlstable import recipes
 from rlstable.config import Config, ConfigError
-from rlstable.io.rundir import default_run_dir
+from rlstable.io.rundir import default_run_dir, read_settings
 from rlstable.schema import unknown_key
 
 
@@ -60,7 +60,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
     saved_file = Path(str(resume)) / "config.yaml"
     if not saved_file.is_file():
         raise ConfigError(f"resume: {resume} is no run folder, it has no config.yaml")
-    saved: Any = OmegaConf.create(OmegaConf.to_container(OmegaConf.load(saved_file)))
+    saved: Any = OmegaConf.create(read_settings(saved_file.parent))
     for override in overrides:
         key = override.split("=", 1)[0].lstrip("+~")
         if key == "sweep":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -159,7 +160,7 @@ def _returns(fields: Mapping[str, Any]) -> str:
 
 def command(name: str, path: Path, key: str = "") -> str:
     """What to type where the user stands to call a command of rlstable on a path, `key` in front of it."""
-    return f"{_python()} -m rlstable.{name} {key}{_from_here(path)}"
+    return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + _from_here(path))}"
 
 
 def _number(value: Any) -> str:

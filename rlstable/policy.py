@@ -24,6 +24,7 @@ from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
+from rlstable.schema import validate
 
 OnBad = Literal["fallback", "raise"]
 
@@ -268,7 +269,7 @@ def load_policy(
         on_bad: `fallback` replaces bad actions, `raise` raises `NonFiniteAction`.
 
     Raises:
-        ConfigError: There is no such run or checkpoint.
+        ConfigError: There is no such run or checkpoint, or it is of another version.
         ValueError: `safe_action` does not fit the action, or `on_bad` is neither.
     """
     require_one_seed(Path(run_dir))
@@ -277,8 +278,8 @@ def load_policy(
     if spec is None:
         raise ConfigError(f"run_dir: the checkpoint in {run_dir} was not written by rlstable: it describes no policy")
     networks = Networks(
-        NetworkConfig.model_validate(spec["network"]),
-        LimiterConfig.model_validate(spec["limits"]),
+        validate(NetworkConfig, spec["network"]),
+        validate(LimiterConfig, spec["limits"]),
         spec["action_size"],
         spec["normalize"],
         jnp.dtype(spec["dtype"]),

@@ -425,6 +425,7 @@ class Run:
             "devices": self._mesh.size,
             "num_envs": self.supervisor.num_envs,
             "level": self.supervisor.level,
+            "backend": self.supervisor.assembly.loaded.backend,
             "step": self.step,
             "return": score,
             "version": __version__,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlstable import config as typed
+from rlstable.compiling import dispatch_inline
 from rlstable.config import Config, ConfigError
 from rlstable.fault_config import FaultConfig
 from rlstable.io.rundir import read_settings, require_one_seed
 from rlstable.policy import Policy, load_policy
+from rlstable.supervise.ladder import Level
 from rlstable.versions import versions
 
 Which = Literal["best", "latest"] | int
@@ -22,7 +25,8 @@ class SavedRun:
 
     Attributes:
         folder: Of the run.
-        config: As it was trained, without the fault it may have been given on purpose.
+        config: As it was trained when this policy was saved, at the precision it had climbed to and on the physics that
+            was chosen for it; without the fault it may have been given on purpose.
         policy: What it learnt.
     """
 
@@ -48,7 +52,7 @@ class SavedRun:
         return self.config.model_copy(update={"env": env})
 
 
-def open_run(folder: Path, which: Which = "best") -> SavedRun:
+def open_run(folder: str | Path, which: Which = "best") -> SavedRun:
     """Opens a run, also one that goes on or was broken off.
 
     Args:
@@ -59,11 +63,27 @@ def open_run(folder: Path, which: Which = "best") -> SavedRun:
         ConfigError: No run is there, it was never saved, its checkpoint cannot be read, or its configuration is of
             another version.
     """
+    # Before the policy's arrays are jax's first, after which it does not listen: what plays it may be native physics.
+    dispatch_inline()
+    folder = Path(folder)
     require_one_seed(folder)
     config = read_config(folder)
     if not (folder / "checkpoints").is_dir():
         raise ConfigError(f"run: {folder} has no checkpoint; nothing was saved before it ended, or checkpoint=off")
-    return SavedRun(folder, config, load_policy(folder, which))
+    policy = load_policy(folder, which)
+    return SavedRun(folder, _as_trained(config, policy.host), policy)
+
+
+def _as_trained(config: Config, host: Mapping[str, Any]) -> Config:
+    """A configuration with what the run came to by itself, by what was saved beside its policy."""
+    level = dict(zip(Level._fields, host.get("level", ()), strict=False))
+    env = {"backend": host.get("backend")} if config.env.backend == "auto" and host.get("backend") else {}
+    return config.model_copy(
+        update={
+            "precision": config.precision.model_copy(update=level),
+            "env": config.env.model_copy(update=env),
+        }
+    )
 
 
 def read_config(folder: Path) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from rlstable.compiling import dispatch_inline, keep_programs
+from rlstable.compiling import keep_programs
 from rlstable.config import Config, ConfigError
 from rlstable.envs.load import load
 from rlstable.policy import Policy
@@ -43,8 +43,6 @@ def make_stage(run: SavedRun, episodes: int, deterministic: bool = True, backend
     """
     looks = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
     config = run.config_on(backend).model_copy(update={"eval": looks})
-    if config.env.backend in ("native", "auto"):
-        dispatch_inline()
     keep_programs(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs)
     _require_fit(run.policy, loaded.env, config)

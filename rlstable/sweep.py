@@ -10,6 +10,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlstable.endings import command
 from rlstable.io.rundir import read_result
@@ -28,7 +29,7 @@ class SweepSummary(Callback):
         """Prints the table."""
         sweep_dir = Path(config.hydra.sweep.dir)
         type(self).exit_codes.clear()
-        table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=f"sweep {sweep_dir}")
+        table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=Text(f"sweep {sweep_dir}"))
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=_job_number):
             result = read_result(folder) or {}
             type(self).exit_codes.append(int(result.get("exit_code", 0)))
@@ -39,10 +40,12 @@ class SweepSummary(Callback):
                 result.get("best_return"),
             )
             overrides = " ".join(result.get("overrides", []))
-            table.add_row(folder.name, overrides, *(_cell(value) for value in cells))
+            # As text, since square brackets in a string are rich's marks.
+            table.add_row(*map(Text, (folder.name, overrides, *map(_cell, cells))))
         console = Console(width=None if sys.stdout.isatty() else 140)
         console.print(table)
-        console.print(f"compare them  {command('report', sweep_dir, 'sweep=')}", highlight=False, soft_wrap=True)
+        last = f"compare them  {command('report', sweep_dir, 'sweep=')}"
+        console.print(last, highlight=False, markup=False, soft_wrap=True)
 
 
 def _job_number(folder: Path) -> tuple[int, str]:

@@ -135,5 +135,8 @@ def judge(run: SavedRun, episodes: int, deterministic: bool = True, backend: str
     try:
         [played] = evaluator.play([Judged(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))])
     except OutOfMemory as error:
-        raise ConfigError(f"episodes: {error}") from error
+        raise ConfigError(
+            "episodes: the device has no memory for a single one; is something else training on it? JAX_PLATFORMS=cpu "
+            "leaves it alone"
+        ) from error
     return Worth(run, stage.backend, deterministic, seed, played)

@@ -79,11 +79,15 @@ def test_a_mistake_is_one_line() -> None:
         "NaN",
         "null",
         "a/b-c.d",
+        np.float64(1e-3),
+        np.int64(3),
+        np.True_,
+        np.array([[1, 2], [3, 4]]),
     ],
 )
 def test_values_survive_the_way_through_overrides(value: Any) -> None:
     config = compose(["env=ant", "env.kwargs={value: " + _literal(value) + "}"])
-    expected = list(value) if isinstance(value, tuple) else value
+    expected = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     assert config.env.kwargs == {"value": expected}
 
 

@@ -24,6 +24,8 @@ def test_words_are_read() -> None:
     found = command.options(Options, ["run=runs/2026-01-31", "run=123", "out=a=b", "count=7", "fast=false", "mode=b"])
     assert found == Options(run=(Path("runs/2026-01-31"), Path("123")), out=Path("a=b"), count=7, fast=False, mode="b")
     assert command.options(Options, ["run=x", "mode=null"]) == Options(run=(Path("x"),))
+    assert command.options(Options, ["run=x", "count=010"]).count == 10
+    assert command.options(Options, ["run=null", "out=null"]) == Options(run=(Path("null"),), out=None)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_words_are_read() -> None:
         (["run=x", "cuont=3"], "cuont: unknown key; did you mean count?"),
         (["run=x", "count=3", "count=4"], "count: is given twice"),
         (["run=x", "count=0"], "count: input should be greater than 0, got 0"),
+        (["run=x", "count=2026-13-45"], "count: cannot read '2026-13-45'; put it into quotes"),
         (["run=x", "count=[1"], "count: cannot read '[1'; put it into quotes"),
         (["run=x", "fast=2"], "fast: input should be a valid boolean, got 2"),
         (["run=x", "mode=c"], "mode: input should be 'a' or 'b', got 'c'"),

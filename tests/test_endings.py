@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toys import tiny_config
 
-from rlstable.endings import Ending, describe, stays_ended
+from rlstable.endings import Ending, command, describe, stays_ended
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
 
@@ -51,6 +51,11 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "runs" / "ant" / "1" / "report.html").touch()
     rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
     assert rows["report"] == "runs/ant/1/report.html"
+
+
+def test_a_path_is_quoted_where_a_shell_would_take_it_apart() -> None:
+    assert command("evaluate", Path("/my runs/ant"), "run=").endswith(" -m rlstable.evaluate 'run=/my runs/ant'")
+    assert command("evaluate", Path("/runs/ant"), "run=").endswith(" -m rlstable.evaluate run=/runs/ant")
 
 
 def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -12,10 +13,12 @@ import pytest
 from commands import exit_code
 from toys import tiny_config
 
+from rlstable.compose import compose
 from rlstable.config import ConfigError
 from rlstable.estimates import estimate
 from rlstable.evaluate import main
-from rlstable.io.rundir import read_settings
+from rlstable.io.rundir import read_result, read_settings, write_config
+from rlstable.policy import Policy
 from rlstable.runner import Runner
 from rlstable.saved_run import open_run
 from rlstable.worth import judge
@@ -163,3 +166,55 @@ def test_a_policy_for_another_robot_is_refused(copied: Path) -> None:
     (copied / "config.yaml").write_text(text.replace("toys:PointMass", "toys:NamedPointMass"))
     with pytest.raises(ConfigError, match=r"has observations \{'state': \(4,\)\} .* the policy was trained for \(4,\)"):
         judge(open_run(copied), 2)
+
+
+def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the precision that its run had climbed to, and on the physics that `auto` was there."""
+    from rlstable import saved_run
+
+    config = compose(["env=inverted_pendulum"])
+    load_policy, order = saved_run.load_policy, []
+    host = {"level": ["x64", "float32"], "backend": "native"}
+
+    def saved_there(folder: Path, which: saved_run.Which) -> Policy:
+        order.append("policy")
+        policy = load_policy(run_dir, which)
+        older = {key: value for key, value in policy.host.items() if key not in ("level", "backend")}
+        return dataclasses.replace(policy, host=older | host)
+
+    monkeypatch.setattr(saved_run, "load_policy", saved_there)
+    monkeypatch.setattr(saved_run, "dispatch_inline", lambda: order.append("dispatch"))
+    (tmp_path / "checkpoints").mkdir()
+    write_config(tmp_path, config.model_dump(mode="json"))
+    found = open_run(str(tmp_path)).config
+    assert order == ["dispatch", "policy"], "jax is told how to dispatch before it is first used"
+    assert (found.precision.matmul, found.precision.network) == ("x64", "float32")
+    assert (config.env.backend, found.env.backend) == ("auto", "native")
+    assert open_run(tmp_path).config_on("mjx").env.backend == "mjx"
+    host = {}  # of an older version
+    assert open_run(tmp_path).config.env.backend == "auto"
+    write_config(tmp_path, compose(["env=inverted_pendulum", "env.backend=mjx"]).model_dump(mode="json"))
+    host = {"backend": "native"}
+    assert open_run(tmp_path).config.env.backend == "mjx"
+
+
+def test_a_run_saves_what_simulated_it(run_dir: Path) -> None:
+    assert open_run(run_dir).policy.host["backend"] == "toy"
+
+
+def test_a_policy_of_another_version_is_one_line(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlstable import policy
+
+    arrays, host = policy.restore_policy(run_dir / "checkpoints", "best")
+    spec = {**host["policy"], "network": {**host["policy"]["network"], "warp_drive": 9}}
+    monkeypatch.setattr(policy, "restore_policy", lambda *_: (arrays, {**host, "policy": spec}))
+    assert run(f"run={run_dir}") == 2
+    assert "warp_drive: unknown key" in capsys.readouterr().err
+
+
+def test_damaged_results_are_none(tmp_path: Path) -> None:
+    for content in (b"\xff", b"[]", b"3", b"{"):
+        (tmp_path / "result.json").write_bytes(content)
+        assert read_result(tmp_path) is None

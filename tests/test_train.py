@@ -84,6 +84,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not list(tmp_path.glob("runs/*/*/*")), "a mistake leaves nothing behind"
 
 
+def test_a_torn_configuration_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.yaml").write_text("a: [")
+    assert run(monkeypatch, tmp_path, "resume=torn") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("rlstable: run: torn/config.yaml cannot be read: ")
+
+
 def test_a_run_folder_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

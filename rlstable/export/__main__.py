@@ -67,10 +67,10 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if options.format in ("both", "onnx"):
-            written.append(write_onnx(function, folder / "policy.onnx"))
         if options.format in ("both", "stablehlo"):
             written.append(write_stablehlo(function, folder / "policy.stablehlo"))
+        if options.format in ("both", "onnx"):
+            written.append(write_onnx(function, folder / "policy.onnx"))
     except OSError as error:
         raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error
     return [{"file": str(one.path), "bytes": one.path.stat().st_size, "difference": one.difference} for one in written]

@@ -37,10 +37,9 @@ class PolicyFunction:
     samples: np.ndarray
     metadata: dict[str, Any]
 
-    @property
-    def expected(self) -> np.ndarray:
-        """The actions for the samples, `[1000, action_size]`."""
-        return np.asarray(jax.jit(self.apply)(self.samples))
+    def actions(self, observations: np.ndarray) -> np.ndarray:
+        """The actions for observations `[B, observation_size]`, `[B, action_size]`."""
+        return np.asarray(jax.jit(self.apply)(observations))
 
     @property
     def texts(self) -> dict[str, str]:

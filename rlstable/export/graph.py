@@ -162,7 +162,7 @@ class _Builder:
                 return self._slice(first, params["start_indices"][0], params["limit_indices"][0])
             case "copy" | "stop_gradient" | "reshape" | "broadcast_in_dim" | "squeeze" if value.shape == first.shape:
                 return self.name_of(first)
-        raise Untranslatable(f"no ONNX for {primitive} to {value.shape}; choose format=stablehlo")
+        raise Untranslatable(f"no ONNX for {primitive} to {value.shape}")
 
     def _product(self, left: Any, right: Any, dimensions: Any) -> str:
         """A vector times a matrix that is known."""

@@ -154,11 +154,12 @@ def forget_result(run_dir: Path) -> None:
 
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:
-    """How a run ended, or None where it has not, or the file is torn."""
+    """How a run ended, or None where it has not, or the file is damaged."""
     try:
-        return json.loads((run_dir / _RESULT).read_text())
-    except (OSError, json.JSONDecodeError):
+        found = json.loads((run_dir / _RESULT).read_text())
+    except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rlstable.guards.env import physics
 from rlstable.precision import level
 from rlstable.saved_run import SavedRun
 from rlstable.stage import make_stage
+from rlstable.supervise.memory_plan import exhausted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: st
         seed: Of the first states and the samples.
 
     Raises:
-        ConfigError: As for `make_stage`, or there is no MuJoCo model that could be drawn.
+        ConfigError: As for `make_stage`, there is no MuJoCo model that could be drawn, or memory does not suffice.
     """
     stage = make_stage(run, episodes, deterministic, backend)
     config, name = stage.config, stage.config.env.name
@@ -85,9 +86,14 @@ def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: st
             policy = acting(config, run.policy.networks, params, statistics)
             return watch_episodes(env, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
 
-    with precision.compiled():
-        played = jax.jit(play)(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
-    found, (positions, rewards) = jax.device_get(played)
+    try:
+        with precision.compiled():
+            played = jax.jit(play)(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
+        found, (positions, rewards) = jax.device_get(played)
+    except jax.errors.JaxRuntimeError as error:
+        if not exhausted(error):
+            raise
+        raise ConfigError(f"episodes: the device has no memory to play and keep {episodes:,}; choose fewer") from error
     if positions.shape[-1] != model.nq:
         raise ConfigError(f"run: {name} has {positions.shape[-1]} positions and its MuJoCo model {model.nq}")
     recordings = tuple(

@@ -19,6 +19,7 @@ examples:
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00 run=runs/ant/2026-02-01_09-00-00 out=two.html
   python -m rlstable.report sweep=runs/sweeps/2026-01-31_22-00-00
 """
+_PAGES = (".html", ".htm")  # which alone are written over
 
 
 class ReportOptions(Section):
@@ -34,6 +35,8 @@ class ReportOptions(Section):
             raise KeyedError("run", "name runs or a sweep, run=<folder> or sweep=<folder>")
         if self.out is not None and self.out.is_dir():
             raise KeyedError("out", f"{self.out} is a folder; give a file, {self.out / 'report.html'}")
+        if self.out is not None and self.out.exists() and self.out.suffix not in _PAGES:
+            raise KeyedError("out", f"{self.out} is there and no page; choose a name that ends in .html")
         return self
 
 

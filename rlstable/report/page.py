@@ -223,11 +223,14 @@ def _with_band(line: Line, low: tuple[np.ndarray, np.ndarray], high: tuple[np.nd
 
 
 def _with_interval(line: Line, story: Story) -> Line:
-    """The 95 % interval of a mean return, by the episodes' deviation and their number."""
+    """The 95 % interval of a mean return, by the deviation and the number of the episodes that were not aborted."""
     deviation, episodes = story.series("eval/episode_reward_std")[1], story.settings.get("eval.num_envs")
-    if len(deviation) != len(line.y) or not isinstance(episodes, int) or episodes < 2:
+    if len(deviation) != len(line.y) or not isinstance(episodes, int):
         return line
-    half = _NORMAL_95 * deviation / np.sqrt(episodes - 1)
+    aborted = dict(zip(*story.series("eval/aborted_share"), strict=True))
+    kept = np.array([episodes * (1.0 - aborted.get(step, 0.0)) for step in line.x])
+    # One episode has no deviation, and no interval.
+    half = _NORMAL_95 * deviation / np.sqrt(np.maximum(kept - 1.0, 1.0))
     return line._replace(low=line.y - half, high=line.y + half)
 
 
@@ -248,7 +251,7 @@ def _incidents(stories: Sequence[Story]) -> str:
     rows = []
     for story in stories:
         for event in story.of_kind("incident"):
-            path = Path(str(event.get("path", "")))
+            path = _incident(story, Path(str(event.get("path", ""))))
             causes = event.get("causes")
             rows.append(
                 [
@@ -261,6 +264,12 @@ def _incidents(stories: Sequence[Story]) -> str:
     if not rows:
         return ""
     return "<h2>Incidents</h2>" + table(["step", "tripped", "first bad number", "do it again"], rows, [0])
+
+
+def _incident(story: Story, told: Path) -> Path:
+    """Where an incident is by now: the run may have been moved since."""
+    here = story.folder / "incidents" / told.name
+    return here if here.is_dir() else told
 
 
 def _about(story: Story, named: bool) -> str:

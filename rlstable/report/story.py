@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from rlstable.io.rundir import read_result, read_settings, seed_folders
 
 Settings = dict[str, Any]
 _OF_EVERY_EVENT = ("step", "time", "kind")
+_MOST = 1e300  # of what is drawn; differences of numbers beyond it are none
+_LAST = {"step": 2.0**63, "time": 1e11}  # of any step, and of any date
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +77,13 @@ class Story:
         return [event for event in self.events if event.get("kind") in kinds]
 
 
-def read_story(folder: Path) -> Story:
+def read_story(folder: str | Path) -> Story:
     """Reads a run folder, also of a run that goes on, was killed, or is of another version.
 
     Raises:
         ConfigError: It is no run folder.
     """
+    folder = Path(folder)
     settings = flat(read_settings(folder))
     (rows, torn_rows), (events, torn_events) = (_lines(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
     return Story(
@@ -89,8 +91,9 @@ def read_story(folder: Path) -> Story:
     )
 
 
-def read_stories(folder: Path) -> list[Story]:
+def read_stories(folder: str | Path) -> list[Story]:
     """Reads a run folder, or those of the seeds that were trained together in it; errors as for `read_story`."""
+    folder = Path(folder)
     begun = [own for own in seed_folders(folder) if (own / "config.yaml").is_file()]
     return [read_story(own) for own in begun or [folder]]
 
@@ -121,7 +124,10 @@ def differences(stories: Iterable[Story]) -> dict[str, list[Any]]:
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a file of JSON lines, and how many lines are none: a killed run's last one may be torn."""
+    """The objects of a file of JSON lines, and how many lines are none: a killed run's last one may be torn.
+
+    One that says of no step or time when it was is none either.
+    """
     try:
         text = path.read_text(errors="replace")
     except FileNotFoundError:
@@ -134,7 +140,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict):
+        if isinstance(row, dict) and all(_is_number(row.get(key, 0), last) for key, last in _LAST.items()):
             rows.append(row)
         else:
             torn += 1
@@ -149,5 +155,6 @@ def _machine(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any, most: float = _MOST) -> bool:
+    # A comparison that NaN and infinity fail, and that an integer of any length passes or fails.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -most < value < most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def onnx_actions(path: Path, observations: np.ndarray) -> np.ndarray:
 def test_both_files_act_as_the_policy_does(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"run={run_dir}", f"out={tmp_path}", "--json") == 0
     written = json.loads(capsys.readouterr().out)
-    assert [Path(one["file"]).name for one in written] == ["policy.onnx", "policy.stablehlo"]
+    assert [Path(one["file"]).name for one in written] == ["policy.stablehlo", "policy.onnx"]
     observations = np.random.default_rng(3).normal(size=(1000, 4)).astype(np.float32) * 5
     expected = np.asarray(load_policy(run_dir).act(observations))
     np.testing.assert_allclose(onnx_actions(tmp_path / "policy.onnx", observations), expected, atol=1e-5)
@@ -154,9 +155,33 @@ def test_a_file_that_disagrees_is_not_written(run_dir: Path, tmp_path: Path, mon
     monkeypatch.setattr(formats, "TOLERANCE", -1.0)
     function = policy_function(open_run(run_dir))
     for write in (formats.write_onnx, formats.write_stablehlo):
-        with pytest.raises(RuntimeError, match=r"differs from the policy by .*; it was not written"):
+        with pytest.raises(ConfigError, match=r"differs from the policy by .*; it was not written"):
             write(function, tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("size", "distribution"), [(1e3, "normal"), (30.0, "tanh_normal")])
+def test_large_actions_and_steep_policies_are_written(size: float, distribution: str, tmp_path: Path) -> None:
+    """What rounding does to them is more than 1e-5, in the policy itself as in a file."""
+    noise = {"noise_std_type": "log"} if distribution == "normal" else {}
+    saved = open_run(trained(tmp_path / "run", network={"distribution_type": distribution, **noise}))
+    layers = saved.policy.params["policy"]["params"]
+    last = max(layers)
+    steep = {**layers, last: jax.tree.map(lambda x: size * x, layers[last])}
+    params = {"policy": {**saved.policy.params["policy"], "params": steep}}
+    function = policy_function(dataclasses.replace(saved, policy=dataclasses.replace(saved.policy, params=params)))
+    written = formats.write_onnx(function, tmp_path / "policy.onnx")
+    assert written.path.exists()
+    bent = dataclasses.replace(function, apply=lambda x: function.apply(x) * (1 + 1e-3))
+    with pytest.raises(ConfigError, match="not written"):
+        formats._agreement(function, bent.actions, "bent")
+
+
+def test_what_onnx_cannot_say_is_one_line(run_dir: Path, tmp_path: Path) -> None:
+    function = policy_function(open_run(run_dir))
+    odd = dataclasses.replace(function, apply=lambda x: jax.lax.cumsum(function.apply(x), axis=x.ndim - 1))
+    with pytest.raises(ConfigError, match=r"format: no ONNX for cumsum .*; choose format=stablehlo"):
+        formats.write_onnx(odd, tmp_path / "policy.onnx")
 
 
 def test_a_missing_package_is_said(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

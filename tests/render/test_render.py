@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import mujoco
 import numpy as np
 import pytest
@@ -102,6 +103,15 @@ def episodes(returns: list[float], aborted: list[float]) -> Episodes:
 )
 def test_the_best_the_median_and_the_worst(returns: list[float], bad: list[float], expected: dict[str, int]) -> None:
     assert chosen(episodes(returns, bad)) == expected
+
+
+def test_refused_memory_is_one_line(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(jax, "device_get", refuse)
+    with pytest.raises(ConfigError, match="episodes: the device has no memory to play and keep 5; choose fewer"):
+        record(open_run(run_dir), 5)
 
 
 def test_recordings_are_the_episodes_that_were_played(run_dir: Path, reel: Reel) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import DESKTOP, PHONE, opened
 from commands import exit_code
@@ -126,6 +128,40 @@ def test_a_killed_run_has_a_page_too(copied: Path) -> None:
     assert "1 unreadable lines" in text
 
 
+def test_lines_that_say_no_time_count_as_unreadable(copied: Path) -> None:
+    before = len(read_story(copied).rows)
+    odd = ('{"step": "x"}', '{"step": null}', '{"step": 9, "time": "now"}', '{"step": 9, "time": 1e300}', "[1]")
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (copied / name).open("a") as file:
+            file.write("\n".join(odd) + "\n")
+    with (copied / "metrics.jsonl").open("a") as file:
+        large = {"training/kl_mean": 1e308, "training/policy_loss": 10**400, "training/value_loss": -1.7e308}
+        file.write(json.dumps({"step": 1000, **large}) + "\n")
+    story = read_story(str(copied))
+    assert len(story.rows) == before + 1
+    text = page([story])
+    assert "10 unreadable lines" in text
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', "".join(re.findall(r"<svg.*?</svg>", text, re.S)))
+
+
+def test_an_incident_is_where_the_run_is_by_now(troubled: Path, tmp_path: Path) -> None:
+    shutil.copytree(troubled, tmp_path / "moved")
+    assert f"rlstable.replay {tmp_path / 'moved' / 'incidents'}/" in page([read_story(tmp_path / "moved")])
+    shutil.rmtree(tmp_path / "moved" / "incidents")
+    assert f"rlstable.replay {troubled / 'incidents'}/" in page([read_story(tmp_path / "moved")])
+
+
+def test_the_interval_is_of_the_episodes_that_count() -> None:
+    rows = [
+        {"step": step, "eval/episode_reward": 5.0, "eval/episode_reward_std": deviation, "eval/aborted_share": share}
+        for step, share, deviation in ((10, 0.0, 2.0), (20, 0.5, 2.0), (30, 0.9, 0.0))
+    ]
+    story = Story(Path("run"), {"eval.num_envs": 10}, rows, [], None, {}, 0)
+    [line] = report_page._lines(PANELS[0], story, 0, 1)
+    half = [1.96 * 2.0 / math.sqrt(9), 1.96 * 2.0 / math.sqrt(4), 0.0]
+    np.testing.assert_allclose(line.high - line.y, half, rtol=1e-3)
+
+
 def test_a_run_that_logged_nothing_has_a_page_too(copied: Path) -> None:
     for name in ("metrics.jsonl", "events.jsonl", "machine.json"):
         (copied / name).unlink()
@@ -175,6 +211,12 @@ def test_trips_are_counted_also_where_the_counter_went_back(tmp_path: Path) -> N
         (["run=no/such"], "run: there is no folder no/such"),
         (["run={empty}"], "is no run folder, it has no config.yaml"),
         (["run={run}", "out={run}"], "out: {run} is a folder; give a file"),
+        (
+            ["run={run}", "out={run}/config.yaml"],
+            "out: {run}/config.yaml is there and no page; choose a name that ends",
+        ),
+        (["run=" + "x" * 300], "File name too long"),
+        (["run={run}", "out=" + "x" * 300], "File name too long"),
         (["run={run}", "out=/proc/report.html"], "out: cannot write /proc/report.html"),
         (["run={run}", "colour=red"], "colour: unknown key"),
     ],
