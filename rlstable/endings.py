@@ -142,6 +142,7 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
         at_an_end = {Ending.completed.name, *(own.name for own in GIVEN_UP if seeds)}
         # What is at its end goes on where there is more to do.
         more = f" total_steps={2 * fields['step']}" if every <= at_an_end else ""
+        more += " eval.target_return=null" if Ending.target_reached.name in every else ""
         rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
         rows.append(("judge it", command("evaluate", policy, "run=")))
         rows.append(("watch it", command("render", policy, "run=")))

@@ -17,7 +17,7 @@ _FACTORS = {"scale_learning_rate": 0.5, "tighten_clipping": 0.5}
 
 
 class Remedy(Section):
-    """What is changed before another attempt: a name, or a name with its factor, `scale_learning_rate: 0.5`."""
+    """Remedies: fresh_resets, scale_learning_rate: 0.5, tighten_clipping: 0.5, reset_optimizer, raise_precision."""
 
     name: Literal["fresh_resets", "scale_learning_rate", "tighten_clipping", "reset_optimizer", "raise_precision"]
     factor: Positive | None = None

@@ -234,7 +234,9 @@ def compare(comparison: Comparison, args: argparse.Namespace, console: Console) 
         trips = ", ".join(f"{guard} {count:,}" for guard, count in row["trips"].items()) or "none"
         measured = f"{row['pairs']} pairs, {row['steps']:,} steps a call, trips: {trips}"
         notes.append(f"`{' '.join(row['settings'])}`: {measured}")
-    return [Report(comparison.name, comparison.title, comparison.text, header, cells, notes, rows)]
+    either = " or ".join(f"`{overrides}`" for overrides in comparison.sides.values())
+    before = f"Settings, as `python -m rlstable.train` takes them, each followed by {either}:"
+    return [Report(comparison.name, comparison.title, comparison.text, header, cells, notes, rows, before_notes=before)]
 
 
 def run_race(args: argparse.Namespace, console: Console) -> list[Report]:

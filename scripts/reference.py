@@ -59,7 +59,7 @@ def comments_of(path: Path) -> dict[str, str]:
     parents: list[tuple[int, str]] = []
     for line in path.read_text().splitlines():
         comment, key = re.match(r" *# ?(.*)", line), re.match(r"( *)(\w+):", line)
-        if comment:
+        if comment and not comment[1].startswith("@"):  # which is Hydra's
             above.append(comment[1])
         elif key:
             indent = len(key[1])
@@ -135,7 +135,7 @@ def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
         return ", ".join(f"`{arg}`" for arg in args)
     if origin is tuple:
         inner = _values(args[0], ())
-        return f"a list of {inner}"
+        return f"a list of {inner[0].lower()}{inner[1:]}"
     if origin in (dict, Mapping):
         return _WORDS[dict]
     if isinstance(kind, type) and issubclass(kind, Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,28 @@ def test_fit_resumes_with_the_saved_configuration(tmp_path: Path) -> None:
     again = rlstable.fit(resume=str(tmp_path / "run"), total_steps=320)
     assert (again.step, again.run_dir) == (320, tmp_path / "run")
     assert "discounting: 0.5" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_the_environment_of_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
+    (code,) = re.findall(r"```python\n(# point.py.*?)```", page, re.S)
+    (tmp_path / "point.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = rlstable.fit(
+        "point:Point",
+        run_dir=tmp_path / "run",
+        total_steps=64,
+        devices=1,
+        ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 1, "num_updates_per_batch": 1, "unroll_length": 4},
+        network={"policy_hidden_layer_sizes": [8], "value_hidden_layer_sizes": [8]},
+        overrides=[
+            *("sinks=quiet", "eval.num_envs=2", "eval.num_evals=1"),
+            *("env.kwargs={step_size: 0.05}", "env.episode_length=10"),
+        ],
+    )
+    assert result.ending is Ending.completed
+    assert -20.0 < result.metrics["eval/episode_reward"] < 0.0
+    assert result.metrics["eval/aborted_share"] == 0.0
 
 
 def test_a_mistake_is_one_line() -> None:
