@@ -43,6 +43,10 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     assert rows["go on"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
     stopped = dict(describe(Ending.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
     assert stopped["go on"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
+    solved = dict(
+        describe(Ending.target_reached, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
+    )
+    assert solved["go on"].endswith(" resume=runs/ant/1 eval.target_return=null")  # or it would stop at once
     assert rows["use it"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
     assert rows["judge it"].endswith("-m rlstable.evaluate run=runs/ant/1")
     assert rows["watch it"].endswith("-m rlstable.render run=runs/ant/1")
