@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -152,7 +153,7 @@ def section(points: Sequence[Point], kind: str, folder: Path) -> Section:
         kind: Of the device.
         folder: Of the page.
     """
-    picture = f"scaling_{kind.lower().replace(' ', '_')}.png"
+    picture = f"scaling_{re.sub('[^a-z0-9]+', '_', kind.lower())}.png"
     _draw(points, folder / picture)
     names = {"envs": "environments", "length": "episode length", "done": "steps done"}
     header = ("task", "over", "from", "to", "steps/s\nat its ends", "least", "greatest")
