@@ -32,7 +32,7 @@ trainer, with the least and greatest seed in brackets; **nan** where the paramet
 finite; "n/a" where that trainer or physics can have no such fault. Faults of the environment strike the same steps
 whatever their kind, and a sample that is left out is left out whatever was bad, so that such rows often agree to the
 digit: they are one training. A solved pendulum comes undone now and then, with guards or without, fault or not
-(docs/decisions.md has how often, and that it takes longer to come back with them): look at the brackets.
+(docs/decisions.md has how often): look at the brackets.
 Behind `guards=default` stand the guards that tripped, with the median of their trips. Survived is 0.95 or more with
 finite parameters.
 
