@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlstable.endings import command
+from rlstable.endings import Ending, command
 from rlstable.io.rundir import read_result
 
 
@@ -31,8 +31,10 @@ class SweepSummary(Callback):
         type(self).exit_codes.clear()
         table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=Text(f"sweep {sweep_dir}"))
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=_job_number):
-            result = read_result(folder) or {}
-            type(self).exit_codes.append(int(result.get("exit_code", 0)))
+            found = read_result(folder)
+            result = found or {}
+            # Of a damaged result nobody knows that it was a good one.
+            type(self).exit_codes.append(Ending.error.exit_code if found is None else int(result.get("exit_code", 0)))
             cells = (
                 result.get("stop_reason"),
                 result.get("step"),

@@ -25,5 +25,5 @@ def test_what_was_typed_is_shown_as_it_was_typed(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     for words in ("supervise.recovery.remedies=[a,b]", "x=[/a]", "[bold]", "1,234", "5.2"):
         assert words in said
-    assert SweepSummary.exit_codes == [0, 0, 0, 0]
+    assert SweepSummary.exit_codes == [0, 0, 1, 1]
     assert said.splitlines()[-1].endswith(f"sweep={folder}'")
