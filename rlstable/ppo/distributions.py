@@ -1,7 +1,7 @@
 """Action distributions: a diagonal Gaussian over raw actions, and the same squashed by tanh.
 
-Losses work on raw (unsquashed) actions; the tanh's Jacobian enters the log-probability. The formulas are those of
-Brax, so that numbers agree with it.
+Losses work on raw (unsquashed) actions. The tanh's Jacobian enters the entropy; in a ratio of probabilities it cancels,
+so that none is computed for one. The formulas are otherwise those of Brax, so that numbers agree with it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Normal:
         return self.action(self.loc)
 
     def log_prob(self, raw: jax.Array) -> jax.Array:
-        """Log-density of the action that `raw` stands for, `[...]`."""
+        """Log-density of `raw` under the Gaussian, `[...]`, which is that of the action but for the Jacobian."""
         unnormalized = -0.5 * jnp.square(raw / self.scale - self.loc / self.scale)
-        return jnp.sum(unnormalized - _HALF_LOG_2PI - jnp.log(self.scale) - self._log_det(raw), axis=-1)
+        return jnp.sum(unnormalized - _HALF_LOG_2PI - jnp.log(self.scale), axis=-1)
 
     def entropy(self, noise: jax.Array) -> jax.Array:
         """Entropy, `[...]`; for a squashed distribution estimated at the sample that `noise` gives."""

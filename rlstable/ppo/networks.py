@@ -149,7 +149,7 @@ class Networks:
     def distribution(self, params: Params, statistics: Statistics, observation: Any) -> tuple[Normal, Activity]:
         """The action distribution, and how much of it stood at a bound (`[...]` per limiter that is on)."""
         inputs = self._prepared(statistics, observation, self.config.policy_obs_key)
-        loc, raw_scale = self._policy.apply(params["policy"], inputs)
+        loc, raw_scale = _in_rows(self._policy, params["policy"], inputs)
         low, high = self.limits.policy_std_min, self.limits.policy_std_max
         scale = limiters.bounded(raw_scale, low, high)
         activity = {}
@@ -161,7 +161,7 @@ class Networks:
     def value(self, params: Params, statistics: Statistics, observation: Any) -> jax.Array:
         """The value estimate, `[...]`."""
         inputs = self._prepared(statistics, observation, self.config.value_obs_key)
-        estimate = jnp.squeeze(self._value.apply(params["value"], inputs).astype(jnp.float32), axis=-1)
+        estimate = jnp.squeeze(_in_rows(self._value, params["value"], inputs).astype(jnp.float32), axis=-1)
         if statistics.value is None:
             return estimate
         return estimate * statistics.value.std + statistics.value.mean
@@ -253,6 +253,19 @@ class Networks:
     def _value(self) -> Any:
         init = _initializer("value_network_kernel_init", self.config)
         return MLP((*self.config.value_hidden_layer_sizes, 1), _activation(self.config), init, self.dtype)
+
+
+def _in_rows(network: linen.Module, params: Params, inputs: jax.Array) -> Any:
+    """What a network makes of `[..., in]`, computed on `[rows, in]`.
+
+    The gradient of a kernel is then one matrix product. With more than one axis to sum over XLA transposes what comes
+    from above first, a copy that takes a CPU as long as the product.
+    """
+    leading = inputs.shape[:-1]
+    if len(leading) < 2:
+        return network.apply(params, inputs)
+    outputs = network.apply(params, inputs.reshape(-1, inputs.shape[-1]))
+    return jax.tree.map(lambda x: x.reshape(*leading, x.shape[-1]), outputs)
 
 
 def _activation(config: NetworkConfig) -> Callable[[jax.Array], jax.Array]:

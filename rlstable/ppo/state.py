@@ -126,7 +126,7 @@ class Transition(NamedTuple):
     Attributes:
         observation: What the networks read.
         raw_action: Before squashing, `[..., A]`.
-        log_prob: Of the action under the collecting policy.
+        log_prob: Of the raw action under the collecting policy.
         distribution: The collecting policy's.
         value: Its value estimate; None where nothing needs it.
         reward: Scaled; normalised and limited once the batch site has judged it.

@@ -69,6 +69,7 @@ def brax_network(settings, named):
 def brax_data(network, statistics, data, old, reward):
     """Ours `[T, B]` to Brax's `[B, T]`; the old policy's parameters anew, from Brax's own network."""
     logits = network.policy_network.apply(statistics, brax_params(old).policy, data.observation)
+    log_prob = network.parametric_action_distribution.log_prob(logits, data.raw_action)
     after = jax.tree.map(lambda x: jnp.broadcast_to(x, (T, *x.shape)), data.bootstrap_observation)
     theirs = BraxTransition(
         observation=data.observation,
@@ -79,8 +80,7 @@ def brax_data(network, statistics, data, old, reward):
         extras={
             "state_extras": {"truncation": data.truncation},
             "policy_extras": {
-                "raw_action": data.raw_action, "log_prob": data.log_prob, "value": data.value, "distribution_params":
-                    logits,
+                "raw_action": data.raw_action, "log_prob": log_prob, "value": data.value, "distribution_params": logits,
             },
         },
     )  # fmt: skip

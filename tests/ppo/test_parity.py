@@ -17,6 +17,7 @@ from brax.training.acme import running_statistics, specs
 from brax.training.agents.ppo import losses as brax_losses
 from brax.training.agents.ppo import networks as brax_networks
 from brax.training.agents.ppo.optimizer import adaptive_kl_learning_rate
+from brax.training.distribution import NormalTanhDistribution
 from brax.training.types import Transition as BraxTransition
 from toys import SPECS, assemble, compiled, mesh, placed, tiny_config
 
@@ -128,8 +129,8 @@ def brax_data(data, settings):
         extras={
             "state_extras": {"truncation": data.truncation},
             "policy_extras": {
-                "raw_action": data.raw_action, "log_prob": data.log_prob, "value": data.value,
-                "distribution_params": logits,
+                "raw_action": data.raw_action, "value": data.value, "distribution_params": logits,
+                "log_prob": NormalTanhDistribution(data.raw_action.shape[-1]).log_prob(logits, data.raw_action),
             },
         },
     )  # fmt: skip
