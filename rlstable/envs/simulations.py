@@ -31,7 +31,6 @@ DERIVED = frozenset(
 )  # fmt: skip
 # Those that MuJoCo itself judges.
 _JUDGED = ("qpos", "qvel", "qacc_warmstart")
-_LINKS_COME_OF = ("xpos", "xquat", "cvel", "subtree_com")
 
 
 class Unsupported(Exception):
@@ -74,7 +73,7 @@ class Simulations:
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
         self.fingerprint = hashlib.blake2s(binary.tobytes() + repr(derived).encode()).hexdigest()
-        self._free: dict[int, list[Any]] = {}
+        self._free: dict[int, list[_Place]] = {}
         self._lock = threading.Lock()
         self._roots = model.body_rootid[1:]
         kinds = zip(model.jnt_type, model.jnt_qposadr, strict=True)
@@ -109,27 +108,26 @@ class Simulations:
     def _compute(self, given: Arrays, results: Arrays, call: Any, afresh: bool = False) -> None:
         from mujoco.batch import SimulationError
 
-        count = math.prod(given["qpos"].shape[:-1])
-        with self._borrowed(count) as batch, np.errstate(all="ignore"):
+        with self._borrowed(math.prod(given["qpos"].shape[:-1])) as place, np.errstate(all="ignore"):
+            batch = place.batch
             if afresh:
                 batch.reset(stage=0)
             for name, array in given.items():
-                batch.bind(name)[...] = array.reshape(count, *self.shapes[name])
+                view = place.views[name]
+                view[...] = array.reshape(view.shape)
             # MuJoCo writes its first warning of every kind into a file in the working folder. Not that of a count of 1.
-            warnings = batch.warning[:, :, 1]
-            warnings[...] = 1
+            place.warnings[...] = 1
             # The batch remembers which ones failed; the others ran to the end.
             with contextlib.suppress(SimulationError):
                 call(batch)
             if afresh:
-                self._normalise(batch.bind("qpos"))
-            found = self._found(batch, results)
-            lost = self._mended(batch, (warnings > 1).any(axis=1) | (batch.status != 0))
+                self._normalise(place.views["qpos"])
+            found = self._found(place, results)
             for name, result in results.items():
-                rows = result.reshape(count, *self.shapes[name])
-                rows[...] = found[name].reshape(rows.shape)
-                if np.issubdtype(rows.dtype, np.floating):
-                    rows[lost] = np.nan
+                result[...] = found[name].reshape(result.shape)
+            complained = (place.warnings > 1).any(axis=1) | (batch.status != 0)
+            if complained.any():
+                self._lose(self._mended(place, complained), results)
 
     def _normalise(self, qpos: np.ndarray) -> None:
         """The quaternions among positions `[rows, nq]`; NaN where there is no direction."""
@@ -137,48 +135,76 @@ class Simulations:
             part = qpos[:, start : start + 4]
             part /= np.linalg.norm(part, axis=1, keepdims=True)
 
-    def _mended(self, batch: Any, warned: np.ndarray) -> np.ndarray:
+    def _mended(self, place: _Place, warned: np.ndarray) -> np.ndarray:
         """Which of the simulations that MuJoCo complains of show nothing that it would complain of."""
         import mujoco
 
-        if warned.any():
-            for name in _JUDGED:
-                warned = warned & (np.abs(batch.bind(name)) <= mujoco.mjMAXVAL).all(axis=1)
+        for name in _JUDGED:
+            warned = warned & (np.abs(place.views[name]) <= mujoco.mjMAXVAL).all(axis=1)
         return warned
 
-    def _found(self, batch: Any, wanted: Arrays) -> dict[str, np.ndarray]:
+    def _lose(self, lost: np.ndarray, results: Arrays) -> None:
+        """NaN for all numbers of some simulations."""
+        for name, result in results.items():
+            if np.issubdtype(result.dtype, np.floating):
+                result.reshape(lost.size, *self.shapes[name])[lost] = np.nan
+
+    def _found(self, place: _Place, wanted: Arrays) -> Mapping[str, np.ndarray]:
         """What was computed, by name. Places and motions of links as Brax has them, computed in float64."""
-        found = {name: batch.bind(name) for name in wanted if name not in LINKS}
-        if wanted.keys() & set(LINKS):
-            xpos, cvel = batch.bind("xpos")[:, 1:], batch.bind("cvel")[:, 1:]
-            # MuJoCo has velocities at the centre of mass of the tree that a body is part of.
-            arm = xpos - batch.bind("subtree_com")[:, self._roots]
-            turn = cvel[..., :3]
-            found |= {
-                "x_pos": xpos,
-                "x_rot": batch.bind("xquat")[:, 1:],
-                "xd_ang": turn,
-                "xd_vel": cvel[..., 3:] - np.cross(arm, turn),
-            }
-        return found
+        if not wanted.keys() & set(LINKS):
+            return place.views
+        # MuJoCo has velocities at the centre of mass of the tree that a body is part of.
+        arm = place.xpos - place.subtree_com[:, self._roots]
+        found = {"x_pos": place.xpos, "x_rot": place.xquat, "xd_ang": place.turn}
+        return place.views | found | {"xd_vel": place.slide - _cross(arm, place.turn)}
 
     @contextlib.contextmanager
-    def _borrowed(self, count: int) -> Iterator[Any]:
-        """A batch of this size that nobody else has; there come to be as many as callers at once, one per device."""
-        from mujoco.batch import Batch
-
+    def _borrowed(self, count: int) -> Iterator[_Place]:
+        """A place of this size that nobody else has; there come to be as many as callers at once, one per device."""
         with self._lock:
             free = self._free.setdefault(count, [])
-            batch = free.pop() if free else None
-        if batch is None:
-            batch = Batch(self._model, count, min(self._threads, count))
-            for name in (*_LINKS_COME_OF, *self.derived):
-                batch.bind(name)
+            place = free.pop() if free else None
+        if place is None:
+            place = _Place(self._model, count, min(self._threads, count), self.derived)
         try:
-            yield batch
+            yield place
         finally:
             with self._lock:
-                free.append(batch)
+                free.append(place)
+
+
+class _Place:
+    """Where some simulations are computed: a batch, and views of its memory, which take as long to make as a step.
+
+    Attributes:
+        batch: The `mujoco.batch.Batch`.
+        views: `[rows, *shape]`, of `MOVED`, `PUT_IN` and what is computed of `DERIVED`, by name.
+        warnings: `[rows, kinds]`, how often MuJoCo has complained.
+        xpos: `[rows, links, 3]`, where links are; the next three likewise.
+        xquat: How they are turned.
+        turn: Their angular velocity.
+        slide: Their velocity, at the centre of mass of their tree.
+        subtree_com: `[rows, nbody, 3]`, where that is.
+    """
+
+    def __init__(self, model: Any, count: int, threads: int, derived: tuple[str, ...]):
+        from mujoco.batch import Batch
+
+        self.batch = Batch(model, count, threads)
+        self.views = {name: self.batch.bind(name) for name in (*MOVED, *PUT_IN, *derived)}
+        self.warnings = self.batch.warning[:, :, 1]
+        self.xpos, self.xquat = (self.batch.bind(name)[:, 1:] for name in ("xpos", "xquat"))
+        cvel = self.batch.bind("cvel")[:, 1:]
+        self.turn, self.slide = cvel[..., :3], cvel[..., 3:]
+        self.subtree_com = self.batch.bind("subtree_com")
+
+
+def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The cross product of `[..., 3]`; `np.cross` spends more on its arguments than on few of them."""
+    result = np.empty(a.shape)
+    for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
+        result[..., i] = a[..., j] * b[..., k] - a[..., k] * b[..., j]
+    return result
 
 
 def share_of_cores(devices: int) -> int:

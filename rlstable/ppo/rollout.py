@@ -88,12 +88,11 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     ppo = config.ppo
     keeps_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
 
-    def act_and_step(carry: Any, _: None) -> tuple[Any, Any]:
-        env_state, guard_state, incident, key = carry
-        key, next_key = jax.random.split(key)
+    def act_and_step(carry: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        (env_state, guard_state, incident), (key, noise) = carry, drawn
         observation = networks.select(env_state.obs)
         distribution, _activity = networks.distribution(state.params, state.normalizer, observation)
-        raw = distribution.sample(jax.random.normal(key, distribution.loc.shape))
+        raw = distribution.sample(noise)
         value = networks.value(state.params, state.normalizer, observation) if keeps_value else None
         step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state, incident)
         info = step.state.info
@@ -111,13 +110,16 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             time_out=info["time_out"] if ppo.bootstrap_on_timeout else None,
         )
         watched = (step.state.reward, info["episode_done"], info["episode_metrics"])
-        return (step.state, step.guard_state, step.incident, next_key), (transition, watched)
+        return (step.state, step.guard_state, step.incident), (transition, watched)
 
     def unroll(carry: Any, _: None) -> tuple[Any, Any]:
         env_state, guard_state, incident, key = carry
         key, next_key = jax.random.split(key)
-        (env_state, guard_state, incident, _), (data, watched) = jax.lax.scan(
-            act_and_step, (env_state, guard_state, incident, key), None, length=ppo.unroll_length
+        # All at once: on its own, what a step draws takes longer than what the networks compute for it.
+        keys = jax.random.split(key, ppo.unroll_length)
+        noise = jax.vmap(lambda key: jax.random.normal(key, (env_state.reward.shape[0], networks.action_size)))(keys)
+        (env_state, guard_state, incident), (data, watched) = jax.lax.scan(
+            act_and_step, (env_state, guard_state, incident), (keys, noise)
         )
         data = data._replace(bootstrap_observation=networks.select(env_state.obs))
         return (env_state, guard_state, incident, next_key), (data, watched)

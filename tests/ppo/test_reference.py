@@ -31,21 +31,22 @@ def reference(state, config, env, networks):
     """One iteration of PPO on one device as anyone would write it: nothing guards, masks, limits or reports."""
     key_sgd, key_rollout, key = jax.random.split(state.key, 3)
 
-    def step(carry, _):
-        env_state, key = carry
-        key, next_key = jax.random.split(key)
+    def step(env_state, drawn):
+        key, noise = drawn
         policy, _ = networks.distribution(state.params, state.normalizer, env_state.obs)
-        raw = policy.sample(jax.random.normal(key, policy.loc.shape))
+        raw = policy.sample(noise)
         after = env.step(env_state, policy.action(raw), None, key, {}).state
         cut = after.info["truncation"]
         reward = after.reward * config.reward_scaling
         sample = (env_state.obs, raw, policy.log_prob(raw), reward, cut, after.done * (1.0 - cut))
-        return (after, next_key), sample
+        return after, sample
 
     def unroll(carry, _):
         env_state, key = carry
         key, next_key = jax.random.split(key)
-        (env_state, _), samples = jax.lax.scan(step, (env_state, key), None, length=config.unroll_length)
+        keys = jax.random.split(key, config.unroll_length)
+        noise = jax.vmap(lambda key: jax.random.normal(key, (config.num_envs, networks.action_size)))(keys)
+        env_state, samples = jax.lax.scan(step, env_state, (keys, noise))
         return (env_state, next_key), (samples, env_state.obs)
 
     (env_state, _), (samples, last) = jax.lax.scan(
