@@ -4,7 +4,7 @@ python scripts/bench.py guards                             # what all default gu
 python scripts/bench.py guards --env humanoid --pairs 60   # one environment, more pairs
 python scripts/bench.py supervision                        # what a supervisor costs that has nothing to do
 python scripts/bench.py physics                            # C MuJoCo beside MJX
-python scripts/bench.py race                               # whole processes: ours, Brax's PPO, SB3's and SBX's
+python scripts/bench.py race                               # whole processes: ours, Brax's PPO, SB3's, SBX's, RSL-RL's
 python scripts/bench.py scaling                            # how cost grows with environments, episodes, steps done
 python scripts/bench.py seeds                              # several seeds in one program, beside one run each
 
@@ -454,7 +454,7 @@ def make_parser() -> Parser:
         command.add_argument("--env", action="append", choices=SETTINGS, help="may be repeated; all of them by default")
         command.add_argument("--pairs", type=_pairs, default=30, help="pairs of calls, 30 by default")
         command.set_defaults(benchmark=functools.partial(compare, comparison), sections=(comparison.name,))
-    command = commands.add_parser("race", parents=[shared], help="whole processes: ours, Brax's PPO, SB3's and SBX's")
+    command = commands.add_parser("race", parents=[shared], help="whole processes: ours, Brax's PPO and others'")
     race.add_arguments(command)
     command.set_defaults(benchmark=run_race, sections=race_page.NAMES)
     command = commands.add_parser(scaling.NAME, parents=[shared], help="how cost grows, and with what")

@@ -1,4 +1,4 @@
-"""Whole processes beside each other: ours, Brax's PPO as published, SB3's and SBX's, each as a user starts it.
+"""Whole processes beside each other: ours, Brax's PPO, SB3's, SBX's and RSL-RL's, each as a user starts it.
 
 python scripts/bench.py race                                          # all of it, hours; goes on where it stopped
 python scripts/bench.py race --task ant --side ours --side brax       # some tasks, some sides
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from race_legs import Leg, Row, Workshop
+from race_legs import ON_GPU, Leg, Row, Workshop
 from race_process import python_of
 from race_results import RIVALS, add, device, identity, measured, read
 
@@ -34,19 +34,21 @@ WARM = {"start": ("ours", "brax"), "threshold": ("ours",)}
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The same task, hyperparameters and networks for ours and Brax's.
+    """The same task, hyperparameters and networks for every side.
 
     Attributes:
         settings: Overrides of `rlstable.train`.
         cut: More of them on a CPU, where a published iteration is a long wait.
         iterations: How many are run.
         ours: Physics of ours, as `env.backend` names it, native on a CPU alone; Brax's has the first. Empty: no choice.
+        rsl_rl: Whether RSL-RL's is measured too, in the physics of Brax's and on a GPU alone.
     """
 
     settings: tuple[str, ...]
     cut: tuple[str, ...] = ()
     iterations: int = 24
     ours: tuple[str, ...] = ("mjx", "native")
+    rsl_rl: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,27 +57,31 @@ class Goal:
 
     Attributes:
         threshold: Mean return of a deterministic evaluation.
-        sides: Settings by side; a side that is not there does not run.
+        sides: Settings by side and case; a side that is not there does not run.
         limit: Seconds from the start of the process.
     """
 
     threshold: float
-    sides: Mapping[str, tuple[str, ...] | Mapping[str, Any]]
+    sides: Mapping[tuple[str, str], tuple[str, ...] | Mapping[str, Any]]
     limit: float = LIMIT
 
 
 START = {
     "fast": Start(("env=fast",), iterations=48, ours=()),
     "inverted_pendulum": Start(("env=inverted_pendulum", "ppo=inverted_pendulum_brax"), ("ppo.batch_size=128",)),
-    "ant": Start(("env=ant", "ppo=ant"), ("ppo.num_envs=256", "ppo.batch_size=64")),
+    "ant": Start(("env=ant", "ppo=ant"), ("ppo.num_envs=256", "ppo.batch_size=64"), rsl_rl=True),
     "humanoid": Start(
-        ("env=humanoid", "ppo=humanoid"), ("ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4")
+        ("env=humanoid", "ppo=humanoid"),
+        ("ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4"),
+        rsl_rl=True,
     ),
 }
 
 # Ten episodes or more per evaluation everywhere, and between two evaluations more training than evaluating.
 _OURS = ("device=cpu", "eval.num_envs=10")
 _BRAX = ("total_steps=10_000_000", "eval.num_evals=100", "eval.num_envs=10", "ppo.num_envs=256")
+# What is published, but for evaluations, of which there is one after every iteration.
+_PUBLISHED = ("total_steps=50_000_000", "eval.num_evals=200", "eval.num_envs=10")
 
 # RL Baselines3 Zoo, hyperparams/ppo.yml, commit 00128b5d: "tuned" for HalfCheetah-v3 and Hopper-v3, and its
 # defaults of SB3 with normalisation for Ant-v3.
@@ -109,36 +115,51 @@ THRESHOLD = {
     "inverted_pendulum": Goal(
         950.0,
         {
-            "ours": ("env=inverted_pendulum",),
-            "brax": ("env=inverted_pendulum", "env.backend=generalized", "total_steps=1_000_000", "eval.num_evals=50"),
-            "sb3": _PENDULUM,
-            "sbx": _PENDULUM,
+            ("ours", ""): ("env=inverted_pendulum",),
+            ("brax", ""): (
+                "env=inverted_pendulum",
+                "env.backend=generalized",
+                "total_steps=1_000_000",
+                "eval.num_evals=50",
+            ),
+            ("brax", "published"): (
+                "env=inverted_pendulum",
+                "ppo=inverted_pendulum_brax",
+                "env.backend=generalized",
+                "total_steps=2_000_000",
+                "eval.num_evals=19",
+                "eval.num_envs=10",
+            ),
+            ("sb3", ""): _PENDULUM,
+            ("sbx", ""): _PENDULUM,
         },
         limit=600.0,
     ),
     "ant": Goal(
         1500.0,
         {
-            "ours": ("env=ant", *_OURS, "eval.num_evals=40"),
-            "brax": ("env=ant", "ppo=ant", "env.backend=spring", *_BRAX, "ppo.batch_size=64"),
-            "sb3": _ANT,
-            "sbx": _ANT,
+            ("ours", ""): ("env=ant", *_OURS, "eval.num_evals=40"),
+            ("brax", ""): ("env=ant", "ppo=ant", "env.backend=spring", *_BRAX, "ppo.batch_size=64"),
+            ("brax", "published"): ("env=ant", "ppo=ant", "env.backend=spring", *_PUBLISHED),
+            ("sb3", ""): _ANT,
+            ("sbx", ""): _ANT,
         },
     ),
     "halfcheetah": Goal(
         1500.0,
         {
-            "ours": ("env=halfcheetah", *_OURS, "eval.num_evals=40"),
-            "brax": ("env=halfcheetah", "ppo=halfcheetah", "env.backend=spring", *_BRAX, "ppo.batch_size=32"),
-            "sb3": _CHEETAH,
-            "sbx": _CHEETAH,
+            ("ours", ""): ("env=halfcheetah", *_OURS, "eval.num_evals=40"),
+            ("brax", ""): ("env=halfcheetah", "ppo=halfcheetah", "env.backend=spring", *_BRAX, "ppo.batch_size=32"),
+            ("brax", "published"): ("env=halfcheetah", "ppo=halfcheetah", "env.backend=spring", *_PUBLISHED),
+            ("sb3", ""): _CHEETAH,
+            ("sbx", ""): _CHEETAH,
         },
     ),
     "hopper": Goal(
         1000.0,
         {
-            "ours": ("env=hopper", *_OURS, "eval.num_evals=40"),
-            "brax": (
+            ("ours", ""): ("env=hopper", *_OURS, "eval.num_evals=40"),
+            ("brax", ""): (
                 "env=hopper",
                 "ppo=hopper",
                 "env.backend=mjx",
@@ -146,11 +167,11 @@ THRESHOLD = {
                 "ppo.optimizer.eps=1e-8",
                 "ppo.reward_scaling=1",
             ),
-            "sb3": _HOPPER,
-            "sbx": _HOPPER,
+            ("sb3", ""): _HOPPER,
+            ("sbx", ""): _HOPPER,
         },
     ),
-    "humanoid": Goal(5000.0, {"ours": ("env=humanoid", *_OURS, "eval.num_evals=100")}, limit=3600.0),
+    "humanoid": Goal(5000.0, {("ours", ""): ("env=humanoid", *_OURS, "eval.num_evals=100")}, limit=3600.0),
 }
 TASKS = tuple(dict.fromkeys((*START, *THRESHOLD)))
 
@@ -181,14 +202,15 @@ def _seconds(text: str) -> float:
 
 
 def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
-    """Both sides of a task with the same settings, cold and warm, and the floor under them."""
+    """The sides of a task with the same settings, cold and warm, and the floor under them."""
     task = START[name]
     settings = (*task.settings, *(task.cut if on_cpu else ()), "eval.num_evals=0")
     settings = (*settings, f"total_steps={task.iterations * _steps(settings)}")
     for warm in (False, True):
         for backend in [name for name in task.ours if on_cpu or name != "native"] or ("",):
             chosen = settings + ((f"env.backend={backend}",) if backend else ())
-            for side in ("ours", "brax") if backend != "native" else ("ours",):
+            rivals = ("brax", "rsl_rl") if task.rsl_rl and not on_cpu else ("brax",)
+            for side in ("ours", *(rivals if backend != "native" else ())):
                 if not warm or side in WARM["start"]:
                     yield Leg("start", name, side, backend, warm, chosen, LIMIT)
             if not warm:
@@ -206,12 +228,12 @@ def threshold_legs(name: str) -> Iterator[Leg]:
     """Every side of a task in its own way."""
     goal = THRESHOLD[name]
     for warm in (False, True):
-        for side, settings in goal.sides.items():
+        for (side, case), settings in goal.sides.items():
             if warm and side not in WARM["threshold"]:
                 continue
             if side == "ours":
                 settings = (*settings, f"eval.target_return={goal.threshold}")
-            yield Leg("threshold", name, side, "", warm, settings, goal.limit, goal.threshold)
+            yield Leg("threshold", name, side, case, warm, settings, goal.limit, goal.threshold)
 
 
 def legs(on_cpu: bool) -> list[Leg]:
@@ -273,7 +295,7 @@ def run(args: argparse.Namespace) -> tuple[list[tuple[Leg, list[Row]]], Row]:
     turns = [] if args.page else in_turn(chosen, args.rounds)
     missing = [(number, leg) for number, leg in turns if number not in measured(rows, leg, where["kind"])]
     for side in dict.fromkeys(leg.side for _, leg in missing if leg.side in RIVALS):
-        python_of(side, args.venvs, on_gpu and side == "brax")
+        python_of(side, args.venvs, on_gpu and side in ON_GPU)
     with contextlib.closing(Workshop(args.venvs, on_gpu)) as workshop:
         for number, leg in missing:
             about = {**identity(leg, where["kind"]), "round": number, "limit": leg.limit, "device": where}

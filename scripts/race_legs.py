@@ -28,6 +28,14 @@ _OURS = (
 )  # fmt: skip
 _SIZES = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
 _SCHEDULES = {"constant": None, "adaptive_kl": "ADAPTIVE_KL"}
+# What is told to RSL-RL; all the rest it does in its own way, and a leg of it must leave that as it is.
+_TOLD_RSL_RL = (
+    "num_envs", "batch_size", "num_minibatches", "num_updates_per_batch", "unroll_length", "discounting", "gae_lambda",
+    "reward_scaling", "normalize_observations", "entropy_cost", "clipping_epsilon", "vf_loss_coefficient",
+    "max_grad_norm", "learning_rate",
+)  # fmt: skip
+# Rivals that train on a GPU where there is one.
+ON_GPU = ("brax", "rsl_rl")
 _NAMED_ENDINGS = range(3, 11)  # exit codes of runs that guards or second attempts ended
 
 
@@ -39,7 +47,7 @@ class Leg:
         measure: `start`, `threshold` or `floor`.
         task: Its name.
         side: Whose.
-        backend: What simulates, where a side has several cases of it; else empty.
+        case: Which of several, where a side has several: what simulates, or `published`; else empty.
         warm: Whether the same was compiled before and kept.
         settings: Overrides of `rlstable.train`, or settings of `rivals/sb3_ppo.py`.
         limit: Seconds after which it is ended.
@@ -49,14 +57,14 @@ class Leg:
     measure: str
     task: str
     side: str
-    backend: str
+    case: str
     warm: bool
     settings: tuple[str, ...] | Mapping[str, Any]
     limit: float
     threshold: float | None = None
 
     def __str__(self) -> str:
-        kind = ", ".join(filter(None, (self.backend, "warm" if self.warm else "")))
+        kind = ", ".join(filter(None, (self.case, "warm" if self.warm else "")))
         return f"{self.measure} {self.task}: {self.side}" + (f" ({kind})" if kind else "")
 
     @property
@@ -135,10 +143,13 @@ class Workshop:
         if leg.side == "ours":
             run = (f"seed={seed}", f"hydra.run.dir={folder / 'run'}")
             return [sys.executable, "-m", "rlstable.train", *leg.settings, *run]
-        python = str(python_of(leg.side, self._venvs, self._gpu and leg.side == "brax"))
+        python = str(python_of(leg.side, self._venvs, self._gpu and leg.side in ON_GPU))
         if leg.side == "brax":
             told = brax_settings(compose(list(leg.settings)), seed, leg.threshold)
             return [python, str(REQUIREMENTS / "brax_ppo.py"), json.dumps(told), lines]
+        if leg.side == "rsl_rl":
+            told = rsl_rl_settings(compose(list(leg.settings)), seed)
+            return [python, str(REQUIREMENTS / "rsl_rl_ppo.py"), json.dumps(told), lines]
         told = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}  # type: ignore[dict-item]
         return [python, str(REQUIREMENTS / "sb3_ppo.py"), json.dumps(told), lines]
 
@@ -200,6 +211,71 @@ def brax_settings(config: Config, seed: int, threshold: float | None) -> Row:
     sizes = {name: list(networks[name]) for name in _SIZES}
     where = {"env": config.env.name, "backend": config.env.backend}
     return {**where, "networks": sizes, "train": train, "threshold": threshold}
+
+
+def rsl_rl_settings(config: Config, seed: int) -> Row:
+    """What `rivals/rsl_rl_ppo.py` is told for a configuration of rlstable's.
+
+    Args:
+        config: The configuration, without evaluations.
+        seed: Of everything.
+
+    Raises:
+        ConfigError: It wants something that RSL-RL's PPO has not.
+    """
+    ppo, networks = config.ppo, config.network
+    mine, default = ppo.model_dump(), type(ppo)().model_dump()
+    own, plain = networks.model_dump(), type(networks)().model_dump()
+    other = [name for name in mine if name not in _TOLD_RSL_RL and mine[name] != default[name]]
+    other += [name for name in own if name not in (*_SIZES, "activation") and own[name] != plain[name]]
+    if config.eval.num_evals:
+        other.append("num_evals")
+    if other:
+        raise ConfigError(f"race: RSL-RL's PPO has no {', '.join(other)} as the settings want it")
+    policy = {
+        "class_name": "ActorCritic",
+        "init_noise_std": 1.0,
+        "actor_hidden_dims": list(networks.policy_hidden_layer_sizes),
+        "critic_hidden_dims": list(networks.value_hidden_layer_sizes),
+        "activation": networks.activation,
+        "actor_obs_normalization": ppo.normalize_observations,
+        "critic_obs_normalization": ppo.normalize_observations,
+    }
+    algorithm = {
+        "class_name": "PPO",
+        "num_learning_epochs": ppo.num_updates_per_batch,
+        "num_mini_batches": ppo.num_minibatches,
+        "clip_param": ppo.clipping_epsilon,
+        "gamma": ppo.discounting,
+        "lam": ppo.gae_lambda,
+        "value_loss_coef": ppo.vf_loss_coefficient / 2,  # of the squared error; ours and Brax's is of half of it
+        "use_clipped_value_loss": False,
+        "entropy_coef": ppo.entropy_cost,
+        "learning_rate": ppo.learning_rate,
+        "schedule": "fixed",
+        "max_grad_norm": math.inf if ppo.max_grad_norm is None else ppo.max_grad_norm,
+        "normalize_advantage_per_mini_batch": True,
+    }
+    runner = {
+        "num_steps_per_env": ppo.batch_size * ppo.num_minibatches * ppo.unroll_length // ppo.num_envs,
+        "save_interval": 50,  # Playground's
+        "obs_groups": {"policy": ["state"], "critic": ["state"]},
+        "policy": policy,
+        "algorithm": algorithm,
+    }
+    return {
+        "env": config.env.name,
+        "backend": config.env.backend,
+        "reward_scaling": ppo.reward_scaling,
+        "wrapper": {
+            "num_actors": ppo.num_envs,
+            "seed": seed,
+            "episode_length": config.env.episode_length,
+            "action_repeat": config.env.action_repeat,
+        },
+        "runner": runner,
+        "iterations": math.ceil(config.total_steps / config.env_steps_per_iteration),
+    }
 
 
 def read_points(leg: Leg, folder: Path) -> list[Row]:

@@ -14,14 +14,20 @@ from race_legs import Leg
 
 Row = dict[str, Any]
 Results = Sequence[tuple[Leg, Sequence[Row]]]
-LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO"}
+LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO", "rsl_rl": "RSL-RL PPO"}
 NAMES = ("race-start", "race-speed", "race-threshold")
-COLOURS = {"ours": "tab:blue", "brax": "tab:orange", "sb3": "tab:green", "sbx": "tab:red"}
+COLOURS = {"ours": "tab:blue", "brax": "tab:orange", "sb3": "tab:green", "sbx": "tab:red", "rsl_rl": "tab:purple"}
 
 START_TEXT = """\
 Real processes, `python -m rlstable.train` and `brax.training.agents.ppo.train` as published in an environment of its
 own (`scripts/rivals/`), with the same task, hyperparameters, networks and steps per iteration, evaluations off, ours
 with the guards, supervisor and checkpoints of its defaults. Sides are taken in turn, one process at a time.
+
+On a GPU, cold alone, also RSL-RL's PPO, which learns in PyTorch and steps Brax's environments through MuJoCo
+Playground's wrapper, with the same numbers of environments, steps, minibatches and epochs, the same layers, rewards,
+discounts, clipping and learning rate, and logs and checkpoints as in Playground. Its own are matrix products in full
+float32, where jax takes TF32, minibatches of single steps instead of unrolls, a Gaussian with a deviation that no
+observation changes, and what follows an episode that was cut.
 
 Seconds are from the start of the process: *imports*, until everything is imported and the environment made (ours by a
 process that does no more); *first iteration*, until the first one is trained, *cold* with nothing compiled before,
@@ -37,13 +43,14 @@ THRESHOLD_TEXT = """\
 Seconds from the start of a process, imports and compiling included, until an evaluation of the mean action, of ten
 episodes or more, is at the threshold; evaluations are in the time, each side's own. Every side has settings that suit
 it: `python -m rlstable.train`, Brax's PPO on Brax's environments, SB3 and SBX on Gymnasium's tasks of that name, which
-pay alike but are not the same simulations. Brax's program is as published, its settings are not: batches are cut for
-few cores (ant, half cheetah), the pendulum's recipe is ours, and for the hopper, where Brax publishes none, it is one
-that nobody tuned; SB3's and SBX's are those of RL Baselines3 Zoo, but for the pendulum's. *Warm*: what it compiles was
-compiled and kept by a run before. Sides are taken in turn, one process at a time. A cell is the median of the rounds,
-least and greatest in brackets; "> 300" is a process that was not there after 300 s, its time over or all its steps
-trained."""
-SETTINGS = "Settings, rlstable's and Brax's as `python -m rlstable.train` takes them:"
+pay alike but are not the same simulations. Brax's program is as published. In the rows *published* its hyperparameters
+are too, made for an accelerator, with an evaluation of ten episodes after every iteration; in its other rows they are
+not: batches are cut for few cores (ant, half cheetah), the pendulum's recipe is ours, and for the hopper, where Brax
+publishes none, it is one that nobody tuned. SB3's and SBX's are those of RL Baselines3 Zoo, but for the pendulum's.
+*Warm*: what it compiles was compiled and kept by a run before. Sides are taken in turn, one process at a time. A cell
+is the median of the rounds, least and greatest in brackets; "> 300" is a process that was not there after 300 s, its
+time over or all its steps trained."""
+SETTINGS = "Settings, all but SB3's and SBX's as `python -m rlstable.train` takes them:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +99,8 @@ def column(rows: Sequence[Row], name: str) -> list[float | None]:
 def cold_and_warm(results: Results) -> list[tuple[Leg, Sequence[Row], Sequence[Row]]]:
     """The starts that were measured: the cold leg, its rows and those of the warm one."""
     own = [(leg, rows) for leg, rows in results if leg.measure == "start"]
-    warm = {(leg.task, leg.side, leg.backend): rows for leg, rows in own if leg.warm}
-    pairs = [(leg, rows, warm.get((leg.task, leg.side, leg.backend), ())) for leg, rows in own if not leg.warm]
+    warm = {(leg.task, leg.side, leg.case): rows for leg, rows in own if leg.warm}
+    pairs = [(leg, rows, warm.get((leg.task, leg.side, leg.case), ())) for leg, rows in own if not leg.warm]
     return [(leg, rows, again) for leg, rows, again in pairs if rows or again]
 
 
@@ -123,19 +130,19 @@ def start_section(results: Results) -> Section:
 def speed_section(results: Results) -> Section:
     """How quick they are then, beside what could be."""
     header = ("task", "side", "steps/s", "learning", "share of\nthe floor")
-    floors = {(leg.task, leg.backend): rows for leg, rows in results if leg.measure == "floor" and rows}
+    floors = {(leg.task, leg.case): rows for leg, rows in results if leg.measure == "floor" and rows}
     cells, notes = [], []
     for leg, rows, again in cold_and_warm(results):
         rates = [rate for rate in column((*rows, *again), "steady_sps") if rate is not None]
-        floor = column(floors.get((leg.task, leg.backend), []), "floor_sps")
+        floor = column(floors.get((leg.task, leg.case), []), "floor_sps")
         shares = [rate / np.median(floor) for rate in rates if floor]
         learning = column((*rows, *again), "learning_share")
         cells.append((leg.task, _label(leg), spread(rates), spread(learning), spread(shares)))
-    for (task, backend), rows in floors.items():
+    for (task, case), rows in floors.items():
         names = ("floor_sps", "physics_sps", "learner_sps", "gflops")
         rates = [spread(column(rows, name)).replace("\n", " ") for name in names]
         told = "floor {} steps/s: physics {}, learner {} at {} GFLOP/s".format(*rates)
-        notes.append(f"{', '.join(filter(None, (task, backend)))}: {told}")
+        notes.append(f"{', '.join(filter(None, (task, case)))}: {told}")
     every = [row for leg, rows in results if leg.measure == "floor" for row in rows]
     return Section(NAMES[1], "Steady training", SPEED_TEXT, header, cells, notes, every, [])
 
@@ -187,7 +194,7 @@ def sections(results: Results, kind: str, folder: Path) -> list[Section]:
 
 
 def _label(leg: Leg) -> str:
-    kind = ", ".join(filter(None, (leg.backend, "warm" if leg.warm else "")))
+    kind = ", ".join(filter(None, (leg.case, "warm" if leg.warm else "")))
     return LABELS[leg.side] + (f", {kind}" if kind else "")
 
 
@@ -234,7 +241,8 @@ def draw_threshold(plt: Any, results: Results) -> Any:
             if leg.task != task:
                 continue
             axes.axhline(leg.threshold, color="grey", linewidth=0.8, linestyle=":")
-            style = {"color": COLOURS[leg.side], "linestyle": "--" if leg.warm else "-", "linewidth": 1.1}
+            line = "--" if leg.warm else "-." if leg.case else "-"
+            style = {"color": COLOURS[leg.side], "linestyle": line, "linewidth": 1.1}
             for number, row in enumerate(row for row in rows if row["curve"]):
                 seconds, _, returns = np.array(row["curve"], dtype=float).T
                 axes.plot(seconds, returns, alpha=0.8, label=None if number else _label(leg), **style)

@@ -19,7 +19,7 @@ from rlstable import __version__, processor
 from rlstable.compose import compose
 from rlstable.config import ConfigError
 
-RIVALS = ("brax", "sb3", "sbx")
+RIVALS = ("brax", "sb3", "sbx", "rsl_rl")
 
 
 def device() -> Row:
@@ -60,7 +60,7 @@ def identity(leg: Leg, kind: str) -> Row:
         leg: What was measured.
         kind: Of the device.
     """
-    fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "backend", "warm", "threshold")}
+    fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "case", "warm", "threshold")}
     common = {**fixed, "kind": kind, "settings": leg.text, "versions": versions(leg.side)}
     return common | ({"recipe": recipe(leg)} if leg.side == "ours" else {})
 

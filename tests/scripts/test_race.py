@@ -43,7 +43,7 @@ def points(*values: float | None, step: int = 10) -> list[dict[str, Any]]:
 
 def test_every_leg_is_a_configuration_that_its_side_can_have() -> None:
     every = race.legs(on_cpu=True)
-    assert len({(leg.measure, leg.task, leg.side, leg.backend, leg.warm) for leg in every}) == len(every)
+    assert len({(leg.measure, leg.task, leg.side, leg.case, leg.warm) for leg in every}) == len(every)
     for leg in every:
         if leg.side in ("ours", "floor"):
             compose(list(leg.settings))
@@ -58,12 +58,12 @@ def test_every_leg_is_a_configuration_that_its_side_can_have() -> None:
 
 def test_brax_trains_as_many_steps_as_ours_and_reports_after_every_iteration() -> None:
     start = [leg for leg in race.legs(on_cpu=True) if leg.measure == "start" and leg.task == "humanoid"]
-    assert {(leg.side, leg.backend, leg.warm) for leg in start} == {
-        (side, backend, warm)
-        for side, backend in (("ours", "mjx"), ("brax", "mjx"), ("ours", "native"))
+    assert {(leg.side, leg.case, leg.warm) for leg in start} == {
+        (side, case, warm)
+        for side, case in (("ours", "mjx"), ("brax", "mjx"), ("ours", "native"))
         for warm in (False, True)
     }
-    assert not [leg for leg in race.legs(on_cpu=False) if leg.measure == "start" and leg.backend == "native"]
+    assert not [leg for leg in race.legs(on_cpu=False) if leg.measure == "start" and leg.case == "native"]
     config = compose(list(start[0].settings))
     told = race_legs.brax_settings(config, 0, None)["train"]
     assert config.total_steps == 24 * config.env_steps_per_iteration == told["num_timesteps"]
@@ -80,6 +80,127 @@ def test_what_brax_has_not_is_not_dropped_in_silence(override: str) -> None:
     name = override.split(".")[1].split("=")[0]
     with pytest.raises(ConfigError, match=f"Brax's PPO has no {name}"):
         race_legs.brax_settings(compose(["env=ant", "ppo=ant", override]), 0, None)
+
+
+PUBLISHED = {
+    "inverted_pendulum": (163_840, 2_000_000, 20, {"num_envs": 2048, "batch_size": 1024, "num_updates_per_batch": 4}),
+    "ant": (327_680, 50_000_000, 201, {"num_envs": 4096, "batch_size": 2048, "num_updates_per_batch": 4}),
+    "halfcheetah": (327_680, 50_000_000, 201, {"num_envs": 2048, "batch_size": 512, "num_updates_per_batch": 8}),
+}
+
+
+@pytest.mark.parametrize("task", PUBLISHED)
+def test_brax_as_published_has_its_own_batches_and_an_evaluation_after_every_iteration(task: str) -> None:
+    (leg,) = [leg for leg in race.threshold_legs(task) if (leg.side, leg.case) == ("brax", "published")]
+    config = compose(list(leg.settings))
+    told = race_legs.brax_settings(config, 1, leg.threshold)["train"]
+    iteration, steps, evaluations, batches = PUBLISHED[task]
+    assert (config.env_steps_per_iteration, told["num_timesteps"], told["num_evals"]) == (iteration, steps, evaluations)
+    assert told["num_timesteps"] <= (told["num_evals"] - 1) * iteration
+    assert {name: told[name] for name in batches} == batches
+    assert (leg.measure, leg.warm, told["num_eval_envs"]) == ("threshold", False, 10)
+    assert race_page._label(leg) == "Brax PPO, published"
+
+
+def test_rsl_rl_is_measured_on_a_gpu_alone_and_cold() -> None:
+    assert not [leg for leg in race.legs(on_cpu=True) if leg.side == "rsl_rl"]
+    every = race.legs(on_cpu=False)
+    own = [leg for leg in every if leg.side == "rsl_rl"]
+    assert [(leg.measure, leg.task, leg.case, leg.warm) for leg in own] == [
+        ("start", "ant", "mjx", False),
+        ("start", "humanoid", "mjx", False),
+    ]
+    for leg in own:
+        (beside,) = [
+            other
+            for other in every
+            if (other.measure, other.task, other.side, other.warm) == ("start", leg.task, "brax", False)
+        ]
+        assert dataclasses.replace(leg, side="brax") == beside
+    assert race_page._label(own[0]) == "RSL-RL PPO, mjx"
+    assert set(race_page.LABELS) == set(race_page.COLOURS) == {*race.SIDES} - {"floor"}
+
+
+def test_rsl_rl_is_told_the_task_s_own_settings() -> None:
+    (leg,) = [leg for leg in race.legs(on_cpu=False) if leg.side == "rsl_rl" and leg.task == "humanoid"]
+    told = race_legs.rsl_rl_settings(compose(list(leg.settings)), 3)
+    assert json.loads(json.dumps(told)) == told
+    assert told == {
+        "env": "humanoid",
+        "backend": "mjx",
+        "reward_scaling": 0.1,
+        "wrapper": {"num_actors": 2048, "seed": 3, "episode_length": 1000, "action_repeat": 1},
+        "runner": {
+            "num_steps_per_env": 160,
+            "save_interval": 50,
+            "obs_groups": {"policy": ["state"], "critic": ["state"]},
+            "policy": {
+                "class_name": "ActorCritic",
+                "init_noise_std": 1.0,
+                "actor_hidden_dims": [32, 32, 32, 32],
+                "critic_hidden_dims": [256, 256, 256, 256, 256],
+                "activation": "swish",
+                "actor_obs_normalization": True,
+                "critic_obs_normalization": True,
+            },
+            "algorithm": {
+                "class_name": "PPO",
+                "num_learning_epochs": 8,
+                "num_mini_batches": 32,
+                "clip_param": 0.3,
+                "gamma": 0.97,
+                "lam": 0.95,
+                "value_loss_coef": 0.25,
+                "use_clipped_value_loss": False,
+                "entropy_coef": 1e-3,
+                "learning_rate": 3e-4,
+                "schedule": "fixed",
+                "max_grad_norm": math.inf,
+                "normalize_advantage_per_mini_batch": True,
+            },
+        },
+        "iterations": 24,
+    }
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "ppo.gae=per_iteration",
+        "ppo.learning_rate_schedule=adaptive_kl",
+        "ppo.clipping_epsilon_value=0.2",
+        "ppo.normalize_advantage=false",
+        "network.distribution_type=normal",
+        "eval.num_evals=5",
+    ],
+)
+def test_what_rsl_rl_has_not_is_not_dropped_in_silence(override: str) -> None:
+    name = override.split(".")[1].split("=")[0]
+    with pytest.raises(ConfigError, match=f"RSL-RL's PPO has no {name} as"):
+        race_legs.rsl_rl_settings(compose(["env=ant", "ppo=ant", "eval.num_evals=0", override]), 0)
+
+
+def test_rsl_rl_has_its_own_interpreter_for_a_gpu_and_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, Path, bool]] = []
+
+    def python_of(*args: Any) -> Path:
+        asked.append(args)
+        return Path("python")
+
+    monkeypatch.setattr(race_legs, "python_of", python_of)
+    workshop = race_legs.Workshop(Path("venvs"), True)
+    ant = ("env=ant", "ppo=ant", "eval.num_evals=0")
+    leg = Leg("start", "ant", "rsl_rl", "mjx", False, ant, 60.0)
+    python, script, told, lines = workshop._command(leg, 7, tmp_path)
+    assert (python, Path(script).name, lines) == ("python", "rsl_rl_ppo.py", str(tmp_path / "lines.jsonl"))
+    assert Path(script).exists()
+    assert json.loads(told)["wrapper"]["seed"] == 7
+    workshop._command(dataclasses.replace(leg, side="brax"), 7, tmp_path)
+    threshold = {"episodes": 10}
+    workshop._command(dataclasses.replace(leg, side="sb3", settings=threshold), 7, tmp_path)
+    venvs = Path("venvs")
+    assert asked == [("rsl_rl", venvs, True), ("brax", venvs, True), ("sb3", venvs, False)]
+    assert race_legs.caching(leg, "there") == {}
 
 
 def test_the_rows_of_a_run_are_read_up_to_a_torn_one(tmp_path: Path) -> None:
@@ -226,7 +347,7 @@ def fake_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def goals(*values: float, sleep: float = 0.0, limit: float = 60.0) -> dict[str, race.Goal]:
-    return {"toy": race.Goal(950.0, {"sb3": {"values": values, "sleep": sleep}}, limit)}
+    return {"toy": race.Goal(950.0, {("sb3", ""): {"values": values, "sleep": sleep}}, limit)}
 
 
 @pytest.fixture
