@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ball import MODEL
 
-from rlstable.envs.simulations import LINKS, MOVED, PUT_IN, Simulations, Unsupported, share_of_cores
+from rlstable.envs.simulations import LINKS, MOVED, PUT_IN, Simulations, Unsupported, _cross, share_of_cores
 
 ROWS, FRAMES = 33, 4
 
@@ -130,6 +130,11 @@ def test_a_simulation_that_runs_out_of_memory():
     simulations = Simulations(small, 2)
     state = started(simulations)
     assert np.isnan(stepped(simulations, state, 60)["qpos"]).all()
+
+
+def test_cross_products_are_those_of_numpy_bit_for_bit():
+    a, b = np.random.default_rng(0).normal(size=(2, 7, 5, 3))
+    np.testing.assert_array_equal(_cross(a, b), np.cross(a, b))
 
 
 def test_several_threads_at_once():
