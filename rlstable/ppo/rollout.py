@@ -115,8 +115,8 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     def unroll(carry: Any, _: None) -> tuple[Any, Any]:
         env_state, guard_state, incident, key = carry
         key, next_key = jax.random.split(key)
-        # All at once: on its own, what a step draws takes longer than what the networks compute for it.
-        keys = jax.random.split(key, ppo.unroll_length)
+        # Brax's keys, but all steps' noise at once: a step's alone takes longer than what the networks compute for it.
+        keys = _chain(key, ppo.unroll_length)
         noise = jax.vmap(lambda key: jax.random.normal(key, (env_state.reward.shape[0], networks.action_size)))(keys)
         (env_state, guard_state, incident), (data, watched) = jax.lax.scan(
             act_and_step, (env_state, guard_state, incident), (keys, noise)
@@ -135,6 +135,16 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     metrics, episodes = _episode_metrics(reward, done, totals, data)
     data = data._replace(bootstrap_observation=bootstrap)
     return Collected(env_state, guard_state, data, metrics, episodes, incident)
+
+
+def _chain(key: jax.Array, length: int) -> jax.Array:
+    """Keys `[length]`, each split off from what the one before left."""
+
+    def link(key: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        own, following = jax.random.split(key)
+        return following, own
+
+    return jax.lax.scan(link, key, None, length=length)[1]
 
 
 def _merge(tree: Any) -> Any:

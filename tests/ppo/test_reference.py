@@ -44,7 +44,7 @@ def reference(state, config, env, networks):
     def unroll(carry, _):
         env_state, key = carry
         key, next_key = jax.random.split(key)
-        keys = jax.random.split(key, config.unroll_length)
+        keys = jax.lax.scan(lambda key, _: tuple(jax.random.split(key))[::-1], key, length=config.unroll_length)[1]
         noise = jax.vmap(lambda key: jax.random.normal(key, (config.num_envs, networks.action_size)))(keys)
         env_state, samples = jax.lax.scan(step, env_state, (keys, noise))
         return (env_state, next_key), (samples, env_state.obs)
