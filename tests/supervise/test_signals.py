@@ -86,11 +86,17 @@ def test_in_somebody_else_s_process_the_second_one_is_theirs(child: Callable[[st
 try:
     with Signals() as signals:
         ready()
-        time.sleep(120)  # longer than a busy machine takes to send two signals
+        while signals.received is None:
+            time.sleep(0.05)
+        print("heard", flush=True)
+        time.sleep(120)
 except KeyboardInterrupt:
     print("theirs", signals.received, flush=True)
 """
-    assert child(body).ends(signal.SIGINT, signal.SIGINT, pause=1.5) == (0, "theirs 2\n")
+    sent = child(body)
+    sent.process.send_signal(signal.SIGINT)
+    assert sent.stdout.readline() == "heard\n"
+    assert sent.ends(signal.SIGINT) == (0, "theirs 2\n")
 
 
 def test_while_the_main_thread_is_deaf_another_one_saves_and_leaves(child: Callable[[str], Child]) -> None:
