@@ -32,11 +32,11 @@ class Child:
         self.stdout = self.process.stdout
         assert self.stdout.readline() == "ready\n"
 
-    def ends(self, *numbers: int, within: float = 20.0, pause: float = 0.3) -> tuple[int, str]:
+    def ends(self, *numbers: int, within: float = 20.0) -> tuple[int, str]:
         """Sends signals and gives back exit code and output; two that are not heard apart count as one."""
         for number in numbers:
             self.process.send_signal(number)
-            time.sleep(pause)
+            time.sleep(0.3)
         output, _ = self.process.communicate(timeout=within)
         return self.process.returncode, output
 
