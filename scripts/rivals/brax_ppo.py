@@ -21,6 +21,7 @@ import jax
 from brax import envs
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
+from rival_memory import memory_now_mb
 
 
 class Reached(Exception):
@@ -55,15 +56,6 @@ class Progress:
         )
         if value is not None and self._threshold is not None and value >= self._threshold:
             raise Reached
-
-
-def memory_now_mb() -> float | None:
-    """Memory of this process in the host."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 def main(settings: dict[str, Any], path: Path) -> None:

@@ -21,6 +21,7 @@ import jax
 import torch
 from brax import envs
 from mujoco_playground import State, wrapper_torch
+from rival_memory import memory_now_mb
 from rsl_rl.runners import OnPolicyRunner
 
 
@@ -75,15 +76,6 @@ class Runner(OnPolicyRunner):
 def say(lines: Any, **fields: Any) -> None:
     """One line."""
     print(json.dumps({"time": time.time(), **fields}), file=lines)
-
-
-def memory_now_mb() -> float | None:
-    """Memory of this process in the host."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 def main(settings: dict[str, Any], path: Path) -> None:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rival_memory import memory_now_mb
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -88,15 +89,6 @@ def arguments(settings: dict[str, Any]) -> dict[str, Any]:
     if policy.get("activation_fn") == "relu":
         policy["activation_fn"] = getattr(importlib.import_module(module), name)
     return {**own, "policy_kwargs": policy or None}
-
-
-def memory_now_mb() -> float | None:
-    """Memory of this process in the host."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 def main(settings: dict[str, Any], path: Path) -> None:
