@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults, sharding
-from rlstable.compiling import Compiling, compiler_options
+from rlstable.compiling import Compiling, compiler_options, meanwhile
 from rlstable.config import Config, ConfigError
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load
@@ -96,7 +96,7 @@ class Assembly:
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
         if faulty:
             self.ppo = faults.arm(self.ppo)
-        self._untrained: Callable[[jax.Array], TrainState] | None = None
+        self._untrained: Any = None
         self._resets: Resets = make_resets(
             self.env,
             min(config.env.reset_pool_size, config.ppo.num_envs),
@@ -115,7 +115,9 @@ class Assembly:
         config = self._config
         # Other seeds of the same assembly find it compiled.
         with self._compiling("resets") if self._untrained is None else contextlib.nullcontext():
+            begun = meanwhile(self._program_of_untrained(self._resets.shapes()).lower(key).compile)
             env_state, pool = self._draw(key_resets)
+            begun.result()
         if config.ppo.bootstrap_on_timeout and "time_out" not in env_state.info:
             raise ConfigError(
                 f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
@@ -199,10 +201,16 @@ class Assembly:
 
     def _initial(self, key: jax.Array, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
         """The training state before the first iteration, with its fault if it is to have one."""
+        state = with_environments(
+            self._program_of_untrained(env_state)(key), self.ppo, env_state, pool, self._mesh.size
+        )
+        return state if fault.site is None else faults.armed_state(state, fault)
+
+    def _program_of_untrained(self, env_state: Any) -> Any:
+        """What makes a training state but for its environments, once for all seeds; environments, or their shapes."""
         if self._untrained is None:
             self._untrained = untrained(self.ppo, env_state)
-        state = with_environments(self._untrained(key), self.ppo, env_state, pool, self._mesh.size)
-        return state if fault.site is None else faults.armed_state(state, fault)
+        return self._untrained
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""

@@ -1,11 +1,13 @@
-"""How programs are compiled: who is told of it, what the compiler is told, and where its work is kept."""
+"""How programs are compiled: who is told of it, what the compiler is told, beside what, and where its work is kept."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -14,6 +16,8 @@ from rlstable import processor
 
 # Tells the user what is compiling, for as long as it takes.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
+
+Built = TypeVar("Built")
 
 _MOST_BYTES = 2**31  # kept on disk; what was used least lately goes first
 _WORTH_SECONDS = 0.2  # of compiling, below which reading it back is hardly quicker
@@ -30,6 +34,22 @@ def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
         deterministic: Whether the same program on the same device must give the same bits.
     """
     return _DETERMINISTIC.get(jax.default_backend()) if deterministic else None
+
+
+def meanwhile(build: Callable[[], Built]) -> Future[Built]:
+    """Builds in another thread what is needed a little later.
+
+    Tracing is Python and compiling is not: what is lowered compiles while this thread traces something else. A process
+    does not end before it is built.
+
+    Args:
+        build: Compiles something.
+    """
+    executor = ThreadPoolExecutor(1, "compiling")
+    try:
+        return executor.submit(build)
+    finally:
+        executor.shutdown(wait=False)
 
 
 def keep_programs(folder: str | None) -> str | None:

@@ -1,4 +1,7 @@
-"""What several returns say of the return: mean, median and interquartile mean, each with an interval."""
+"""What several returns say of the return: mean, median and interquartile mean, each with an interval.
+
+Every run imports this and few need it: `scipy.stats`, half of what there is to import, waits until it is called.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 _RESAMPLES = 10_000
 # Numbers drawn at a time: a thousand episodes need no gigabyte for their interval.
@@ -28,6 +30,8 @@ def interquartile_mean(values: Any, axis: int = -1) -> Any:
     Less noisy than the median and, unlike the mean, deaf to a few strange episodes (Agarwal et al. 2021, "Deep
     reinforcement learning at the edge of the statistical precipice").
     """
+    from scipy import stats
+
     return stats.trim_mean(values, 0.25, axis=axis)
 
 
@@ -50,6 +54,8 @@ def estimate(values: Any, statistic: Callable[..., Any] = np.mean) -> Estimate:
     value = float(statistic(values, axis=0))
     if values.size == 1:
         return Estimate(value, None, None)
+    from scipy import stats
+
     found = stats.bootstrap(
         (values,),
         statistic,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rlstable import faults, sharding
-from rlstable.compiling import Compiling, compiler_options
+from rlstable.compiling import Compiling, compiler_options, meanwhile
 from rlstable.config import Config
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
@@ -79,7 +81,17 @@ class Evaluator:
         self._compiling = compiling
         self._report = report
         self._passes = 1
+        self._begun: Future[Any] | None = None
         self._compiled: Any = None
+
+    def begin(self, judged: Sequence[Judged]) -> None:
+        """Has what `judge` will need compiled by another thread; `prepare` waits for it.
+
+        Args:
+            judged: Policies like those.
+        """
+        if self._compiled is None and self._begun is None:
+            self._begun = self._begin(judged)
 
     def prepare(self, judged: Sequence[Judged]) -> None:
         """Compiles what `judge` will need.
@@ -91,9 +103,11 @@ class Evaluator:
             OutOfMemory: There is not enough for a single episode.
         """
         while self._compiled is None:
-            with self._precision.compiled(), self._compiling("evaluation"):
+            begun, self._begun = self._begun, None
+            there = begun is not None and begun.done()
+            with contextlib.nullcontext() if there else self._compiling("evaluation"):
                 try:
-                    self._compiled = self._play.lower(tuple(judged), self._numbers()[0]).compile()
+                    self._compiled = (begun or self._begin(judged)).result()
                 except jax.errors.JaxRuntimeError as error:
                     self._divide(error)
 
@@ -138,6 +152,17 @@ class Evaluator:
             jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
             for parts in zip(*passes, strict=True)
         ]
+
+    def _begin(self, judged: Sequence[Judged]) -> Future[Any]:
+        """What is compiled by another thread from now on."""
+        with self._precision.compiled():
+            lowered = self._play.lower(tuple(judged), self._numbers()[0])
+
+        def compiled() -> Any:
+            with self._precision.compiled():
+                return lowered.compile()
+
+        return meanwhile(compiled)
 
     def _numbers(self) -> np.ndarray:
         """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""

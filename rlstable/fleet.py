@@ -222,6 +222,10 @@ class Fleet:
             if run.step >= self.config.total_steps:
                 self._end(seed, Ending.completed)
         if self._going:
+            training = self._training
+            self._places.fill(training)
+            if any(run.evaluates for run in training.values()):
+                self._evaluator.begin(self._places.judged(training))  # compiled while the iteration is traced
             self._program()
         stopped = self._leaving.ending  # while the program compiled, or before that
         if stopped is not None:

@@ -163,6 +163,11 @@ class Run:
         return policy_of(self.state, jax.random.fold_in(self._key_eval, self.host.iteration))
 
     @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation is still to come."""
+        return self._schedule.evaluates(self.step, self.config.total_steps)
+
+    @property
     def evaluates_next(self) -> bool:
         """Whether an evaluation is due after the next iteration, if that is a healthy one."""
         return self._schedule.evaluates(self.step, self.step + self.config.env_steps_per_iteration)

@@ -75,6 +75,8 @@ class Runner(Run):
     def _loop(self) -> Ending:
         if self.step >= self.config.total_steps:
             return Ending.completed
+        if self.evaluates:
+            self.supervisor.evaluator.begin([self.judged])  # compiled while the iteration is traced
         self._program()
         stopped = self._leaving.ending  # while the program compiled, or before that
         if stopped is not None:

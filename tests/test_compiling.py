@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,15 @@ def test_what_a_kept_program_needs_of_memory_is_what_it_needed(cache: Path, monk
     assert kept == fresh and fresh is not None
 
 
+def test_meanwhile_is_another_thread_whose_error_is_the_callers() -> None:
+    assert compiling.meanwhile(threading.current_thread).result() is not threading.current_thread()
+    begun = compiling.meanwhile(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        begun.result()
+
+
 def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
-    """Resets, training and evaluation once each, whatever comes between; and in the end nothing at all any more."""
+    """Every program once, whatever comes between; and in the end nothing at all any more."""
     compiled: list[str] = []
     marks: dict[int, int] = {}
 
@@ -141,7 +149,7 @@ def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
         runner.run()
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    for program in ("jit(program)", "jit(iteration)", "jit(numbered)"):
+    for program in ("jit(program)", "jit(_untrained)", "jit(iteration)", "jit(numbered)"):
         assert compiled.count(program) == 1, program
     evaluated = [row["step"] for row in runner.history if "eval/episode_reward" in row]
     assert len(evaluated) == 5

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +14,12 @@ from scipy import stats
 from rlstable.estimates import STATISTICS, Estimate, estimate, interquartile_mean
 
 FEW = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
+
+
+def test_what_takes_long_to_import_waits_until_it_is_called() -> None:
+    code = "import sys, rlstable.estimates as e; print('scipy.stats' in sys.modules, e.interquartile_mean([1.0, 2.0]))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert told.stdout == "False 1.5\n"
 
 
 def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:

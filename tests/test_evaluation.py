@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -34,14 +36,17 @@ class Refusing(Evaluator):
 
     def __init__(self, count: int, room: int, error: str = "RESOURCE_EXHAUSTED: Out of memory"):
         self.told: list[tuple[str, dict[str, Any]]] = []
+        self.waited = 0
         super().__init__(
-            play,
-            count,
-            SINGLE,
-            lambda _: contextlib.nullcontext(),
-            lambda kind, **fields: self.told.append((kind, fields)),
+            play, count, SINGLE, self._compiling_is_told, lambda kind, **fields: self.told.append((kind, fields))
         )
         self._room, self._error = room, error
+
+    @contextlib.contextmanager
+    def _compiling_is_told(self, name: str) -> Iterator[None]:
+        assert name == "evaluation"
+        self.waited += 1
+        yield
 
     def _episodes(self, judged: tuple[Judged, ...]) -> list[Episodes]:
         if self._numbers().shape[1] > self._room:
@@ -85,5 +90,42 @@ def test_a_refusal_while_it_compiles_is_met_alike(monkeypatch: pytest.MonkeyPatc
             return compiled.lower(*args)
 
     monkeypatch.setattr(own, "_play", Lowering())
+    own.prepare(POLICY)
+    assert own.told == [("evaluation_divided", {"passes": 2})]
+
+
+def test_what_is_begun_compiles_in_another_thread_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, whole = Refusing(4, 4), Refusing(4, 4)
+    threads: list[str] = []
+    compile_ = jax.stages.Lowered.compile
+
+    def compile_there(self: Any, *args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return compile_(self, *args)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_there)
+    own.begin(POLICY)
+    own.begin(POLICY)
+    assert own._begun is not None
+    own._begun.result()
+    [row], [expected] = own.judge(POLICY), whole.judge(POLICY)
+    own.begin(POLICY)
+    assert own._begun is None
+    assert row["eval/episode_reward"] == expected["eval/episode_reward"]
+    assert own.waited == 0 and whole.waited == 1  # nobody waits for what is there
+    assert len(threads) == 2 and all(name.startswith("compiling") for name in threads)
+
+
+def test_a_refusal_in_the_other_thread_is_met_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Refusing(4, 4)
+    compile_, refused = jax.stages.Lowered.compile, [True]
+
+    def refuse_once(self: Any, *args: Any) -> Any:
+        if refused and refused.pop():
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: while compiling")
+        return compile_(self, *args)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse_once)
+    own.begin(POLICY)
     own.prepare(POLICY)
     assert own.told == [("evaluation_divided", {"passes": 2})]

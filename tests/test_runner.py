@@ -270,7 +270,7 @@ def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, 
 def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluation is compiled before the iteration that it follows: after it, counts and redraws would be missing."""
+    """Evaluation is waited for before the iteration that it follows: after it, counts and redraws would be missing."""
     iterated: list[int] = []
     seen: list[tuple[str, int, int]] = []
     compiling, conclude = Leaving.compiling, Runner.conclude
@@ -289,7 +289,8 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
     monkeypatch.setattr(Runner, "conclude", after)
     runner = Runner(quick(), tmp_path)
     runner.run()
-    assert seen == [("training", 0, 0), ("evaluation", 1, 1)]
+    # It compiles beside training; there is something to wait for only where that was quicker.
+    assert seen in ([("training", 0, 0)], [("training", 0, 0), ("evaluation", 1, 1)])
 
 
 def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ class Resets:
     program: Callable[[jax.Array], tuple[Any, jax.Array]]
     precision: Precision
 
+    def shapes(self) -> Any:
+        """Shapes and types of the first states that one call makes; traced, and not compiled."""
+        with self.precision.compiled():
+            return jax.eval_shape(self.program, jax.random.PRNGKey(0))[0]
+
     def draw(self, key: jax.Array, count: int) -> Any:
         """`count` clean first states, on the host.
 

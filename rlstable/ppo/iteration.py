@@ -121,7 +121,9 @@ class PPO:
         passed_over = None if self.config.guards.limiters.kl is None else none
         start = Progress(layout.join(state.params), layout.join_in(state.opt_state), Packed.of({}), none)
         learning = Learning(start, state.tuning, states, key, passed_over)
-        minibatch = functools.partial(self._minibatch, layout, statistics, state.counters)
+        # Traced once, for the shapes of its metrics and for the loop.
+        gradient = jax.jit(lambda *args: self.gradient(*args), inline=True)
+        minibatch = functools.partial(self._minibatch, gradient, layout, statistics, state.counters)
         rows = data.log_prob.shape[0] // self.config.ppo.num_minibatches
 
         def report() -> Packed:
@@ -158,13 +160,19 @@ class PPO:
         return after._replace(progress=progress, key=key), proven
 
     def _minibatch(
-        self, layout: Layout, statistics: Any, counters: Counters, learning: Learning, data: Transition
+        self,
+        gradient: Callable[..., tuple[Any, dict[str, jax.Array]]],
+        layout: Layout,
+        statistics: Any,
+        counters: Counters,
+        learning: Learning,
+        data: Transition,
     ) -> Learning:
         """One candidate update, and the verdict on it."""
         progress, tuning = learning.progress, learning.tuning
         params, opt_state = progress.params, progress.opt_state
         valid_share = masked.share(data.valid)
-        by_layer, metrics = self.gradient(layout.split(params), statistics, data, valid_share, tuning)
+        by_layer, metrics = gradient(layout.split(params), statistics, data, valid_share, tuning)
         gradients = layout.join(by_layer)
         norm = optax.global_norm(gradients)
 

@@ -191,7 +191,7 @@ def stepping(request):
 
     def step(learning, data):
         bare = learning._replace(progress=learning.progress._replace(sums=Packed.of({})))
-        return ppo._minibatch(layout, statistics, counters, bare, data)
+        return ppo._minibatch(ppo.gradient, layout, statistics, counters, bare, data)
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
     progress = Progress(layout.join(params), layout.join_in(ppo.optimizer.init(params)), Packed.of({}), jnp.int32(0))

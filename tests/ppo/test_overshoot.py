@@ -113,7 +113,8 @@ def steps():
     layout = Layout.of(params)
 
     def step(learning):
-        return ppo._minibatch(layout, statistics, counters, learning._replace(progress=bare(learning.progress)), data)
+        learning = learning._replace(progress=bare(learning.progress))
+        return ppo._minibatch(ppo.gradient, layout, statistics, counters, learning, data)
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)
