@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -97,6 +98,7 @@ class Assembly:
         if faulty:
             self.ppo = faults.arm(self.ppo)
         self._untrained: Any = None
+        self._begun: Future[Any] | None = None
         self._resets: Resets = make_resets(
             self.env,
             min(config.env.reset_pool_size, config.ppo.num_envs),
@@ -104,25 +106,24 @@ class Assembly:
             compiler_options(config.deterministic),
         )
 
-    def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig) -> TrainState:
+    def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
 
         Args:
             key: For parameters and what training draws.
             key_resets: For the environments.
             fault: What goes wrong on purpose, and when; its site is the configuration's.
+            ahead: Whether the next that is asked for is the training program for this state, so that it is begun.
         """
-        config = self._config
         # Other seeds of the same assembly find it compiled.
         with self._compiling("resets") if self._untrained is None else contextlib.nullcontext():
-            begun = meanwhile(self._program_of_untrained(self._resets.shapes()).lower(key).compile)
+            resets = self._resets.begin(key_resets)
+            parameters = meanwhile(self._program_of_untrained(self._first_states()).lower(key).compile)
+            if ahead:
+                self.begin()
+            resets.result()
             env_state, pool = self._draw(key_resets)
-            begun.result()
-        if config.ppo.bootstrap_on_timeout and "time_out" not in env_state.info:
-            raise ConfigError(
-                f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
-                "from an end; set it to false"
-            )
+            parameters.result()
         return sharding.place(self._initial(key, env_state, pool, fault), self._mesh, SPECS)
 
     def shapes(self) -> TrainState:
@@ -136,16 +137,17 @@ class Assembly:
             with self.precision.compiled():
                 return jax.eval_shape(narrow, *args)
 
-        def first_states(count: int) -> Any:
-            return shapes_of(lambda key: self.env.reset(jax.random.split(key, count)), key)
-
-        config, key, pool = self._config, jax.random.PRNGKey(0), None
+        config, pool = self._config, None
         if self.env.draws:
             # Packed on the host, so from arrays; a pool is small.
-            pool = pool_of(jax.tree.map(_blank, first_states(config.env.reset_pool_size * self._mesh.size)))
+            pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
         initial = functools.partial(self._initial, fault=config.fault)
-        state = shapes_of(initial, key, first_states(config.ppo.num_envs), pool)
+        state = shapes_of(initial, jax.random.PRNGKey(0), self._first_states(), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
+
+    def begin(self) -> None:
+        """Has the training program for one state compiled by another thread; `compiled` waits for it."""
+        self._begun = self._begin(self.shapes())
 
     def compiled(self, *states: TrainState) -> Program:
         """The training program, compiled once and ahead of its first call.
@@ -153,16 +155,9 @@ class Assembly:
         Args:
             *states: A training state, or `shapes` of one; for several seeds at once one of each.
         """
-        options, count = compiler_options(self._config.deterministic), len(states)
-        with self._compiling("training"), self.precision.compiled():
-            program = sharding.over_devices(
-                side_by_side(self.ppo.iteration),
-                self._mesh,
-                ((SPECS,) * count,),
-                ((SPECS, sharding.REPLICATED),) * count,
-                donate=(0,),
-            )
-            return Program(program.lower(states).compile(options), self.precision)
+        begun, self._begun = self._begun, None
+        with self._compiling("training"):
+            return Program((begun or self._begin(*states)).result(), self.precision)
 
     def adopted(self, state: TrainState) -> TrainState:
         """A training state of another precision as one of this, placed; its pool of first states is this one's."""
@@ -198,6 +193,35 @@ class Assembly:
     def with_fresh_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with other clean first states to draw from."""
         return self._with(state, reset_pool=self._pool(key))
+
+    def _begin(self, *states: TrainState) -> Future[Any]:
+        """The training program as another thread compiles it; arguments as for `compiled`."""
+        count = len(states)
+        with self.precision.compiled():
+            program = sharding.over_devices(
+                side_by_side(self.ppo.iteration),
+                self._mesh,
+                ((SPECS,) * count,),
+                ((SPECS, sharding.REPLICATED),) * count,
+                donate=(0,),
+            )
+            options = compiler_options(self._config.deterministic)
+            return meanwhile(functools.partial(program.lower(states).compile, options))
+
+    def _first_states(self) -> Any:
+        """Shapes of the environments' first states.
+
+        Raises:
+            ConfigError: They have not what the configuration asks for.
+        """
+        config = self._config
+        states = self._resets.shapes(config.ppo.num_envs)
+        if config.ppo.bootstrap_on_timeout and "time_out" not in states.info:
+            raise ConfigError(
+                f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
+                "from an end; set it to false"
+            )
+        return states
 
     def _initial(self, key: jax.Array, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
         """The training state before the first iteration, with its fault if it is to have one."""

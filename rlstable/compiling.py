@@ -26,6 +26,8 @@ _DETERMINISTIC = {
     "gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
 }
 
+_builder = ThreadPoolExecutor(1, "compiling")
+
 
 def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
     """What XLA is told beyond its defaults; a CPU computes the same twice without being told.
@@ -37,19 +39,23 @@ def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
 
 
 def meanwhile(build: Callable[[], Built]) -> Future[Built]:
-    """Builds in another thread what is needed a little later.
+    """Builds in another thread what is needed a little later, one after another.
 
-    Tracing is Python and compiling is not: what is lowered compiles while this thread traces something else. A process
-    does not end before it is built.
+    Tracing is Python and compiling is not: what is lowered compiles while this thread traces something else. Two
+    programs at once would need the memory of both. A process does not end before everything is built. Where the
+    compiler of an accelerator tries kernels out, nothing goes on beside it.
 
     Args:
         build: Compiles something.
     """
-    executor = ThreadPoolExecutor(1, "compiling")
-    try:
-        return executor.submit(build)
-    finally:
-        executor.shutdown(wait=False)
+    if jax.default_backend() != "cpu":
+        built: Future[Built] = Future()
+        try:
+            built.set_result(build())
+        except Exception as error:
+            built.set_exception(error)
+        return built
+    return _builder.submit(build)
 
 
 def keep_programs(folder: str | None) -> str | None:

@@ -156,13 +156,7 @@ class Evaluator:
     def _begin(self, judged: Sequence[Judged]) -> Future[Any]:
         """What is compiled by another thread from now on."""
         with self._precision.compiled():
-            lowered = self._play.lower(tuple(judged), self._numbers()[0])
-
-        def compiled() -> Any:
-            with self._precision.compiled():
-                return lowered.compile()
-
-        return meanwhile(compiled)
+            return meanwhile(self._play.lower(tuple(judged), self._numbers()[0]).compile)
 
     def _numbers(self) -> np.ndarray:
         """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""

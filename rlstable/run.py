@@ -128,7 +128,9 @@ class Run:
             if not_kept is not None:
                 self.event("compile_cache_unusable", error=not_kept)
             self._tell_backend()
-            self.state: TrainState = self.supervisor.assembly.first_state(key_init, key_resets, self._fault)
+            # What resumes, or has a program together with others, asks for another one.
+            ahead = not resumes and not self.supervisor.shared
+            self.state: TrainState = self.supervisor.assembly.first_state(key_init, key_resets, self._fault, ahead)
             self.step = int(self.state.counters.env_steps)
             if resumes:
                 self._resume()

@@ -127,6 +127,11 @@ class Supervisor:
         return self._assemblies[self.which]
 
     @property
+    def shared(self) -> bool:
+        """Whether programs are for several seeds."""
+        return self._builds.shared
+
+    @property
     def num_envs(self) -> int:
         """How many environments are trained in."""
         return self._host.plan.of(self._warm_start.now).ppo.num_envs

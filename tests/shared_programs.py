@@ -33,6 +33,7 @@ def sharing() -> Iterator[None]:
     """Every run inside shares; a run says that it compiles, whether it does or not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Assembly, "compiled", _compiled)
+        patch.setattr(Assembly, "begin", lambda _: None)  # nobody would wait for it
         patch.setattr(fleet, "make_evaluator", _make_evaluator)
         patch.setattr(supervisor, "ALONE", dataclasses.replace(supervisor.ALONE, evaluator=_make_evaluator))
         yield

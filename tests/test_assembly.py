@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from toys import PointMass, mesh, tiny_config
 
 from rlstable import sharding
 from rlstable.assembly import Assembly
+from rlstable.config import ConfigError
+from rlstable.fleet import Fleet
 from rlstable.ppo.state import SPECS
 from rlstable.runner import Runner
 from rlstable.supervise.memory import bytes_of, footprint
@@ -66,3 +71,60 @@ def test_typed_keys_and_several_devices() -> None:
     assert jnp.issubdtype(shapes.env_state.info["typed"].dtype, jax.dtypes.prng_key)
     assert shapes.env_state.obs.sharding.spec == sharding.SPLIT
     assert shapes.params["policy"] is not None
+
+
+def test_what_was_begun_is_the_program_and_given_out_once() -> None:
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def compiling(name: str) -> Iterator[None]:
+        told.append(name)
+        yield
+
+    assembly = Assembly(tiny_config(), mesh(), compiling=compiling)
+    state = assembly.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), tiny_config().fault, ahead=True)
+    assert told == ["resets"] and assembly._begun is not None
+    begun = assembly._begun.result()
+    program = assembly.compiled(state)
+    assert program.executable is begun
+    assert told == ["resets", "training"] and assembly._begun is None
+    assert np.isfinite(program(state)[1].values["training/total_loss"])
+
+
+def test_a_state_is_the_same_begun_or_not() -> None:
+    keys = jax.random.PRNGKey(0), jax.random.PRNGKey(1)
+    ahead, plain = (Assembly(tiny_config(), mesh()).first_state(*keys, tiny_config().fault, a) for a in (True, False))
+    for one, other in zip(jax.tree.leaves(ahead), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_the_states_lack_is_said_before_anything_compiles() -> None:
+    config = tiny_config(ppo={"bootstrap_on_timeout": True})
+    assembly = Assembly(config, mesh())
+    with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
+        assembly.begin()
+    assert assembly._begun is None
+
+
+def test_what_cannot_be_compiled_is_an_error_of_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assembly = Assembly(tiny_config(), mesh())
+
+    def refuse(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: while compiling")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    assembly.begin()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        assembly.compiled(assembly.shapes())
+
+
+@pytest.mark.usefixtures("shared_programs")
+def test_a_program_is_begun_where_the_run_is_new_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(Assembly, "begin", lambda self: begun.append(self))
+    config = tiny_config(sinks={"console": "off"}, devices=1, total_steps=64)
+    Runner(config, tmp_path / "alone").run()
+    assert len(begun) == 1
+    Runner(config.model_copy(update={"resume": "auto"}), tmp_path / "alone").close()
+    Fleet(config.model_copy(update={"seeds": 2}), tmp_path / "fleet").close()
+    assert len(begun) == 1

@@ -132,6 +132,25 @@ def test_meanwhile_is_another_thread_whose_error_is_the_callers() -> None:
         begun.result()
 
 
+def test_meanwhile_builds_one_thing_after_another() -> None:
+    told: list[str] = []
+    may_end = threading.Event()
+    first = compiling.meanwhile(lambda: (may_end.wait(60), told.append("first")))
+    second = compiling.meanwhile(lambda: told.append("second"))
+    assert not first.done() and not second.done()
+    may_end.set()
+    second.result(60)
+    assert told == ["first", "second"]
+
+
+def test_nothing_goes_on_beside_the_compiler_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    begun = compiling.meanwhile(threading.current_thread)
+    assert begun.done() and begun.result() is threading.current_thread()
+    with pytest.raises(ZeroDivisionError):
+        compiling.meanwhile(lambda: 1 // 0).result()
+
+
 def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
     """Every program once, whatever comes between; and in the end nothing at all any more."""
     compiled: list[str] = []

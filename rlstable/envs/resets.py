@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import jax
 import numpy as np
 
+from rlstable.compiling import meanwhile
 from rlstable.config import ConfigError
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
@@ -35,13 +36,26 @@ class Resets:
 
     env: VectorEnv
     batch: int
-    program: Callable[[jax.Array], tuple[Any, jax.Array]]
+    program: jax.stages.Wrapped
     precision: Precision
 
-    def shapes(self) -> Any:
-        """Shapes and types of the first states that one call makes; traced, and not compiled."""
+    def begin(self, key: jax.Array) -> Future[Any]:
+        """Has the program compiled by another thread.
+
+        Args:
+            key: A random key like those that are drawn with.
+
+        Returns:
+            What is to be waited for before drawing.
+        """
         with self.precision.compiled():
-            return jax.eval_shape(self.program, jax.random.PRNGKey(0))[0]
+            return meanwhile(self.program.lower(key).compile)
+
+    def shapes(self, count: int) -> Any:
+        """Shapes and types of `count` first states, which are traced once for that and for drawing."""
+        with self.precision.compiled():
+            states, _ = jax.eval_shape(self.program, jax.random.PRNGKey(0))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), states)
 
     def draw(self, key: jax.Array, count: int) -> Any:
         """`count` clean first states, on the host.
