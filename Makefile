@@ -51,7 +51,7 @@ bench: $(STAMP) ## Measure what guards and supervision cost, into docs/benchmark
 	$(BIN)/python scripts/bench.py guards $(ARGS)
 	$(BIN)/python scripts/bench.py supervision $(ARGS)
 
-race: $(STAMP) ## Race whole processes against Brax's, SB3's, SBX's PPO, on a GPU RSL-RL's; hours on a CPU, goes on where it stopped
+race: $(STAMP) ## Race whole processes: Brax's, SB3's, SBX's PPO, on a GPU RSL-RL's; hours, goes on where it stopped
 	$(BIN)/python scripts/bench.py race $(ARGS)
 
 docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
