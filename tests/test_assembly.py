@@ -17,6 +17,7 @@ from rlstable import sharding
 from rlstable.assembly import Assembly
 from rlstable.config import ConfigError
 from rlstable.fleet import Fleet
+from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS
 from rlstable.runner import Runner
 from rlstable.supervise.memory import bytes_of, footprint
@@ -55,6 +56,24 @@ def test_the_program_is_the_runners(tmp_path: Path) -> None:
         return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
 
     assert text(assembly.ppo, assembly.shapes()) == text(runner.ppo, runner.state)
+
+
+def test_the_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the shapes of its metrics and for the loop over minibatches alike: it is half of what there is to trace."""
+    traced: list[Any] = []
+    gradient = PPO.gradient
+
+    def told(self: PPO, *args: Any) -> Any:
+        traced.append(args)
+        return gradient(self, *args)
+
+    monkeypatch.setattr(PPO, "gradient", told)
+    assembly = Assembly(tiny_config(guards={}), mesh())
+    program = sharding.over_devices(
+        assembly.ppo.iteration, mesh(1), (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
+    )
+    program.lower(assembly.shapes())
+    assert len(traced) == 1
 
 
 def test_its_footprint() -> None:
