@@ -84,7 +84,7 @@ class Workshop:
     def __init__(self, venvs: Path, gpu: bool):
         self._venvs = venvs
         self._gpu = gpu
-        self._kept: dict[str, str] = {}
+        self._kept: dict[tuple[str, str], str] = {}  # by side and settings
 
     def close(self) -> None:
         """Throws compiled programs away."""
@@ -104,21 +104,22 @@ class Workshop:
         Raises:
             ConfigError: Its settings cannot work, or the process ended by an error.
         """
+        own = leg.side, leg.text
         if not leg.warm:
             cache = tempfile.mkdtemp()
             # What a cold process compiles is what a warm one finds; Brax's hears of a folder only where it is warm.
-            if leg.side == "ours" and leg.text not in self._kept:
-                self._kept[leg.text] = cache
+            if leg.side == "ours" and own not in self._kept:
+                self._kept[own] = cache
             try:
                 return self._run(leg, seed, cache)
             finally:
                 if cache not in self._kept.values():
                     shutil.rmtree(cache, ignore_errors=True)
-        if leg.text not in self._kept:
-            self._kept[leg.text] = tempfile.mkdtemp()
+        if own not in self._kept:
+            self._kept[own] = tempfile.mkdtemp()
             print(f"race: {leg}: once before, to compile", file=sys.stderr, flush=True)
-            self._run(leg, seed, self._kept[leg.text])
-        return self._run(leg, seed, self._kept[leg.text])
+            self._run(leg, seed, self._kept[own])
+        return self._run(leg, seed, self._kept[own])
 
     def _run(self, leg: Leg, seed: int, cache: str) -> Row:
         with tempfile.TemporaryDirectory() as name:

@@ -310,7 +310,7 @@ def test_a_warm_process_finds_what_a_cold_one_compiled_and_no_cold_one_does(monk
         return {"found": found}
 
     monkeypatch.setattr(race_legs.Workshop, "_run", run)
-    cold, brax = LEG, dataclasses.replace(LEG, side="brax", settings=("env=ant",))
+    cold, brax = LEG, dataclasses.replace(LEG, side="brax")  # told the same, of which each compiles its own
     warm, brax_warm = (dataclasses.replace(leg, warm=True) for leg in (cold, brax))
     workshop = race_legs.Workshop(Path("venvs"), False)
     assert [workshop.run(leg, 1)["found"] for leg in (cold, cold, warm, warm)] == [False, False, True, True]
@@ -496,7 +496,7 @@ BAD_INPUT = {
     "never": (["--limit", "nan"], "argument --limit: 'nan' must be"),
     "nothing left": (["--task", "humanoid", "--side", "sbx"], "race: no leg is of that task, side and measure"),
     "no folder": (["--results", "nowhere/race.jsonl"], "--results: cannot write to nowhere/race.jsonl"),
-    "no results": (["--results", "notes.txt"], "--results: cannot read notes.txt"),
+    "no results": (["--results", "notes.txt"], "cannot read notes.txt"),
     "no page": (["--out", "nowhere/page.md"], "--out: there is no folder nowhere"),
 }
 
