@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rlstable import faults, sharding
-from rlstable.compiling import Compiling, compiler_options, meanwhile
+from rlstable import background, faults, sharding
+from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load
@@ -118,7 +118,7 @@ class Assembly:
         # Other seeds of the same assembly find it compiled.
         with self._compiling("resets") if self._untrained is None else contextlib.nullcontext():
             resets = self._resets.begin(key_resets)
-            parameters = meanwhile(self._program_of_untrained(self._first_states()).lower(key).compile)
+            parameters = background.build(self._program_of_untrained(self._first_states()).lower(key).compile)
             if ahead:
                 self.begin()
             resets.result()
@@ -146,8 +146,9 @@ class Assembly:
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def begin(self) -> None:
-        """Has the training program for one state compiled by another thread; `compiled` waits for it."""
-        self._begun = self._begin(self.shapes())
+        """Has the training program for one state compiled by another thread, where that is possible."""
+        if background.possible():
+            self._begun = self._begin(self.shapes())
 
     def compiled(self, *states: TrainState) -> Program:
         """The training program, compiled once and ahead of its first call.
@@ -206,7 +207,7 @@ class Assembly:
                 donate=(0,),
             )
             options = compiler_options(self._config.deterministic)
-            return meanwhile(functools.partial(program.lower(states).compile, options))
+            return background.build(functools.partial(program.lower(states).compile, options))
 
     def _first_states(self) -> Any:
         """Shapes of the environments' first states.

@@ -1,13 +1,11 @@
-"""How programs are compiled: who is told of it, what the compiler is told, beside what, and where its work is kept."""
+"""How programs are compiled: who is told of it, what the compiler is told, and where its work is kept."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -17,16 +15,12 @@ from rlstable import processor
 # Tells the user what is compiling, for as long as it takes.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
-Built = TypeVar("Built")
-
 _MOST_BYTES = 2**31  # kept on disk; what was used least lately goes first
 _WORTH_SECONDS = 0.2  # of compiling, below which reading it back is hardly quicker
 _DETERMINISTIC = {
     # No reduction whose order is left to chance, and no choice of kernels by how fast they happen to be just now.
     "gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
 }
-
-_builder = ThreadPoolExecutor(1, "compiling")
 
 
 def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
@@ -36,26 +30,6 @@ def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
         deterministic: Whether the same program on the same device must give the same bits.
     """
     return _DETERMINISTIC.get(jax.default_backend()) if deterministic else None
-
-
-def meanwhile(build: Callable[[], Built]) -> Future[Built]:
-    """Builds in another thread what is needed a little later, one after another.
-
-    Tracing is Python and compiling is not: what is lowered compiles while this thread traces something else. Two
-    programs at once would need the memory of both. A process does not end before everything is built. Where the
-    compiler of an accelerator tries kernels out, nothing goes on beside it.
-
-    Args:
-        build: Compiles something.
-    """
-    if jax.default_backend() != "cpu":
-        built: Future[Built] = Future()
-        try:
-            built.set_result(build())
-        except Exception as error:
-            built.set_exception(error)
-        return built
-    return _builder.submit(build)
 
 
 def keep_programs(folder: str | None) -> str | None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlstable import faults, sharding
-from rlstable.compiling import Compiling, compiler_options, meanwhile
+from rlstable import background, faults, sharding
+from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load_env
@@ -85,12 +85,12 @@ class Evaluator:
         self._compiled: Any = None
 
     def begin(self, judged: Sequence[Judged]) -> None:
-        """Has what `judge` will need compiled by another thread; `prepare` waits for it.
+        """Has what `judge` will need compiled by another thread, where that is possible; `prepare` waits for it.
 
         Args:
             judged: Policies like those.
         """
-        if self._compiled is None and self._begun is None:
+        if background.possible() and self._compiled is None and self._begun is None:
             self._begun = self._begin(judged)
 
     def prepare(self, judged: Sequence[Judged]) -> None:
@@ -156,7 +156,7 @@ class Evaluator:
     def _begin(self, judged: Sequence[Judged]) -> Future[Any]:
         """What is compiled by another thread from now on."""
         with self._precision.compiled():
-            return meanwhile(self._play.lower(tuple(judged), self._numbers()[0]).compile)
+            return background.build(self._play.lower(tuple(judged), self._numbers()[0]).compile)
 
     def _numbers(self) -> np.ndarray:
         """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable import recipes
+from rlstable import background, recipes
 from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError
 from rlstable.endings import Ending
@@ -115,4 +115,7 @@ def _complain(message: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        background.leave(end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache
 from toys import mesh, tiny_config
 
-from rlstable import compiling
+from rlstable import background, compiling
 from rlstable.assembly import Assembly
 from rlstable.compiling import compiler_options, keep_programs
 from rlstable.runner import Runner
@@ -125,32 +124,6 @@ def test_what_a_kept_program_needs_of_memory_is_what_it_needed(cache: Path, monk
     assert kept == fresh and fresh is not None
 
 
-def test_meanwhile_is_another_thread_whose_error_is_the_callers() -> None:
-    assert compiling.meanwhile(threading.current_thread).result() is not threading.current_thread()
-    begun = compiling.meanwhile(lambda: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        begun.result()
-
-
-def test_meanwhile_builds_one_thing_after_another() -> None:
-    told: list[str] = []
-    may_end = threading.Event()
-    first = compiling.meanwhile(lambda: (may_end.wait(60), told.append("first")))
-    second = compiling.meanwhile(lambda: told.append("second"))
-    assert not first.done() and not second.done()
-    may_end.set()
-    second.result(60)
-    assert told == ["first", "second"]
-
-
-def test_nothing_goes_on_beside_the_compiler_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    begun = compiling.meanwhile(threading.current_thread)
-    assert begun.done() and begun.result() is threading.current_thread()
-    with pytest.raises(ZeroDivisionError):
-        compiling.meanwhile(lambda: 1 // 0).result()
-
-
 def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
     """Every program once, whatever comes between; and in the end nothing at all any more."""
     compiled: list[str] = []
@@ -162,6 +135,7 @@ def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
 
     defaults = {"supervise": {}, "guards": {}}  # with everything that may act between iterations
     config = tiny_config(total_steps=64 * 30, eval={"num_evals": 5, "num_envs": 3}, devices=2, **defaults)
+    background.build(lambda: None).result()  # what a run of another test began, and did not need, is built
     monitoring.register_event_duration_secs_listener(listen)
     try:
         runner = Runner(config, tmp_path, callback=lambda step, row: marks.update({step: len(compiled)}) and None)

@@ -117,6 +117,20 @@ def test_help_and_printed_configuration(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("asked", [["--help"], ["env=ant", "--cfg", "job"], ["env=nowhere"], ["ppo.num_envs=0"]])
+def test_what_does_not_train_waits_for_no_jax(tmp_path: Path, asked: list[str]) -> None:
+    code = (
+        "import sys, rlstable.train as t\n"
+        f"sys.argv[1:] = {asked}\n"
+        "try: t.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'jax', 'brax', 'mujoco', 'flax', 'orbax', 'wandb'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_train_resume_and_what_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstable.compiling import meanwhile
+from rlstable import background
 from rlstable.config import ConfigError
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
@@ -49,7 +49,7 @@ class Resets:
             What is to be waited for before drawing.
         """
         with self.precision.compiled():
-            return meanwhile(self.program.lower(key).compile)
+            return background.build(self.program.lower(key).compile)
 
     def shapes(self, count: int) -> Any:
         """Shapes and types of `count` first states, which are traced once for that and for drawing."""

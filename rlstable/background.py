@@ -1,0 +1,59 @@
+"""What is compiled before it is asked for, in a thread of its own beside the one that traces."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NoReturn, TypeVar
+
+Built = TypeVar("Built")
+
+_builder = ThreadPoolExecutor(1, "compiling")
+_begun: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+
+
+def possible() -> bool:
+    """Whether something may compile beside something else: the compiler of an accelerator tries kernels out."""
+    import jax  # here, since a command that has not come so far ends by this file too
+
+    return bool(jax.default_backend() == "cpu")
+
+
+def build(program: Callable[[], Built]) -> Future[Built]:
+    """Builds in another thread what is needed a little later, one after another; at once where that is not possible.
+
+    Tracing is Python and compiling is not: what is lowered compiles while this thread traces something else. Two
+    programs at once would need the memory of both.
+
+    Args:
+        program: Compiles it.
+    """
+    if possible():
+        building = _builder.submit(program)
+        _begun.add(building)
+        return building
+    built: Future[Built] = Future()
+    try:
+        built.set_result(program())
+    except Exception as error:
+        built.set_exception(error)
+    return built
+
+
+def leave(end: SystemExit) -> NoReturn:
+    """Ends the process as was asked for, without waiting for what nobody needs any more.
+
+    Python would wait for its threads, and nothing ends a compilation: a minute or two with MJX, which those who sent
+    a signal may not grant.
+
+    Args:
+        end: What asked for it, its code a number.
+    """
+    if all(program.done() for program in list(_begun)):
+        raise end
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(end.code or 0))

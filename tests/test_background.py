@@ -1,0 +1,105 @@
+"""What compiles beside something else, and a process that does not wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from jax import monitoring
+from toys import mesh, tiny_config
+
+from rlstable import background
+from rlstable.assembly import Assembly
+from rlstable.evaluation import make_evaluator, policy_of
+
+
+def test_it_is_built_in_another_thread_and_its_error_is_the_callers() -> None:
+    assert background.build(threading.current_thread).result() is not threading.current_thread()
+    begun = background.build(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        begun.result()
+
+
+def test_one_thing_is_built_after_another() -> None:
+    told: list[str] = []
+    may_end = threading.Event()
+    first = background.build(lambda: (may_end.wait(60), told.append("first")))
+    second = background.build(lambda: told.append("second"))
+    assert not first.done() and not second.done()
+    may_end.set()
+    second.result(60)
+    assert told == ["first", "second"]
+
+
+def test_nothing_goes_on_beside_the_compiler_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not background.possible()
+    begun = background.build(threading.current_thread)
+    assert begun.done() and begun.result() is threading.current_thread()
+    with pytest.raises(ZeroDivisionError):
+        background.build(lambda: 1 // 0).result()
+
+
+def test_on_an_accelerator_every_program_compiles_when_the_user_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or minutes pass without a line, in which no signal is heard."""
+    background.build(lambda: None).result()  # what another test began is built
+    monkeypatch.setattr(background, "possible", lambda: False)
+    telling: list[str] = []
+    compiled: dict[str, list[str]] = {}
+
+    @contextlib.contextmanager
+    def compiling(name: str) -> Iterator[None]:
+        telling.append(name)
+        yield
+        telling.pop()
+
+    def listen(name: str, seconds: float, **about: str) -> None:
+        if name.endswith("backend_compile_duration"):
+            compiled.setdefault(about["fun_name"], []).append("".join(telling))
+
+    config = tiny_config(eval={"num_evals": 1, "num_envs": 3}, network={"policy_hidden_layer_sizes": (5,)})
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        assembly = Assembly(config, mesh(1), None, compiling)
+        keys = jax.random.split(jax.random.PRNGKey(0))
+        state = assembly.first_state(*keys, config.fault, ahead=True)
+        judged = [policy_of(state, keys[0])]
+        evaluator = make_evaluator(config, assembly.ppo.networks, compiling, lambda *_, **__: None)
+        evaluator.begin(judged)
+        assembly.compiled(state)
+        evaluator.prepare(judged)
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+    assert compiled["jit(program)"] == compiled["jit(_untrained)"] == ["resets"]
+    assert compiled["jit(iteration)"] == ["training"]
+    assert compiled["jit(numbered)"] == ["evaluation"]
+
+
+_ENDS = """
+import sys, threading, time
+from rlstable import background
+begun = threading.Event()
+program = background.build(lambda: (begun.set(), time.sleep({seconds})))
+begun.wait()
+if not {seconds}:
+    program.result()
+print("ended", end="")
+try:
+    sys.exit({code})
+except SystemExit as end:
+    background.leave(end)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(600, 143), (600, 0), (0, 3)])
+def test_a_process_ends_though_something_is_being_built(tmp_path: Path, seconds: int, code: int) -> None:
+    """Python by itself would wait for the thread, here longer than the test may take."""
+    command = [sys.executable, "-c", _ENDS.format(seconds=seconds, code=code)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (code, "ended")
