@@ -23,6 +23,7 @@ from rlstable.closing import close
 from rlstable.compiling import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.endings import FROM_OUTSIDE, Ending, stays_ended
+from rlstable.envs.foreign import interrupted
 from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
@@ -145,6 +146,9 @@ class Fleet:
             self._ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
+            if interrupted(error):
+                self._ending = Ending.interrupted
+                raise KeyboardInterrupt from error
             for told in (self._event, *(run.event for run in self._going.values())):
                 told("error", message=f"{type(error).__name__}: {error}")
             raise

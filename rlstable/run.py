@@ -49,7 +49,8 @@ Callback = Callable[[int, Row], Any]
 
 def mesh_of(config: Config) -> Mesh:
     """The devices of a configuration; jax is told before its first use how programs for them are dispatched."""
-    if config.env.backend in ("native", "auto"):
+    given = (config.env.kwargs or {}, config.eval.env_kwargs or {})
+    if not {"native", "auto"}.isdisjoint((config.env.backend, *(kwargs.get("backend") for kwargs in given))):
         dispatch_inline()
     return sharding.make_mesh(config.devices)
 

@@ -11,6 +11,7 @@ import jax
 from rlstable.assembly import Program
 from rlstable.config import Config
 from rlstable.endings import Ending
+from rlstable.envs.foreign import interrupted
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.leaving import Leaving
@@ -66,6 +67,9 @@ class Runner(Run):
             ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
+            if interrupted(error):
+                ending = Ending.interrupted
+                raise KeyboardInterrupt from error
             self.event("error", message=f"{type(error).__name__}: {error}")
             raise
         finally:

@@ -25,6 +25,7 @@ from rlstable.io.rundir import read_result, steps_in
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays
 from rlstable.precision import SINGLE
+from rlstable.run import mesh_of
 from rlstable.runner import Result, Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -557,3 +558,22 @@ def test_resume_auto_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) 
     for _ in range(2):
         Runner(quick(**config), tmp_path).run()
     assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [64, 128]
+
+
+@pytest.mark.parametrize(
+    ("sections", "inline"),
+    [
+        ({"env": {"backend": "native"}}, True),
+        ({"env": {"backend": "spring", "kwargs": {"backend": "native"}}}, True),
+        ({"env": {"backend": "spring"}, "eval": {"env_kwargs": {"backend": "auto"}}}, True),
+        ({"env": {"backend": "mjx", "kwargs": {"n_frames": 3}}, "eval": {"env_kwargs": {"n_frames": 5}}}, False),
+    ],
+)
+def test_programs_with_native_physics_are_dispatched_inline(
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], inline: bool
+) -> None:
+    """Whoever asks for it, training or an evaluation: with jax's own dispatch they could wait for ever."""
+    told: list[str] = []
+    monkeypatch.setattr("rlstable.run.dispatch_inline", lambda: told.append("inline"))
+    mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
+    assert told == ["inline"] * inline

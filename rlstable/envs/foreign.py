@@ -180,19 +180,25 @@ def _register() -> None:
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
 def _answer(pointer: Any) -> int | None:
     """What XLA calls; an error is handed back for XLA to raise."""
-    frame = pointer.contents
-    if frame.extensions and frame.extensions.contents.base.type == _METADATA:
-        metadata = frame.extensions.contents.metadata.contents
-        metadata.version.major, metadata.version.minor = _VERSION
-        return None
+    # All of it: with inline dispatch this may be the main thread, in which a signal is an exception anywhere.
     try:
+        frame = pointer.contents
+        if frame.extensions and frame.extensions.contents.base.type == _METADATA:
+            metadata = frame.extensions.contents.metadata.contents
+            metadata.version.major, metadata.version.minor = _VERSION
+            return None
         _calls[frame.attributes.values[0].contents.value[0]](frame)
     except BaseException as error:
         message = f"{type(error).__name__}: {error}".encode()
         arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, _INTERNAL)
-        code: int = frame.api.contents.create_error(ctypes.byref(arguments))
+        code: int = pointer.contents.api.contents.create_error(ctypes.byref(arguments))
         return code
     return None
+
+
+def interrupted(error: Exception) -> bool:
+    """Whether a program failed because what it called was interrupted, as by Ctrl-C."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and f"{KeyboardInterrupt.__name__}: " in str(error)
 
 
 def _addresses(buffers: _Buffers) -> list[int]:

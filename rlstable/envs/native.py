@@ -129,7 +129,8 @@ class Pipeline:
         """Arrays by name that NumPy computes of arrays by name; all that a kind computes is the same computation."""
         wanted = self._like(names)
         if jax.default_backend() == "cpu":
-            return foreign.call(f"{self._simulations.fingerprint} {kind}", compute, given, wanted)
+            name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
+            return foreign.call(name, compute, given, wanted)
         return _by_copy(compute, given, wanted)
 
     def _like(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -51,6 +51,7 @@ class Simulations:
         shapes: Of every array of one simulation, by name.
         derived: What is computed of `DERIVED`.
         fingerprint: Of the model and of `derived`: where it is the same, results are.
+        threads: On which one call computes.
 
     Args:
         model: A `mujoco.MjModel`; it is not changed.
@@ -69,7 +70,7 @@ class Simulations:
                 raise Unsupported(f"its model has {what}")
         self._model = copy.copy(model)
         self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
-        self._threads = threads
+        self.threads = threads
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
         self.fingerprint = hashlib.blake2s(binary.tobytes() + repr(derived).encode()).hexdigest()
@@ -165,7 +166,7 @@ class Simulations:
             free = self._free.setdefault(count, [])
             place = free.pop() if free else None
         if place is None:
-            place = _Place(self._model, count, min(self._threads, count), self.derived)
+            place = _Place(self._model, count, min(self.threads, count), self.derived)
         try:
             yield place
         finally:

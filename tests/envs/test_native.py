@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from toys import mesh, tiny_config
 from rlstable import sharding
 from rlstable.config import Config, ConfigError, EnvConfig
 from rlstable.endings import Ending
+from rlstable.envs import native
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load, load_env
+from rlstable.envs.simulations import Simulations
 from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.fleet import start
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
 from rlstable.replay.engines import step_again
@@ -229,6 +233,21 @@ def test_evaluation_may_have_another_backend():
     assert load(EnvConfig(name="ant", backend="spring"), {"backend": "native"}).backend == "native"
 
 
+def test_an_evaluation_does_not_take_the_threads_of_training(monkeypatch):
+    """Training shares the cores out among its devices; an evaluation of the same model, traced later, has them all."""
+    monkeypatch.setattr(native, "share_of_cores", lambda devices: 8 // devices)
+    used = []
+    step = Simulations.step
+    monkeypatch.setattr(Simulations, "step", lambda self, *args: used.append(self.threads) or step(self, *args))
+    config = EnvConfig(**STICK, backend="native")
+    training, evaluation = load_env(config, None, 4), load_env(config, None, 1)
+    programs = [jax.jit(functools.partial(play, env, steps=2)) for env in (training, evaluation)]
+    state = first(training, 3)
+    programs = [program.lower(state).compile() for program in programs]
+    assert_same(programs[0](state), programs[1](state))
+    assert used == [2, 2, 8, 8]
+
+
 # --- what explodes
 
 
@@ -293,6 +312,25 @@ def test_a_run_with_physics_in_float64(tmp_path: Path) -> None:
     runner = Runner(settings(precision={"matmul": "x64"}), tmp_path)
     assert runner.run().ending is Ending.completed
     assert runner.state.env_state.pipeline_state.qpos.dtype == np.float64
+
+
+@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_that_is_interrupted_in_c_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int
+) -> None:
+    """Programs run in the main thread, where a second Ctrl-C is an exception out of whatever goes on there."""
+
+    def step(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Simulations, "step", step)
+    run = start(settings(seeds=seeds), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    for folder in (tmp_path, *tmp_path.glob("seed*")):
+        assert json.loads((folder / "result.json").read_text())["stop_reason"] == "interrupted"
+        assert '"kind": "error"' not in (folder / "events.jsonl").read_text()
 
 
 @pytest.mark.usefixtures("quick_compile")
