@@ -8,7 +8,8 @@ python scripts/bench.py race                               # whole processes: ou
 python scripts/bench.py scaling                            # how cost grows with environments, episodes, steps done
 python scripts/bench.py seeds                              # several seeds in one program, beside one run each
 
-prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md.
+prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md. What was measured stays in
+docs/bench.jsonl and docs/race.jsonl, so that one part, or what is missing, can be measured by itself.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import parts
 import race
 import race_page
-import race_results
 import scaling
 import seeds
+from race_results import device
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -214,9 +216,24 @@ class Side:
         self._runner.close()
 
 
-def compare(comparison: Comparison, args: argparse.Namespace, console: Console) -> list[Report]:
+def compare(comparison: Comparison, args: argparse.Namespace, console: Console) -> Iterator[Report]:
     """Two configurations of every environment that was asked for."""
-    rows = [compare_row(comparison, name, args.pairs, console) for name in dict.fromkeys(args.env or SETTINGS)]
+
+    def measure(name: str) -> list[Row]:
+        return [compare_row(comparison, name, args.pairs, console)]
+
+    settings = {name: (*own, *COMMON, *comparison.sides.values()) for name, own in SETTINGS.items()}
+    whole = parts.Parts(comparison.name, settings, measure, functools.partial(compared, comparison))
+    return part_by_part(whole, args.env, args)
+
+
+def part_by_part(whole: parts.Parts[Report], asked: Sequence[str] | None, args: argparse.Namespace) -> Iterator[Report]:
+    """A report after every part, of all that were measured here, now or before."""
+    return parts.run(whole, asked, args.out.parent / "bench.jsonl", device(), versions())
+
+
+def compared(comparison: Comparison, rows: list[Row]) -> Report:
+    """What a comparison found."""
     first, second = comparison.sides
     header = ("env", "relative\nspeed", "95 % interval", f"steps/s\n{first}", f"steps/s\n{second}")
     cells = [
@@ -236,7 +253,7 @@ def compare(comparison: Comparison, args: argparse.Namespace, console: Console) 
         notes.append(f"`{' '.join(row['settings'])}`: {measured}")
     either = " or ".join(f"`{overrides}`" for overrides in comparison.sides.values())
     before = f"Settings, as `python -m rlstable.train` takes them, each followed by {either}:"
-    return [Report(comparison.name, comparison.title, comparison.text, header, cells, notes, rows, before_notes=before)]
+    return Report(comparison.name, comparison.title, comparison.text, header, cells, notes, rows, before_notes=before)
 
 
 def run_race(args: argparse.Namespace, console: Console) -> list[Report]:
@@ -246,16 +263,28 @@ def run_race(args: argparse.Namespace, console: Console) -> list[Report]:
     return [Report(**vars(section), before_notes=race_page.SETTINGS) for section in sections]
 
 
-def run_scaling(args: argparse.Namespace, console: Console) -> list[Report]:
+def run_scaling(args: argparse.Namespace, console: Console) -> Iterator[Report]:
     """Steps per second over what might make them dearer."""
-    points = scaling.run(args, Side, console.print)
-    section = scaling.section(points, device()["kind"], args.out.parent)
-    return [Report(**vars(section))]
+
+    def measure(task: str) -> list[Row]:
+        return scaling.run(task, args.seconds, Side, console.print)
+
+    def report(rows: list[Row]) -> Report:
+        return Report(**vars(scaling.section(rows, device()["kind"], args.out.parent)))
+
+    return part_by_part(parts.Parts(scaling.NAME, scaling.PARTS, measure, report), args.task, args)
 
 
-def run_seeds(args: argparse.Namespace, console: Console) -> list[Report]:
+def run_seeds(args: argparse.Namespace, console: Console) -> Iterator[Report]:
     """Several seeds in one program beside one run each."""
-    return [Report(**vars(seeds.section(seeds.run(args, console.print))))]
+
+    def measure(task: str) -> list[Row]:
+        return [seeds.run(task, args.seeds, args.rounds, console.print)]
+
+    def report(rows: list[Row]) -> Report:
+        return Report(**vars(seeds.section(rows)))
+
+    return part_by_part(parts.Parts(seeds.NAME, seeds.PARTS, measure, report), args.task, args)
 
 
 def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
@@ -322,14 +351,6 @@ def median_and_interval(values: np.ndarray) -> tuple[float, float, float]:
     return float(np.median(values)), float(low), float(high)
 
 
-def device() -> Row:
-    """Where it was measured, without a name of the machine."""
-    import jax
-
-    used = jax.devices()[0]
-    return race_results.described(used.platform, used.device_kind)
-
-
 def versions() -> dict[str, str]:
     """What it was measured with."""
     packages = {"jax": "jax", "brax": "brax", "mujoco": "mujoco", "mjx": "mujoco-mjx"}
@@ -350,12 +371,18 @@ def markdown(report: Report, where: Row, what: Mapping[str, str]) -> str:
         *map(line, report.cells),
         "",
         f"Device: platform {where['platform']}, kind {where['kind']}, {where['cpus']} CPUs. "
-        f"Versions: {', '.join(f'{name} {version}' for name, version in what.items())}.\n",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in what.items())}{_commits(report.rows)}.\n",
         *(f"{picture}\n" for picture in report.pictures),
         f"{report.before_notes}\n",
         *(f"- {note}" for note in report.notes),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _commits(rows: Sequence[Row]) -> str:
+    """Those that rows were measured at, as far as it is known."""
+    known = dict.fromkeys(row["commit"] for row in rows if row.get("commit"))
+    return f" ({', '.join(known)})" if known else ""
 
 
 def read_page(path: Path) -> str:
@@ -480,14 +507,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for section in args.sections:
             cut(read_page(args.out), section)  # before measuring: a mistake there costs minutes
-        reports = args.benchmark(args, console)
-        where, what = device(), versions()
-        for report in reports:
+        found: dict[str, Report] = {}
+        for report in args.benchmark(args, console):
+            found[report.name] = report
+            where, what = device(), versions()
+            page = updated(read_page(args.out), report, where["kind"], markdown(report, where, what))
+            write_page(args.out, page)
+        for report in found.values():
             show(report, console)
             if args.json:
                 print(json.dumps({"benchmark": report.name, "device": where, "versions": what, "rows": report.rows}))
-            page = updated(read_page(args.out), report, where["kind"], markdown(report, where, what))
-            write_page(args.out, page)
     except (ConfigError, PageError) as error:
         parser.error(str(error))
     return 0

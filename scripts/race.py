@@ -21,7 +21,7 @@ from typing import Any
 
 from race_legs import ON_GPU, Leg, Row, Workshop
 from race_process import python_of
-from race_results import RIVALS, add, device, identity, measured, read
+from race_results import RIVALS, add, commit, device, identity, measured, read
 
 from rlstable.config import ConfigError
 
@@ -298,7 +298,13 @@ def run(args: argparse.Namespace) -> tuple[list[tuple[Leg, list[Row]]], Row]:
         python_of(side, args.venvs, on_gpu and side in ON_GPU)
     with contextlib.closing(Workshop(args.venvs, on_gpu)) as workshop:
         for number, leg in missing:
-            about = {**identity(leg, where["kind"]), "round": number, "limit": leg.limit, "device": where}
+            about = {
+                **identity(leg, where["kind"]),
+                "round": number,
+                "limit": leg.limit,
+                "device": where,
+                "commit": commit(),
+            }
             row = about | workshop.run(leg, number)
             add(path, row)
             rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from rlstable.config import ConfigError
 RIVALS = ("brax", "sb3", "sbx", "rsl_rl")
 
 
+@functools.cache
 def device() -> Row:
     """Where it runs; asked of another process, since one that has used a GPU keeps its memory."""
     code = "import jax, json; d = jax.devices()[0]; print(json.dumps([d.platform, d.device_kind]))"
@@ -51,6 +53,16 @@ def versions(side: str) -> dict[str, str]:
         own = {name: metadata.version(name) for name in ("jax", "brax", "mujoco", "mujoco-mjx")}
         return {"python": platform.python_version(), **own, "rlstable": __version__}
     return {"python": platform.python_version(), **pins(side)}
+
+
+def commit() -> str | None:
+    """Of the code that is measured, with a mark where files differ from it; None where there is no repository."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--exclude=*"]
+    try:
+        said = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:
+        return None
+    return said.stdout.strip() or None
 
 
 def identity(leg: Leg, kind: str) -> Row:
@@ -88,7 +100,7 @@ def read(path: Path) -> list[Row]:
     try:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--results: cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def add(path: Path, row: Row) -> None:
@@ -101,4 +113,4 @@ def add(path: Path, row: Row) -> None:
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
-        raise ConfigError(f"--results: cannot write to {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error

@@ -79,19 +79,19 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0")
 
 
-def run(args: argparse.Namespace, start: Start, say: Callable[[str], None]) -> list[Point]:
-    """Measures every point of the tasks that were asked for.
+def run(task: str, seconds: float, start: Start, say: Callable[[str], None]) -> list[Row]:
+    """Measures every point of a task; rows are those of `Point`.
 
     Args:
-        args: Of the command.
+        task: By name.
+        seconds: Of measuring per point.
         start: Makes a run of overrides in a folder, compiled.
         say: Told of every point.
     """
     points = []
-    for task in dict.fromkeys(args.task or TASKS):
-        for point in _points(task, args.seconds, start):
-            say(f"{task}: {point.over} {point.at:,}: {np.median(point.sps):,.0f} steps/s")
-            points.append(point)
+    for point in _points(task, seconds, start):
+        say(f"{task}: {point.over} {point.at:,}: {np.median(point.sps):,.0f} steps/s")
+        points.append(dataclasses.asdict(point))
     return points
 
 
@@ -145,19 +145,20 @@ def _quarters(side: Advancing, count: int, parts: int) -> tuple[float, ...]:
     return tuple(side.steps / float(np.median(part)) for part in np.array_split(times, parts))
 
 
-def section(points: Sequence[Point], kind: str, folder: Path) -> Section:
+def section(rows: Sequence[Row], kind: str, folder: Path) -> Section:
     """The report, and its picture drawn.
 
     Args:
-        points: Measured.
+        rows: Of the points that were measured.
         kind: Of the device.
         folder: Of the page.
     """
+    points = [Point(row["task"], row["over"], row["at"], tuple(row["sps"])) for row in rows]
     picture = f"scaling_{re.sub('[^a-z0-9]+', '_', kind.lower())}.png"
     _draw(points, folder / picture)
     names = {"envs": "environments", "length": "episode length", "done": "steps done"}
     header = ("task", "over", "from", "to", "steps/s\nat its ends", "least", "greatest")
-    cells, rows = [], []
+    cells = []
     for task in dict.fromkeys(point.task for point in points):
         for over, name in names.items():
             own = [point for point in points if (point.task, point.over) == (task, over)]
@@ -165,9 +166,11 @@ def section(points: Sequence[Point], kind: str, folder: Path) -> Section:
             ends = f"{rates[0]:,.0f}\n{rates[-1]:,.0f}"
             span = (f"{own[0].at:,}", f"{own[-1].at:,}")
             cells.append((task, name, *span, ends, f"{min(rates):,.0f}", f"{max(rates):,.0f}"))
-            rows += [dataclasses.asdict(point) for point in own]
     notes = [f"{task}: `{' '.join(settings(task, AMONG, 1000))}`" for task in dict.fromkeys(p.task for p in points)]
-    return Section(NAME, "How cost grows", TEXT, header, cells, notes, rows, [f"![how cost grows]({picture})"])
+    return Section(NAME, "How cost grows", TEXT, header, cells, notes, list(rows), [f"![how cost grows]({picture})"])
+
+
+PARTS = {task: settings(task, AMONG, 1000) for task in TASKS}
 
 
 def _draw(points: Sequence[Point], place: Path) -> None:

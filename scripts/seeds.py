@@ -24,6 +24,7 @@ TASKS = {
     "humanoid": ("env=humanoid", "total_steps=100_000"),
 }
 COMMON = ("devices=1", "eval.num_evals=4", "eval.target_return=null", "sinks=quiet")
+PARTS = {task: (*own, *COMMON) for task, own in TASKS.items()}
 
 TEXT = """\
 `seeds=N` in one process, and N processes with `seed=0`, `seed=1` and so on one after another, in turn; wall time from
@@ -78,27 +79,26 @@ def train(overrides: Sequence[str], folder: Path) -> None:
         raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}: {done.stderr[-500:]}")
 
 
-def run(args: argparse.Namespace, say: Callable[[str], None], start: Run = train) -> list[Times]:
-    """Measures the tasks that were asked for.
+def run(task: str, seeds: int, rounds: int, say: Callable[[str], None], start: Run = train) -> Row:
+    """Measures a task; the row is that of `Times`.
 
     Args:
-        args: Of the command.
+        task: By name.
+        seeds: How many.
+        rounds: Of both in turn.
         say: Told of every round.
         start: Trains to the end.
     """
-    found = []
-    for task in dict.fromkeys(args.task or TASKS):
-        own = Times(task, args.seeds, [], [])
-        for number in range(args.rounds + 1):
-            together = _seconds(start, [_together(task, args.seeds)])
-            alone = _seconds(start, _alone(task, args.seeds if number else 1))
-            if number == 0:
-                continue  # what compiled is on the disk now
-            own.together.append(together)
-            own.alone.append(alone)
-            say(f"{task}: {args.seeds} seeds in {together:.1f} s together, in {alone:.1f} s one after another")
-        found.append(own)
-    return found
+    found = Times(task, seeds, [], [])
+    for number in range(rounds + 1):
+        together = _seconds(start, [_together(task, seeds)])
+        alone = _seconds(start, _alone(task, seeds if number else 1))
+        if number == 0:
+            continue  # what compiled is on the disk now
+        found.together.append(together)
+        found.alone.append(alone)
+        say(f"{task}: {seeds} seeds in {together:.1f} s together, in {alone:.1f} s one after another")
+    return dataclasses.asdict(found)
 
 
 def _together(task: str, seeds: int) -> list[str]:
@@ -117,15 +117,20 @@ def _seconds(start: Run, commands: Sequence[Sequence[str]]) -> float:
     return time.perf_counter() - began
 
 
-def section(found: Sequence[Times]) -> Section:
-    """The report."""
+def section(measured: Sequence[Row]) -> Section:
+    """The report.
+
+    Args:
+        measured: A row for every task.
+    """
+    found = [Times(row["task"], row["seeds"], row["together"], row["alone"]) for row in measured]
     header = ("task", "seeds", "together,\nseconds", "one after another,\nseconds", "times sooner", "from", "to")
     cells, rows = [], []
-    for own in found:
+    for row, own in zip(measured, found, strict=True):
         ratios = np.array(own.alone) / np.array(own.together)
         seconds = (f"{np.median(own.together):.1f}", f"{np.median(own.alone):.1f}")
         ends = (f"{np.median(ratios):.2f}", f"{ratios.min():.2f}", f"{ratios.max():.2f}")
         cells.append((own.task, f"{own.seeds}", *seconds, *ends))
-        rows.append(dataclasses.asdict(own) | {"ratios": ratios.tolist()})
+        rows.append(row | {"ratios": ratios.tolist()})
     notes = [f"{own.task}: `{' '.join(_together(own.task, own.seeds))}`, {len(own.together)} rounds" for own in found]
     return Section(NAME, "Several seeds at once", TEXT, header, cells, notes, rows, [])

@@ -193,6 +193,42 @@ def test_the_cost_of_the_guards_in_miniature(
     assert "Cost of the guards" in captured.err
 
 
+def test_a_part_that_is_measured_by_itself_leaves_the_others_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one that was stopped has lost no part that it had measured."""
+    device, numbers = {"platform": "cpu", "kind": "Slow CPU", "cpus": 2}, itertools.count(1)
+
+    def measure(task: str, *_: Any) -> dict[str, Any]:
+        if task == "humanoid":
+            raise KeyboardInterrupt
+        return {"task": task, "seeds": 8, "together": [1.0], "alone": [float(next(numbers))]}
+
+    monkeypatch.setattr(bench, "device", lambda: device)
+    monkeypatch.setattr(bench.seeds, "run", measure)
+    page = tmp_path / "page.md"
+
+    def sooner() -> dict[str, str]:
+        lines = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+        return {line[0]: line[4] for line in lines[1:] if line[0] != "---"}
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["seeds", "--out", str(page)])
+    assert sooner() == {"inverted_pendulum": "1.00", "hopper": "2.00"}
+    assert bench.main(["seeds", "--task", "inverted_pendulum", "--out", str(page)]) == 0
+    assert sooner() == {"inverted_pendulum": "3.00", "hopper": "2.00"}
+    # Other versions, another kind of device or other settings are something else.
+    monkeypatch.setattr(bench, "versions", lambda: {"jax": "9"})
+    assert bench.main(["seeds", "--task", "hopper", "--out", str(page)]) == 0
+    assert sooner() == {"hopper": "4.00"}
+    device["kind"] = "Other CPU"
+    assert bench.main(["seeds", "--task", "hopper", "--out", str(page)]) == 0
+    assert page.read_text().count("| hopper |") == 2
+    capsys.readouterr()
+    (tmp_path / "bench.jsonl").write_text("{")
+    assert "bench.jsonl: Expecting property name" in complaint(capsys, "seeds", "--out", str(page))
+
+
 @pytest.mark.parametrize("comparison", bench.COMPARISONS, ids=lambda comparison: comparison.name)
 def test_both_sides_of_every_comparison_are_configurations_that_differ(comparison: Any) -> None:
     first, second = (bench.compose([*bench.COMMON, *bench.QUIET, *side.split()]) for side in comparison.sides.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,8 +43,8 @@ def test_an_iteration_is_the_same_work_for_every_step(task: str) -> None:
 
 def test_every_point_is_measured_and_shown(tmp_path: Path) -> None:
     said: list[str] = []
-    args = argparse.Namespace(task=["inverted_pendulum"], seconds=0.01)
-    points = scaling.run(args, Fake, said.append)
+    rows = scaling.run("inverted_pendulum", 0.01, Fake, said.append)
+    points = [scaling.Point(**row) for row in rows]
     assert len(points) == len(said) == len(scaling.ENVS) + len(scaling.LENGTHS) + scaling.AGES
     by_envs = [point for point in points if point.over == "envs"]
     for point in by_envs:
@@ -53,7 +52,7 @@ def test_every_point_is_measured_and_shown(tmp_path: Path) -> None:
         assert point.sps == pytest.approx([steps / (1e-3 + 1e-6 * steps)] * 4)
     done = [point.at for point in points if point.over == "done"]
     assert done == sorted(set(done)) and done[0] == scaling.AMONG * scaling.UNROLL
-    section = scaling.section(points, "Fake GPU", tmp_path)
+    section = scaling.section(rows, "Fake GPU", tmp_path)
     assert (tmp_path / "scaling_fake_gpu.png").stat().st_size > 10_000
     assert [cells[:4] for cells in section.cells] == [
         ("inverted_pendulum", "environments", "64", "8,192"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,13 +35,12 @@ def test_rounds_are_in_turn_and_the_first_only_compiles(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(seeds.time, "perf_counter", lambda: clock[0])
     said: list[str] = []
-    args = argparse.Namespace(task=["hopper"], seeds=4, rounds=2)
-    [found] = seeds.run(args, said.append, train)
+    row = seeds.run("hopper", 4, 2, said.append, train)
     one_by_one = [f"seed={seed}" for seed in range(4)]
     assert started == ["seeds=4", "seed=0", "seeds=4", *one_by_one, "seeds=4", *one_by_one]
-    assert (found.together, found.alone) == ([30.0, 30.0], [40.0, 40.0])
+    assert (row["together"], row["alone"]) == ([30.0, 30.0], [40.0, 40.0])
     assert said == ["hopper: 4 seeds in 30.0 s together, in 40.0 s one after another"] * 2
-    section = seeds.section([found])
+    section = seeds.section([row])
     assert section.cells == [("hopper", "4", "30.0", "40.0", "1.33", "1.33", "1.33")]
     page = bench.markdown(bench.Report(**vars(section)), {"kind": "k", "platform": "p", "cpus": 1}, {})
     assert "| hopper | 4 | 30.0 | 40.0 | 1.33 | 1.33 | 1.33 |" in page
