@@ -21,7 +21,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow survival curves recovery bench race docs lint format lock wheel clean check-python
+.PHONY: help train test slow survival curves recovery bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -47,12 +47,20 @@ curves: $(STAMP) ## Compare learning curves, with guards and without, float16 an
 recovery: $(STAMP) ## Train at a rate far too high, with second attempts and without; half an hour on a CPU
 	$(BIN)/python scripts/recovery.py $(ARGS)
 
-bench: $(STAMP) ## Measure what guards and supervision cost, into docs/benchmarks.md
-	$(BIN)/python scripts/bench.py guards $(ARGS)
-	$(BIN)/python scripts/bench.py supervision $(ARGS)
+bench: $(STAMP) ## Measure guards, supervision, physics, growth and seeds, into docs/benchmarks.md; an hour on a CPU
+	@for benchmark in guards supervision physics scaling seeds; do \
+	  $(BIN)/python scripts/bench.py $$benchmark $(ARGS) || exit; done
 
 race: $(STAMP) ## Race whole processes: Brax's, SB3's, SBX's PPO, on a GPU RSL-RL's; hours, goes on where it stopped
 	$(BIN)/python scripts/bench.py race $(ARGS)
+
+gpu: $(STAMP) ## On a machine with an NVIDIA GPU with CUDA 12: profile, race and bench there; hours
+	$(BIN)/python $(PIP_INSTALL) -e ".[cuda12]"
+	@$(BIN)/python -c "import jax; jax.devices('gpu')" 2>/dev/null || \
+	  { echo "rlstable: jax finds no GPU here; nvidia-smi says whether there is a driver" >&2; exit 1; }
+	$(BIN)/python scripts/bench.py kernels
+	$(BIN)/python scripts/bench.py race
+	@for benchmark in guards supervision scaling seeds; do $(BIN)/python scripts/bench.py $$benchmark || exit; done
 
 docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
 	$(BIN)/python scripts/reference.py

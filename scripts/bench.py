@@ -7,6 +7,7 @@ python scripts/bench.py physics                            # C MuJoCo beside MJX
 python scripts/bench.py race                               # whole processes: ours, Brax's PPO, SB3's, SBX's, RSL-RL's
 python scripts/bench.py scaling                            # how cost grows with environments, episodes, steps done
 python scripts/bench.py seeds                              # several seeds in one program, beside one run each
+python scripts/bench.py kernels                            # what runs on the device in an iteration
 
 prints a table and rewrites its own section, for this kind of device, of docs/benchmarks.md. What was measured stays in
 docs/bench.jsonl and docs/race.jsonl, so that one part, or what is missing, can be measured by itself.
@@ -30,6 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+import kernels
 import numpy as np
 import parts
 import race
@@ -287,6 +289,19 @@ def run_seeds(args: argparse.Namespace, console: Console) -> Iterator[Report]:
     return part_by_part(parts.Parts(seeds.NAME, seeds.PARTS, measure, report), args.task, args)
 
 
+def run_kernels(args: argparse.Namespace, console: Console) -> Iterator[Report]:
+    """What an iteration is made of."""
+
+    def measure(task: str) -> list[Row]:
+        with console.status(f"{task}: compiling and profiling"):
+            return [kernels.run(task, Side)]
+
+    def report(rows: list[Row]) -> Report:
+        return Report(**vars(kernels.section(rows)))
+
+    return part_by_part(parts.Parts(kernels.NAME, kernels.PARTS, measure, report), args.task, args)
+
+
 def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
     """One environment's times in two configurations."""
     settings = [*SETTINGS[name], *COMMON]
@@ -490,6 +505,9 @@ def make_parser() -> Parser:
     command = commands.add_parser(seeds.NAME, parents=[shared], help="several seeds in one program")
     seeds.add_arguments(command)
     command.set_defaults(benchmark=run_seeds, sections=(seeds.NAME,))
+    command = commands.add_parser(kernels.NAME, parents=[shared], help="what runs on the device in an iteration")
+    kernels.add_arguments(command)
+    command.set_defaults(benchmark=run_kernels, sections=(kernels.NAME,))
     return parser
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from hlo import copies_in_loops
 from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache
 from toys import mesh, tiny_config
@@ -158,3 +159,36 @@ def test_the_training_state_is_given_away_whole() -> None:
     needs = footprint(assembly.compiled(state).executable)
     assert needs.arguments > 2**14
     assert needs.arguments - needs.aliased < 0.02 * needs.arguments
+
+
+def test_a_copy_in_a_loop_is_found() -> None:
+    def swapped(x: jax.Array) -> jax.Array:
+        def inner(_: int, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return jnp.sin(pair[1]), pair[0]
+
+        return jax.lax.fori_loop(0, 9, lambda _, y: jax.lax.fori_loop(0, 9, inner, (y, 2 * y))[0], x)
+
+    found = copies_in_loops(jax.jit(swapped).lower(jnp.ones(1000)).compile().as_text())
+    assert max(found[2]) == 4000
+
+
+@pytest.mark.parametrize(("kl", "in_epochs", "deeper"), [(None, 0, 1), (0.1, 9, 7)])
+def test_loops_copy_little(kl: float | None, in_epochs: int, deeper: int) -> None:
+    """Neither moments nor experience in the loop over minibatches: what is updated there is updated in place.
+
+    Parameters once, where they are one vector. The KL limiter remembers what two epochs began with, of parameters and
+    two moments, and where it goes back, in a loop of one turn, that takes six copies.
+    """
+    config = tiny_config(
+        guards={"limiters": {"kl": kl}}, supervise={},
+        network={"policy_hidden_layer_sizes": (64, 64), "value_hidden_layer_sizes": (64, 64)},
+        ppo={"num_envs": 32, "batch_size": 8, "num_minibatches": 4, "num_updates_per_batch": 3},
+    )  # fmt: skip
+    assembly = Assembly(config, mesh(1))
+    state = assembly.shapes()
+    parameters = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.params))
+    found = copies_in_loops(assembly.compiled(state).executable.as_text())
+    inner = found[2] + found[3]
+    assert sum(size >= parameters for size in found[1]) <= in_epochs
+    assert sum(size >= parameters for size in inner) <= deeper
+    assert max(size for size in inner if size < parameters) < parameters / 20

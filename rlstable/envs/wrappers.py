@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.envs import capture
-from rlstable.envs.rarely import apply_if
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.env import EnvContext, physics
 from rlstable.packed import Rows
 from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
+from rlstable.rarely import apply_if
 
 Policy = Callable[[Any, jax.Array], jax.Array]
 _FIRST = ("first_pipeline_state", "first_obs")

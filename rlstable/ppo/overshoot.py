@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable.guards.base import select
 from rlstable.ppo.state import Tuning
+from rlstable.rarely import apply_if
 
 # A rate 1,000 times too high is found out in 5 iterations, and a step that was long by chance is long again in 28.
 _SHORTER, _LONGER, _LEAST = 0.25, 1.05, 1e-6
@@ -64,8 +64,9 @@ def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> 
     """
     if passed_over is None:
         return end, None
-    within = passed_over == 0
-    return select(within, end, proven), select(within, start, proven)
+    # The rare case alone costs something: a select per array would be a pass over parameters and moments, and a kernel.
+    on_from, _, back_to = apply_if(passed_over > 0, lambda found: (found[1],) * 3, (end, proven, start))
+    return on_from, back_to
 
 
 def recover(passed_over: jax.Array | None, tuning: Tuning) -> Tuning:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from rlstable.replay.report import judge
 from rlstable.runner import Runner
 from rlstable.supervise.incident import read
 
+ROOT = Path(__file__).resolve().parents[2]
 STICK = {"source": "import", "name": "ball:Stick"}
 INCIDENTS = {"recovery": {"enabled": False}, "incident": {"enabled": True}}
 NAMES = (
@@ -312,6 +316,21 @@ def test_a_run_with_physics_in_float64(tmp_path: Path) -> None:
     runner = Runner(settings(precision={"matmul": "x64"}), tmp_path)
     assert runner.run().ending is Ending.completed
     assert runner.state.env_state.pipeline_state.qpos.dtype == np.float64
+
+
+@pytest.mark.slow
+def test_a_run_of_thousands_of_iterations_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """With all that goes on beside them in a run: evaluations, whose program compiles meanwhile, and checkpoints."""
+    small = [
+        "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=1", "ppo.unroll_length=4", "env.episode_length=50",
+        "ppo.num_updates_per_batch=1", "total_steps=160_000", "eval.num_evals=250", "eval.target_return=null",
+        "checkpoint.every=20", "sinks=quiet", "seed=3", "compile_cache=null", f"hydra.run.dir={tmp_path / 'run'}",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "rlstable.train", "env=inverted_pendulum", "env.backend=native", *small]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=900, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["stop_reason"] == "completed"
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 5000 and sum("eval/episode_reward" in row for row in rows) == 250
 
 
 @pytest.mark.usefixtures("quick_compile")
