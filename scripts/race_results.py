@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from race_legs import Leg, Row
-from race_process import environment, pins
+from race_process import ROOT, environment, pins
 
 from rlstable import __version__, processor
 from rlstable.compose import compose
@@ -56,13 +56,17 @@ def versions(side: str) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Of the code that is measured, with a mark where files differ from it; None where there is no repository."""
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--exclude=*"]
+    """Of the code that is measured, with a plus where that was changed since; None where there is no repository."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        said = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:
+        changed = git("status", "--porcelain", "--", "rlstable", "configs", "scripts")
+        return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
         return None
-    return said.stdout.strip() or None
 
 
 def identity(leg: Leg, kind: str) -> Row:
