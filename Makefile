@@ -49,12 +49,12 @@ recovery: $(STAMP) ## Train at a rate far too high, with second attempts and wit
 
 bench: $(STAMP) ## Measure guards, supervision, physics, growth and seeds, into docs/benchmarks.md; an hour on a CPU
 	@for benchmark in guards supervision physics scaling seeds; do \
-	  $(BIN)/python scripts/bench.py $$benchmark $(ARGS) || exit; done
+	  $(BIN)/python scripts/bench.py $$benchmark || exit; done
 
 race: $(STAMP) ## Race whole processes: Brax's, SB3's, SBX's PPO, on a GPU RSL-RL's; hours, goes on where it stopped
 	$(BIN)/python scripts/bench.py race $(ARGS)
 
-gpu: $(STAMP) ## On a machine with an NVIDIA GPU with CUDA 12: profile, race and bench there; hours
+gpu: $(STAMP) ## On a machine with an NVIDIA GPU with CUDA 12: race, profile and bench there; hours
 	$(BIN)/python $(PIP_INSTALL) -e ".[cuda12]"
 	@$(BIN)/python -c "import jax; jax.devices('gpu')" 2>/dev/null || \
 	  { echo "rlstable: jax finds no GPU here; nvidia-smi says whether there is a driver" >&2; exit 1; }

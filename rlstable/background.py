@@ -54,6 +54,8 @@ def leave(end: SystemExit) -> NoReturn:
     """
     if all(program.done() for program in list(_begun)):
         raise end
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(int(end.code or 0))
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(int(end.code or 0))

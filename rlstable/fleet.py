@@ -288,6 +288,8 @@ class Fleet:
         try:
             return run.conclude(report, worth, lambda: told)
         except Exception as error:
+            if interrupted(error):
+                raise
             traceback.print_exc()
             run.event("error", message=f"{type(error).__name__}: {error}")
             return Ending.error

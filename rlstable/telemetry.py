@@ -14,6 +14,7 @@ import psutil
 
 from rlstable import sharding
 from rlstable.config import Config
+from rlstable.envs.foreign import interrupted
 from rlstable.packed import Packed
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
@@ -98,7 +99,9 @@ class Telemetry:
         """Times collecting alone, by the same program with no epochs, on a copy of the state that is thrown away."""
         try:
             collecting = self._time_collecting(iterate, state)
-        except RuntimeError:
+        except RuntimeError as error:
+            if interrupted(error):
+                raise
             return  # no room for a copy of the state: the run matters more than its timing
         learning = max((self.last_seconds or 0.0) - collecting, 1e-9)
         self._split = {

@@ -65,6 +65,17 @@ def main() -> None:
     sys.exit(max([*codes, *SweepSummary.exit_codes], default=0))
 
 
+def command() -> None:
+    """The command as a process of its own, which is over when it says so."""
+    try:
+        main()
+    except SystemExit as end:
+        background.leave(end)
+    except KeyboardInterrupt:  # the second one, in a sweep
+        _complain("interrupted")
+        background.leave(SystemExit(Ending.interrupted.exit_code))
+
+
 def run_job(composed: DictConfig) -> tuple[int, float]:
     """Runs one configuration to its ending; nothing but a keyboard interrupt gets out.
 
@@ -115,7 +126,4 @@ def _complain(message: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SystemExit as end:
-        background.leave(end)
+    command()

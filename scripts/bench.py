@@ -207,6 +207,11 @@ class Side:
         return time.perf_counter() - started
 
     @property
+    def text(self) -> str:
+        """The program as it was compiled, in XLA's words."""
+        return str(self._runner._program().executable.as_text())
+
+    @property
     def trips(self) -> dict[str, int]:
         """Over all calls, by guard; those that had any."""
         row = self._runner.history[-1]
@@ -225,7 +230,9 @@ def compare(comparison: Comparison, args: argparse.Namespace, console: Console) 
         return [compare_row(comparison, name, args.pairs, console)]
 
     settings = {name: (*own, *COMMON, *comparison.sides.values()) for name, own in SETTINGS.items()}
-    whole = parts.Parts(comparison.name, settings, measure, functools.partial(compared, comparison))
+    whole = parts.Parts(
+        comparison.name, settings, {"pairs": args.pairs}, measure, functools.partial(compared, comparison)
+    )
     return part_by_part(whole, args.env, args)
 
 
@@ -274,7 +281,9 @@ def run_scaling(args: argparse.Namespace, console: Console) -> Iterator[Report]:
     def report(rows: list[Row]) -> Report:
         return Report(**vars(scaling.section(rows, device()["kind"], args.out.parent)))
 
-    return part_by_part(parts.Parts(scaling.NAME, scaling.PARTS, measure, report), args.task, args)
+    return part_by_part(
+        parts.Parts(scaling.NAME, scaling.PARTS, {"seconds": args.seconds}, measure, report), args.task, args
+    )
 
 
 def run_seeds(args: argparse.Namespace, console: Console) -> Iterator[Report]:
@@ -286,7 +295,8 @@ def run_seeds(args: argparse.Namespace, console: Console) -> Iterator[Report]:
     def report(rows: list[Row]) -> Report:
         return Report(**vars(seeds.section(rows)))
 
-    return part_by_part(parts.Parts(seeds.NAME, seeds.PARTS, measure, report), args.task, args)
+    asked = {"seeds": args.seeds, "rounds": args.rounds}
+    return part_by_part(parts.Parts(seeds.NAME, seeds.PARTS, asked, measure, report), args.task, args)
 
 
 def run_kernels(args: argparse.Namespace, console: Console) -> Iterator[Report]:
@@ -299,7 +309,7 @@ def run_kernels(args: argparse.Namespace, console: Console) -> Iterator[Report]:
     def report(rows: list[Row]) -> Report:
         return Report(**vars(kernels.section(rows)))
 
-    return part_by_part(parts.Parts(kernels.NAME, kernels.PARTS, measure, report), args.task, args)
+    return part_by_part(parts.Parts(kernels.NAME, kernels.PARTS, {}, measure, report), args.task, args)
 
 
 def compare_row(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import gzip
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from race_page import Section
 
 from rlstable.compose import compose
-from rlstable.config import Config
+from rlstable.config import Config, ConfigError
 
 Row = dict[str, Any]
 NAME = "kernels"
@@ -25,16 +26,24 @@ TASKS = {
     "ant": ("env=ant", "ppo=ant", "env.backend=mjx"),
     "humanoid": ("env=humanoid", "ppo=humanoid", "env.backend=mjx"),
 }
-COMMON = ("seed=0", "devices=1")
+# A kept program may be of a time when its operations had other names.
+COMMON = ("seed=0", "devices=1", "compile_cache=null")
 PARTS = {task: (*own, *COMMON) for task, own in TASKS.items()}
 WARM_UP = 3
 DEAREST = 3
+_MODULE = "jit_iteration"
+_MOST_EVENTS = 1_000_000  # that a trace holds; the rest is left out without a word
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
+_SCOPE = re.compile(r'op_name="([^"]*)"')
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 
 TEXT = """\
-One iteration under `jax.profiler`, all guards on, after three that were not: what ran on the device, by how often it
-ran. As often as there are minibatches is a *minibatch*, as often as environments were stepped a *step*, all else the
-*rest*. *Kernels* is how many run each time, *µs* how long they take together, *share* of the time in which any kernel
-ran; then the dearest, with their part of that share. A profiler slows what is short: for rates see above."""
+One iteration under `jax.profiler`, all guards on, after three that were not: which operations of its program ran on the
+device, by the part of it that they belong to (`jax.named_scope`). *collect* is for every step of the environments,
+*learn* for every minibatch, *rest* for the iteration. *Kernels* is how many run each
+time, *µs* how long they take, added up, *share* that of all of them; then the dearest, each with its share. A profiler
+slows what is short: for rates see above."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +54,13 @@ class Kernel:
         name: Of the operation in the compiled program.
         count: How often.
         seconds: In all.
+        part: Of the iteration: `collect`, `learn` or `rest`.
     """
 
     name: str
     count: int
     seconds: float
+    part: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,55 +73,91 @@ def run(task: str, start: Callable[[Sequence[str], Path], Any]) -> Row:
 
     Args:
         task: By name.
-        start: Makes a run of overrides in a folder, compiled; a call is an iteration.
+        start: Makes a run of overrides in a folder, compiled; a call is an iteration, `text` the program.
+
+    Raises:
+        ConfigError: More ran than a profile holds.
     """
     import jax
 
-    config = compose([*PARTS[task]])
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         side = start(PARTS[task], folder / "run")
         try:
             for _ in range(WARM_UP):
                 side()
-            with jax.profiler.trace(str(folder / "profile")):
+            with jax.profiler.trace(str(folder / "profile"), profiler_options=options):
                 side()
+            text = side.text
         finally:
             side.close()
-        kernels = read(next((folder / "profile").rglob("*.trace.json.gz")))
-    return {"task": task, "times": times_of(config), "kernels": [dataclasses.asdict(kernel) for kernel in kernels]}
+        with gzip.open(next((folder / "profile").rglob("*.trace.json.gz"))) as file:
+            events = json.load(file)["traceEvents"]
+    if len(events) >= _MOST_EVENTS:
+        raise ConfigError(
+            f"kernels: more than {_MOST_EVENTS:,} things ran in an iteration of {task}; profile less of it"
+        )
+    kernels = kernels_of(events, text)
+    times = times_of(compose([*PARTS[task]]))
+    return {"task": task, "times": times, "kernels": [dataclasses.asdict(kernel) for kernel in kernels]}
 
 
 def times_of(config: Config) -> dict[str, int]:
     """How often the parts of an iteration run."""
     ppo = config.ppo
     return {
-        "minibatch": ppo.num_minibatches * ppo.num_updates_per_batch,
-        "step": config.env_steps_per_iteration // (ppo.num_envs * config.env.action_repeat),
+        "collect": config.env_steps_per_iteration // (ppo.num_envs * config.env.action_repeat),
+        "learn": ppo.num_minibatches * ppo.num_updates_per_batch,
+        "rest": 1,
     }
 
 
-def read(path: Path) -> list[Kernel]:
-    """The kernels of a profile, dearest first: what XLA says an operation of a program is behind.
+def kernels_of(events: Iterable[Mapping[str, Any]], text: str) -> list[Kernel]:
+    """The kernels of a profile, dearest first; an operation that has others inside, as a loop has, is none.
 
     Args:
-        path: A trace as `jax.profiler` writes it, `*.trace.json.gz`.
+        events: Of the trace.
+        text: The compiled program, which says from where in the iteration an operation is.
     """
-    with gzip.open(path) as file:
-        return kernels_of(json.load(file)["traceEvents"])
-
-
-def kernels_of(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
-    """The same, of its events; an operation that has others inside, as a loop has, is none itself."""
+    parts = parts_of(text)
     count: collections.Counter[str] = collections.Counter()
     seconds: collections.Counter[str] = collections.Counter()
     for event in events:
-        operation = event.get("args", {}).get("hlo_op")
-        if event.get("ph") != "X" or operation is None or operation.split(".")[0] in ("while", "conditional", "call"):
-            continue
-        count[operation] += 1
-        seconds[operation] += event["dur"] / 1e6
-    return [Kernel(name, count[name], total) for name, total in seconds.most_common()]
+        args = event.get("args", {})
+        operation = args.get("hlo_op", "")
+        its_own = event.get("ph") == "X" and args.get("hlo_module", "").startswith(_MODULE)
+        if its_own and operation.split(".")[0] not in ("", "while", "conditional", "call"):
+            count[operation] += 1
+            seconds[operation] += event["dur"] / 1e6
+    return [Kernel(name, count[name], total, parts.get(name, "rest")) for name, total in seconds.most_common()]
+
+
+def parts_of(text: str) -> dict[str, str]:
+    """The part of every operation of a compiled program: its own, or that of the loop or call which it is in."""
+    inside: dict[str, str] = {}  # operations by name: the computation they are in
+    caller: dict[str, str] = {}  # computations by name: an operation that calls them
+    named: dict[str, str] = {}
+    computation = ""
+    for line in text.splitlines():
+        begins, operation = _COMPUTATION.match(line), _OPERATION.match(line)
+        if begins and not line.startswith(" "):
+            computation = begins[1]
+        elif operation:
+            inside[operation[1]] = computation
+            caller |= dict.fromkeys(_CALLED.findall(line), operation[1])
+            scope = _SCOPE.search(line)
+            names = scope[1].split("/") if scope else []
+            if "collect" in names or "learn" in names:
+                named[operation[1]] = "collect" if "collect" in names else "learn"
+    found = {}
+    for operation in inside:
+        at = operation
+        while at not in named and inside[at] in caller:
+            at = caller[inside[at]]
+        found[operation] = named.get(at, "rest")
+    return found
 
 
 def section(measured: Sequence[Row]) -> Section:
@@ -119,34 +166,17 @@ def section(measured: Sequence[Row]) -> Section:
     Args:
         measured: A row for every task.
     """
-    header = ("task", "of a", "times", "kernels", "µs", "share", "dearest")
+    header = ("task", "part", "times", "kernels", "µs", "share", "dearest")
     cells = []
     for row in measured:
         kernels = [Kernel(**kernel) for kernel in row["kernels"]]
         whole = sum(kernel.seconds for kernel in kernels)
-        for part, times in (*row["times"].items(), ("rest", None)):
-            own = [kernel for kernel in kernels if part_of(kernel, row["times"]) == part]
+        for part, times in row["times"].items():
+            own = [kernel for kernel in kernels if kernel.part == part]
             busy = sum(kernel.seconds for kernel in own)
             dearest = ", ".join(f"{kernel.name} {kernel.seconds / whole:.2f}" for kernel in own[:DEAREST])
-            launches = sum(kernel.count for kernel in own) / (times or 1)
-            cells.append(
-                (
-                    row["task"],
-                    part,
-                    f"{times or 1:,}",
-                    f"{launches:,.0f}",
-                    f"{busy / (times or 1) * 1e6:,.0f}",
-                    f"{busy / whole:.2f}",
-                    dearest,
-                )
-            )
+            launches = sum(kernel.count for kernel in own) / times
+            numbers = (f"{times:,}", f"{launches:,.0f}", f"{busy / times * 1e6:,.0f}", f"{busy / whole:.2f}")
+            cells.append((row["task"], part, *numbers, dearest))
     notes = [f"{row['task']}: `{' '.join(PARTS[row['task']])}`" for row in measured]
     return Section(NAME, "What runs on the device", TEXT, header, cells, notes, list(measured), [])
-
-
-def part_of(kernel: Kernel, times: Mapping[str, int]) -> str:
-    """Of which part it is, by how often it ran: as often as that, or several times as often, the most often first."""
-    for part, number in sorted(times.items(), key=lambda item: -item[1]):
-        if kernel.count % number == 0:
-            return part
-    return "rest"

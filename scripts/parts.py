@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import race_results
+
+from rlstable.config import ConfigError
 
 Row = dict[str, Any]
 Report = TypeVar("Report")
@@ -20,12 +23,14 @@ class Parts(Generic[Report]):
     Attributes:
         name: The subcommand.
         settings: What is typed for each part, in the order of the page; other settings are another part.
+        asked: How it is to be measured, which makes other rows too.
         measure: Rows of a part, by its name.
         report: What is said of the rows of several parts.
     """
 
     name: str
     settings: Mapping[str, Sequence[str]]
+    asked: Row
     measure: Callable[[str], list[Row]]
     report: Callable[[list[Row]], Report]
 
@@ -44,9 +49,11 @@ def run(parts: Parts[Report], asked: Sequence[str] | None, path: Path, where: Ro
         ConfigError: That file cannot be read or written, or settings cannot work.
     """
     lines = race_results.read(path)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot write to {path}")
     for name in dict.fromkeys(asked or parts.settings):
-        rows = parts.measure(name)
-        line = _identity(parts, name, where, what) | {"commit": race_results.commit(), "rows": rows}
+        line = _identity(parts, name, where, what) | {"commit": race_results.commit()}
+        line["rows"] = parts.measure(name)
         race_results.add(path, line)
         lines.append(line)
         yield parts.report(_kept(parts, lines, where, what))
@@ -63,5 +70,5 @@ def _kept(parts: Parts[Any], lines: Sequence[Row], where: Row, what: Row) -> lis
 
 
 def _identity(parts: Parts[Any], name: str, where: Row, what: Row) -> Row:
-    fixed = {"benchmark": parts.name, "part": name, "settings": list(parts.settings[name])}
+    fixed = {"benchmark": parts.name, "part": name, "settings": list(parts.settings[name]), "asked": parts.asked}
     return fixed | {"device": where, "versions": what}

@@ -37,8 +37,9 @@ greatest in brackets."""
 SPEED_TEXT = """\
 The same processes once they are going, by the median iteration after the second: *learning* is the share of it that is
 not collecting. The *floor* is physics alone with random actions, then the learner's matrix products, and nothing else:
-1 / (1 / physics + 1 / products), by rates measured here; the share of it is steps/s over that. A cell is the median of
-the rounds, cold and warm, least and greatest in brackets."""
+1 / (1 / physics + 1 / products), by rates measured here; the share of it is steps/s over that; above 1 the machine was
+slower while the floor was measured. A cell is the median of the rounds, cold and warm, least and greatest in
+brackets."""
 THRESHOLD_TEXT = """\
 Seconds from the start of a process, imports and compiling included, until an evaluation of the mean action, of ten
 episodes or more, is at the threshold; evaluations are in the time, each side's own. Every side has settings that suit

@@ -81,6 +81,7 @@ def test_on_an_accelerator_every_program_compiles_when_the_user_is_told_so(monke
     assert compiled["jit(numbered)"] == ["evaluation"]
 
 
+ROOT = Path(__file__).resolve().parents[1]
 _ENDS = """
 import sys, threading, time
 from rlstable import background
@@ -98,8 +99,8 @@ except SystemExit as end:
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(600, 143), (600, 0), (0, 3)])
-def test_a_process_ends_though_something_is_being_built(tmp_path: Path, seconds: int, code: int) -> None:
+def test_a_process_ends_though_something_is_being_built(seconds: int, code: int) -> None:
     """Python by itself would wait for the thread, here longer than the test may take."""
     command = [sys.executable, "-c", _ENDS.format(seconds=seconds, code=code)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (code, "ended")

@@ -180,7 +180,7 @@ def _register() -> None:
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
 def _answer(pointer: Any) -> int | None:
     """What XLA calls; an error is handed back for XLA to raise."""
-    # All of it: with inline dispatch this may be the main thread, in which a signal is an exception anywhere.
+    # With inline dispatch this may be the main thread, in which a signal is an exception out of any line.
     try:
         frame = pointer.contents
         if frame.extensions and frame.extensions.contents.base.type == _METADATA:

@@ -66,7 +66,8 @@ class PPO:
         ppo, limits = self.config.ppo, self.config.guards.limiters
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
-            rollout = self._collect(state, sharding.own_key(key_rollout))
+            with jax.named_scope("collect"):  # by which profiles tell what is what
+                rollout = self._collect(state, sharding.own_key(key_rollout))
             states = awake(self._judges, state.guard_memory) | rollout.guard_state
             data, _, states = fold(self.batch_guards, BatchContext(rollout.data), states)
             returns = reward.Returns(state.return_statistics, state.running_return)
@@ -77,7 +78,8 @@ class PPO:
                 statistics = self._observed(statistics, data)
             read = statistics
             layout = Layout.of(state.params)
-            learned = self._learn(state, layout, statistics, data, states, sharding.own_key(key_sgd))
+            with jax.named_scope("learn"):
+                learned = self._learn(state, layout, statistics, data, states, sharding.own_key(key_sgd))
             params = layout.split(learned.progress.params)
             opt_state = layout.split_in(learned.progress.opt_state, state.opt_state)
             if ppo.normalize_observations and not ppo.updates_normalizer_first:

@@ -64,7 +64,7 @@ def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> 
     """
     if passed_over is None:
         return end, None
-    # The rare case alone costs something: a select per array would be a pass over parameters and moments, and a kernel.
+    # A select per array would be a pass over parameters and moments in every epoch, and a kernel each.
     on_from, _, back_to = apply_if(passed_over > 0, lambda found: (found[1],) * 3, (end, proven, start))
     return on_from, back_to
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -543,3 +545,20 @@ def test_an_environment_is_made_once_per_list_of_versions(tmp_path: Path, monkey
 @pytest.mark.parametrize("name", race_results.RIVALS)
 def test_every_rival_has_exact_versions(name: str) -> None:
     assert all(name and version for name, version in race_process.pins(name).items())
+
+
+def test_the_commit_says_whether_the_code_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race_results, "ROOT", tmp_path)
+    assert race_results.commit() is None
+    for name in ("rlstable", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("1")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    clean = race_results.commit()
+    assert clean is not None and re.fullmatch("[0-9a-f]{7}", clean)
+    (tmp_path / "docs" / "file").write_text("what was measured")
+    assert race_results.commit() == clean
+    (tmp_path / "rlstable" / "file").write_text("2")
+    assert race_results.commit() == f"{clean}+"
