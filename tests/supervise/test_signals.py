@@ -89,7 +89,8 @@ try:
         while signals.received is None:
             time.sleep(0.05)
         print("heard", flush=True)
-        time.sleep(120)
+        for _ in range(1200):  # a signal just before a sleep is heard after it
+            time.sleep(0.1)
 except KeyboardInterrupt:
     print("theirs", signals.received, flush=True)
 """
