@@ -41,9 +41,9 @@ _CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 TEXT = """\
 One iteration under `jax.profiler`, all guards on, after three that were not: which operations of its program ran on the
 device, by the part of it that they belong to (`jax.named_scope`). *collect* is for every step of the environments,
-*learn* for every minibatch, *rest* for the iteration. *Kernels* is how many run each
-time, *µs* how long they take, added up, *share* that of all of them; then the dearest, each with its share. A profiler
-slows what is short: for rates see above."""
+*learn* for every minibatch, *rest* for the iteration. *Kernels* is how many run each time, *µs* how long they take,
+added up, *share* that of all of them; then the dearest, each with its share. A profiler slows what is short: for rates
+see above."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlstable import background, train
 from rlstable.io.rundir import read_result
 from rlstable.train import main
 
@@ -129,6 +130,22 @@ def test_what_does_not_train_waits_for_no_jax(tmp_path: Path, asked: list[str]) 
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_interrupt_that_nobody_caught_is_a_line_and_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second Ctrl-C in a sweep, whose first one the job has heard."""
+
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    background.build(lambda: None).result()  # or leaving would not wait for what another test began
+    monkeypatch.setattr(train, "main", main)
+    with pytest.raises(SystemExit) as stopped:
+        train.command()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "rlstable: interrupted\n"
 
 
 def test_train_resume_and_what_is_printed(
