@@ -104,6 +104,15 @@ def test_brax_as_published_has_its_own_batches_and_an_evaluation_after_every_ite
     assert race_page._label(leg) == "Brax PPO, published"
 
 
+@pytest.mark.parametrize("task", ["ant", "halfcheetah"])
+def test_brax_is_also_raced_on_the_simulation_that_ours_computes(task: str) -> None:
+    legs = {leg.case: leg for leg in race.threshold_legs(task) if leg.side == "brax"}
+    cut, other = ([word for word in legs[case].settings if "backend" not in word] for case in ("", "mjx"))
+    assert cut == other
+    assert [compose(list(legs[case].settings)).env.backend for case in ("", "mjx")] == ["spring", "mjx"]
+    assert {leg.case for leg in race.legs(on_cpu=True) if leg.measure == "threshold"} == set(race_page.STROKES)
+
+
 def test_rsl_rl_is_measured_on_a_gpu_alone_and_cold() -> None:
     assert not [leg for leg in race.legs(on_cpu=True) if leg.side == "rsl_rl"]
     every = race.legs(on_cpu=False)
