@@ -15,6 +15,7 @@ from rlstable import background, faults, sharding
 from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config
 from rlstable.envs.double import DoublePhysics
+from rlstable.envs.foreign import interruptible
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
 from rlstable.guard_config import GuardsConfig
@@ -146,7 +147,7 @@ class Evaluator:
                 self._divide(error)
 
     def _episodes(self, judged: tuple[Judged, ...]) -> list[Episodes]:
-        with self._precision.compiled():
+        with self._precision.compiled(), interruptible():
             passes = [jax.device_get(self._compiled(judged, own)) for own in self._numbers()]
         return [
             jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)

@@ -23,7 +23,7 @@ from rlstable.closing import close
 from rlstable.compiling import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.endings import FROM_OUTSIDE, Ending, stays_ended
-from rlstable.envs.foreign import interrupted
+from rlstable.envs.foreign import interruptible
 from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
@@ -146,9 +146,6 @@ class Fleet:
             self._ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
-            if interrupted(error):
-                self._ending = Ending.interrupted
-                raise KeyboardInterrupt from error
             for told in (self._event, *(run.event for run in self._going.values())):
                 told("error", message=f"{type(error).__name__}: {error}")
             raise
@@ -245,7 +242,7 @@ class Fleet:
             self._evaluator.prepare(self._places.judged(training))
         started = time.perf_counter()
         try:
-            with self._console.working("an iteration", self._last_seconds or None):
+            with self._console.working("an iteration", self._last_seconds or None), interruptible():
                 found = iterate.each(self._places.states(training))
                 reports = jax.device_get(self._places.put(found, training))
         except jax.errors.JaxRuntimeError as error:
@@ -288,8 +285,6 @@ class Fleet:
         try:
             return run.conclude(report, worth, lambda: told)
         except Exception as error:
-            if interrupted(error):
-                raise
             traceback.print_exc()
             run.event("error", message=f"{type(error).__name__}: {error}")
             return Ending.error

@@ -11,7 +11,7 @@ import jax
 from rlstable.assembly import Program
 from rlstable.config import Config
 from rlstable.endings import Ending
-from rlstable.envs.foreign import interrupted
+from rlstable.envs.foreign import interruptible
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.leaving import Leaving
@@ -67,9 +67,6 @@ class Runner(Run):
             ending = Ending.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
-            if interrupted(error):
-                ending = Ending.interrupted
-                raise KeyboardInterrupt from error
             self.event("error", message=f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -98,7 +95,8 @@ class Runner(Run):
             self.supervisor.evaluator.prepare([self.judged])
         started = time.perf_counter()
         try:
-            with self._console.working(f"iteration {self.host.iteration + 1}", self.telemetry.last_seconds):
+            working = self._console.working(f"iteration {self.host.iteration + 1}", self.telemetry.last_seconds)
+            with working, interruptible():
                 self.state, metrics = iterate(self.state)
                 metrics = jax.device_get(metrics)
         except jax.errors.JaxRuntimeError as error:

@@ -14,7 +14,7 @@ import psutil
 
 from rlstable import sharding
 from rlstable.config import Config
-from rlstable.envs.foreign import interrupted
+from rlstable.envs.foreign import interruptible
 from rlstable.packed import Packed
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
@@ -99,9 +99,7 @@ class Telemetry:
         """Times collecting alone, by the same program with no epochs, on a copy of the state that is thrown away."""
         try:
             collecting = self._time_collecting(iterate, state)
-        except RuntimeError as error:
-            if interrupted(error):
-                raise
+        except RuntimeError:
             return  # no room for a copy of the state: the run matters more than its timing
         learning = max((self.last_seconds or 0.0) - collecting, 1e-9)
         self._split = {
@@ -115,7 +113,8 @@ class Telemetry:
         copy = _with_epochs(copy, jax.device_put(np.zeros_like(copy.tuning.epochs), copy.tuning.epochs.sharding))
         jax.block_until_ready(copy)
         started = time.perf_counter()
-        jax.block_until_ready(iterate(copy))
+        with interruptible():
+            jax.block_until_ready(iterate(copy))
         return time.perf_counter() - started
 
 

@@ -8,11 +8,12 @@ where it has another.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -196,9 +197,19 @@ def _answer(pointer: Any) -> int | None:
     return None
 
 
-def interrupted(error: Exception) -> bool:
-    """Whether a program failed because what it called was interrupted, as by Ctrl-C."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and f"{KeyboardInterrupt.__name__}: " in str(error)
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Where a program runs and is waited for: Ctrl-C in what it calls, which XLA makes an error, is itself again.
+
+    Raises:
+        KeyboardInterrupt: What the program called was interrupted.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if f"{KeyboardInterrupt.__name__}: " in str(error):
+            raise KeyboardInterrupt from error
+        raise
 
 
 def _addresses(buffers: _Buffers) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlstable import background
 from rlstable.config import ConfigError
+from rlstable.envs.foreign import interruptible
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
 from rlstable.packed import Rows, joined
@@ -71,7 +72,7 @@ class Resets:
         found = drawn = kept = 0
         while kept < count or found == 0:
             key, own = jax.random.split(key)
-            with self.precision.compiled():
+            with self.precision.compiled(), interruptible():
                 states, clean = jax.device_get(self.program(own))
             drawn += self.batch
             found += int(clean.sum())

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.envs.foreign import interruptible
 from rlstable.envs.model import model_of
 from rlstable.envs.wrappers import Episodes, watch_episodes
 from rlstable.evaluation import acting, counts, evaluation_env
@@ -87,9 +88,9 @@ def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: st
             return watch_episodes(env, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
 
     try:
-        with precision.compiled():
+        with precision.compiled(), interruptible():
             played = jax.jit(play)(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
-        found, (positions, rewards) = jax.device_get(played)
+            found, (positions, rewards) = jax.device_get(played)
     except jax.errors.JaxRuntimeError as error:
         if not exhausted(error):
             raise

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from parity import ATTRIBUTES, bounds, differences
 from toys import mesh, tiny_config
 
 from rlstable import sharding
+from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError, EnvConfig
 from rlstable.endings import Ending
 from rlstable.envs import native
@@ -26,6 +28,7 @@ from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load, load_env
 from rlstable.envs.simulations import Simulations
 from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.evaluation import Evaluator
 from rlstable.fleet import start
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
@@ -33,6 +36,7 @@ from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge
 from rlstable.runner import Runner
 from rlstable.supervise.incident import read
+from rlstable.telemetry import Telemetry
 
 ROOT = Path(__file__).resolve().parents[2]
 STICK = {"source": "import", "name": "ball:Stick"}
@@ -334,22 +338,51 @@ def test_a_run_of_thousands_of_iterations_does_not_wait_for_ever(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("quick_compile")
-@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("begins", "seeds"),
+    [
+        (Program.each, 1), (Program.each, 2), (Evaluator.judge, 1), (Evaluator.judge, 2),
+        (Telemetry.measure_split, 1),
+    ],
+)  # fmt: skip
 def test_a_run_that_is_interrupted_in_c_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: Callable[..., Any], seeds: int
 ) -> None:
     """Programs run in the main thread, where a second Ctrl-C is an exception out of whatever goes on there."""
+    owner = {"Program": Program, "Evaluator": Evaluator, "Telemetry": Telemetry}[begins.__qualname__.split(".")[0]]
+    begun, step = [], Simulations.step
 
-    def step(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def begin(*args: Any) -> Any:
+        begun.append(args)
+        return begins(*args)
 
-    monkeypatch.setattr(Simulations, "step", step)
+    def interrupted(*args: Any) -> None:
+        if begun:
+            raise KeyboardInterrupt
+        step(*args)
+
+    monkeypatch.setattr(owner, begins.__name__, begin)
+    monkeypatch.setattr(Telemetry, "split_is_due", lambda *_: True)
+    monkeypatch.setattr(Simulations, "step", interrupted)
     run = start(settings(seeds=seeds), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run.run()
+    assert begun
     for folder in (tmp_path, *tmp_path.glob("seed*")):
         assert json.loads((folder / "result.json").read_text())["stop_reason"] == "interrupted"
         assert '"kind": "error"' not in (folder / "events.jsonl").read_text()
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_first_states_that_are_interrupted_in_c_are_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Simulations, "start", begin)
+    with pytest.raises(KeyboardInterrupt):
+        start(settings(), tmp_path)
 
 
 @pytest.mark.usefixtures("quick_compile")
