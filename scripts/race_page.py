@@ -50,8 +50,8 @@ pay alike but are not the same simulations. Brax's program is as published. In t
 are too, made for an accelerator, with an evaluation of ten episodes after every iteration; in its other rows they are
 not: batches are cut for few cores (ant, half cheetah), the pendulum's recipe is ours, and for the hopper, where Brax
 publishes none, it is one that nobody tuned. The ant and the half cheetah are published for Brax's spring physics; *mjx*
-is the cut recipe on the simulation that ours computes natively, another task: of 512 ants that do nothing 64 fall
-within 54 steps of it, none of spring's. SB3's and SBX's are those of RL Baselines3 Zoo, but for the pendulum's.
+is the cut recipe on the simulation that ours computes natively, another task, in which ants fall more easily
+(docs/decisions.md). SB3's and SBX's are those of RL Baselines3 Zoo, but for the pendulum's.
 *Warm*: what it compiles was compiled and kept by a run before. Sides are taken in turn, one process at a time. A cell
 is the median of the rounds, least and greatest in brackets; "> 300" is a process that was not there after 300 s, its
 time over or all its steps trained."""
