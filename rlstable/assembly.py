@@ -19,15 +19,17 @@ from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.load import load
-from rlstable.envs.resets import Resets, make_resets
+from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.fault_config import FaultConfig
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
+from rlstable.kept_programs import programs_of
 from rlstable.ppo.build import make_ppo, untrained, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.precision import Precision, level
+from rlstable.programs import Programs
 from rlstable.side_by_side import side_by_side
 
 
@@ -97,14 +99,14 @@ class Assembly:
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
         if faulty:
             self.ppo = faults.arm(self.ppo)
+        # Guards that come as objects do not say what they are made of.
+        usual = Programs(self.precision, compiler_options(config.deterministic))
+        self._programs = usual if more else programs_of(config, mesh)
         self._untrained: Any = None
+        self._parameters: Future[Any] | None = None
         self._begun: Future[Any] | None = None
-        self._resets: Resets = make_resets(
-            self.env,
-            min(config.env.reset_pool_size, config.ppo.num_envs),
-            self.precision,
-            compiler_options(config.deterministic),
-        )
+        batch = min(config.env.reset_pool_size, config.ppo.num_envs)
+        self._resets = Resets(self.env, batch, self.precision, self._programs)
 
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
@@ -116,15 +118,18 @@ class Assembly:
             ahead: Whether the next that is asked for is the training program for this state, so that it is begun.
         """
         # Other seeds of the same assembly find it compiled.
-        with self._compiling("resets") if self._untrained is None else contextlib.nullcontext():
-            resets = self._resets.begin(key_resets)
-            parameters = background.build(self._program_of_untrained(self._first_states()).lower(key).compile)
+        with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
+            resets = self._resets.begin()
+            like = self._first_states()
+            if self._parameters is None:
+                untrained = self._program_of_untrained(like)
+                self._parameters = self._programs.build("untrained", untrained, lambda: (key,))
             if ahead:
                 self.begin()
             resets.result()
             env_state, pool = self._draw(key_resets)
-            parameters.result()
-        return sharding.place(self._initial(key, env_state, pool, fault), self._mesh, SPECS)
+            state = self._initial(self._parameters.result()(key), env_state, pool, fault)
+        return sharding.place(state, self._mesh, SPECS)
 
     def shapes(self) -> TrainState:
         """Shapes, types and places of the first training state; nothing is reset, stepped or allocated for it."""
@@ -141,14 +146,15 @@ class Assembly:
         if self.env.draws:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
-        initial = functools.partial(self._initial, fault=config.fault)
-        state = shapes_of(initial, jax.random.PRNGKey(0), self._first_states(), pool)
+        env_state = self._first_states()
+        state = shapes_of(self._program_of_untrained(env_state), jax.random.PRNGKey(0))
+        state = shapes_of(functools.partial(self._initial, fault=config.fault), state, env_state, pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def begin(self) -> None:
         """Has the training program for one state compiled by another thread, where that is possible."""
         if background.possible():
-            self._begun = self._begin(self.shapes())
+            self._begun = self._begin(1, lambda: (self.shapes(),))
 
     def compiled(self, *states: TrainState) -> Program:
         """The training program, compiled once and ahead of its first call.
@@ -158,7 +164,7 @@ class Assembly:
         """
         begun, self._begun = self._begun, None
         with self._compiling("training"):
-            return Program((begun or self._begin(*states)).result(), self.precision)
+            return Program((begun or self._begin(len(states), lambda: states)).result(), self.precision)
 
     def adopted(self, state: TrainState) -> TrainState:
         """A training state of another precision as one of this, placed; its pool of first states is this one's."""
@@ -195,19 +201,16 @@ class Assembly:
         """The state with other clean first states to draw from."""
         return self._with(state, reset_pool=self._pool(key))
 
-    def _begin(self, *states: TrainState) -> Future[Any]:
-        """The training program as another thread compiles it; arguments as for `compiled`."""
-        count = len(states)
-        with self.precision.compiled():
-            program = sharding.over_devices(
-                side_by_side(self.ppo.iteration),
-                self._mesh,
-                ((SPECS,) * count,),
-                ((SPECS, sharding.REPLICATED),) * count,
-                donate=(0,),
-            )
-            options = compiler_options(self._config.deterministic)
-            return background.build(functools.partial(program.lower(states).compile, options))
+    def _begin(self, count: int, states: Callable[[], tuple[TrainState, ...]]) -> Future[Any]:
+        """The training program for as many states, as another thread builds it."""
+        program = sharding.over_devices(
+            side_by_side(self.ppo.iteration),
+            self._mesh,
+            ((SPECS,) * count,),
+            ((SPECS, sharding.REPLICATED),) * count,
+            donate=(0,),
+        )
+        return self._programs.build(f"training {count}", program, lambda: (states(),), donates=True)
 
     def _first_states(self) -> Any:
         """Shapes of the environments' first states.
@@ -224,11 +227,9 @@ class Assembly:
             )
         return states
 
-    def _initial(self, key: jax.Array, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
+    def _initial(self, untrained: TrainState, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
         """The training state before the first iteration, with its fault if it is to have one."""
-        state = with_environments(
-            self._program_of_untrained(env_state)(key), self.ppo, env_state, pool, self._mesh.size
-        )
+        state = with_environments(untrained, self.ppo, env_state, pool, self._mesh.size)
         return state if fault.site is None else faults.armed_state(state, fault)
 
     def _program_of_untrained(self, env_state: Any) -> Any:

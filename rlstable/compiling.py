@@ -63,6 +63,13 @@ def keep_programs(folder: str | None) -> str | None:
     return None
 
 
+def folder_of_programs() -> Path | None:
+    """Where jax keeps compiled programs in this process; None where it does not, or not in a file system."""
+    folder = _known_folder()
+    usable = folder and "://" not in folder and jax.config.values["jax_enable_compilation_cache"]
+    return Path(folder) if folder and usable else None
+
+
 def _known_folder() -> str | None:
     folder: str | None = getattr(jax.config, "jax_compilation_cache_dir", None)
     return folder

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlstable import command
+from rlstable import command, sources
 from rlstable.policy_options import PlayOptions
 from rlstable.schema import Count
 
@@ -65,5 +65,11 @@ def show(worth: Any, terminal: Any = None) -> None:
         terminal.print(Text(f"  {line}"))
 
 
-if __name__ == "__main__":
+def process() -> None:
+    """The command as a process of its own."""
+    sources.trust()
     main()
+
+
+if __name__ == "__main__":
+    process()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from rlstable import background, faults, sharding
-from rlstable.compiling import Compiling, compiler_options
+from rlstable.compiling import Compiling
 from rlstable.config import Config
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.foreign import interruptible
@@ -20,10 +20,12 @@ from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
+from rlstable.kept_programs import programs_of
 from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
 from rlstable.precision import Precision, level
+from rlstable.programs import Programs
 from rlstable.side_by_side import side_by_side
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 
@@ -56,7 +58,7 @@ class Evaluator:
         precision: What it is compiled in.
         compiling: Context manager that tells the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
-        options: For the compiler.
+        programs: What builds it; None for the usual way.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Evaluator:
         precision: Precision,
         compiling: Compiling,
         report: Callable[..., None],
-        options: dict[str, Any] | None = None,
+        programs: Programs | None = None,
     ):
         def numbered(judged: tuple[Judged, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
             def play_one(own: Judged) -> Episodes:
@@ -76,7 +78,8 @@ class Evaluator:
 
             return side_by_side(play_one)(judged)
 
-        self._play = jax.jit(numbered, compiler_options=options)
+        self._play = jax.jit(numbered)
+        self._programs = programs or Programs(precision)
         self._count = count
         self._precision = precision
         self._compiling = compiling
@@ -156,8 +159,8 @@ class Evaluator:
 
     def _begin(self, judged: Sequence[Judged]) -> Future[Any]:
         """What is compiled by another thread from now on."""
-        with self._precision.compiled():
-            return background.build(self._play.lower(tuple(judged), self._numbers()[0]).compile)
+        own, numbers = tuple(judged), self._numbers()[0]
+        return self._programs.build(f"evaluation {len(own)} {len(numbers)}", self._play, lambda: (own, numbers))
 
     def _numbers(self) -> np.ndarray:
         """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""
@@ -211,7 +214,7 @@ def make_evaluator(
         networks: The policy's.
         compiling: Context manager that tells the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
-        single: The environment, where it is loaded already.
+        single: The environment that the configuration says, where it is loaded already.
 
     Raises:
         ConfigError: `eval.env_kwargs` does not fit the environment.
@@ -222,8 +225,8 @@ def make_evaluator(
         with precision.narrow():
             return run_episodes(env, acting(config, networks, params, statistics), keys, jax.random.split(key)[0])
 
-    options = compiler_options(config.deterministic)
-    return Evaluator(play, config.eval.num_envs, precision, compiling, report, options)
+    programs = programs_of(config, sharding.make_mesh(1))
+    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs)
 
 
 def evaluation_env(config: Config, single: Any = None) -> VectorEnv:

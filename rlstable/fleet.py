@@ -193,9 +193,11 @@ class Fleet:
                 f"from {self.config.seed} on; set seed={min(there)} seeds={max(there) - min(there) + 1}, or more"
             )
 
-    def _make_evaluator(self, config: Config, networks: Networks, compiling: Compiling, _: Report) -> Evaluator:
+    def _make_evaluator(
+        self, config: Config, networks: Networks, compiling: Compiling, _: Report, single: Any
+    ) -> Evaluator:
         """The evaluator of all seeds, which tells of itself as all of them."""
-        return make_evaluator(config, networks, compiling, self._event)
+        return make_evaluator(config, networks, compiling, self._event, single)
 
     def _agree(self) -> None:
         """Ends seeds that one program cannot go on with, and gives the others the smallest plan that any has."""

@@ -126,6 +126,11 @@ class PPOConfig(Section):
         return self.batch_size * self.num_minibatches
 
     @property
+    def schedules_by_progress(self) -> bool:
+        """Whether the learning rate depends on how much of `total_steps` is behind."""
+        return self.learning_rate_schedule in ("linear", "cosine") or self.learning_rate_warmup > 0
+
+    @property
     def updates_normalizer_first(self) -> bool:
         """Brax updates before SGD, and after it with the adaptive-KL rate, whose KL needs the collecting normaliser."""
         if self.normalizer_update == "auto":

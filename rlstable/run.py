@@ -105,6 +105,7 @@ class Run:
         self._leaving = leaving
         self._mesh = mesh_of(config)
         config.require_devices(self._mesh.size)
+        not_kept = keep_programs(config.compile_cache)
         self.host = HostState()
         self.step = self._before = 0
         self.history: list[Row] = []
@@ -121,7 +122,6 @@ class Run:
         key = jax.random.PRNGKey(config.seed)
         key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
         self._lock: RunLock | None = None
-        not_kept = keep_programs(config.compile_cache)
         try:
             resumes, self._lock = open_run_dir(self.run_dir, config.resume, 1)
             if self._lock.unsupported is not None:

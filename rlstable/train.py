@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable import background, recipes
+from rlstable import background, recipes, sources
 from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError
 from rlstable.endings import Ending
@@ -67,6 +67,7 @@ def main() -> None:
 
 def command() -> None:
     """The command as a process of its own, which is over when it says so."""
+    sources.trust()
     try:
         main()
     except SystemExit as end:

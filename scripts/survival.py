@@ -30,7 +30,7 @@ from rlstable import faults, sharding
 from rlstable.compose import compose
 from rlstable.config import Config
 from rlstable.envs.load import load_env
-from rlstable.envs.resets import make_resets
+from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv, run_episodes
 from rlstable.fault_config import FaultConfig
 from rlstable.guards.env import Quarantine, env_guards
@@ -223,7 +223,7 @@ class Arena:
 
     def _first_states(self, fault: Mapping[str, Any]) -> Any:
         """The first training states of all seeds, stacked, on the host."""
-        resets = make_resets(self._envs_with(fault), self._config.ppo.num_envs)
+        resets = Resets(self._envs_with(fault), self._config.ppo.num_envs)
         states = []
         for seed in self._seeds:
             key_envs, key_pool, key = jax.random.split(jax.random.PRNGKey(seed), 3)

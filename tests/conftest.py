@@ -19,6 +19,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from rlstable import sources  # noqa: E402
+
 
 @pytest.fixture(scope="module")
 def quick_compile():
@@ -26,6 +28,12 @@ def quick_compile():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True)
+def _untrusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that types a command in this process must not have programs kept for those that replace functions."""
+    monkeypatch.setattr(sources, "_trusted", [])
 
 
 @pytest.fixture(scope="module")

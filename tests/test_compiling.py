@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from toys import mesh, tiny_config
 
 from rlstable import background, compiling
 from rlstable.assembly import Assembly
-from rlstable.compiling import compiler_options, keep_programs
+from rlstable.compiling import compiler_options, folder_of_programs, keep_programs
+from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
 
@@ -40,15 +42,18 @@ def test_a_gpu_is_told_what_xla_knows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_program_of_a_run_is_compiled_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
+    compile_ = jax.stages.Lowered.compile
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    jit, compile_ = jax.jit, jax.stages.Lowered.compile
-    monkeypatch.setattr(jax, "jit", lambda f, **kwargs: told.append(kwargs.get("compiler_options")) or jit(f, **kwargs))
     monkeypatch.setattr(
         jax.stages.Lowered, "compile", lambda self, options=None: told.append(options) or compile_(self, options)
     )
-    assembly = Assembly(tiny_config(deterministic=True), mesh())
-    assembly.compiled(assembly.shapes())
-    assert told.count({"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}) == 2  # resets and training
+    config = tiny_config(deterministic=True, eval={"num_envs": 3})
+    assembly, key = Assembly(config, mesh()), jax.random.PRNGKey(0)
+    state = assembly.first_state(key, key, config.fault)
+    assembly.compiled(state)
+    evaluator = make_evaluator(config, assembly.ppo.networks, lambda _: contextlib.nullcontext(), print)
+    evaluator.prepare([policy_of(state, key)])
+    assert told == [{"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}] * 4
 
 
 @pytest.fixture
@@ -112,6 +117,20 @@ def test_a_folder_that_cannot_be_made_is_said_and_costs_nothing_else(cache: Path
     run = Runner(tiny_config(sinks={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
     run.close()
     assert '"compile_cache_unusable"' in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_where_programs_are_kept_is_known_afterwards(cache: Path) -> None:
+    assert folder_of_programs() is None
+    keep_programs("auto")
+    (folder,) = (cache / "rlstable" / "programs").iterdir()
+    assert folder_of_programs() == folder
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        assert folder_of_programs() is None
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
+    assert folder_of_programs() is None
 
 
 def test_what_a_kept_program_needs_of_memory_is_what_it_needed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from rlstable import faults
 from rlstable.config import Config, ConfigError
 from rlstable.counter import WideCounter
 from rlstable.endings import Ending
-from rlstable.envs.resets import make_resets
+from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.fault_config import FaultConfig
 from rlstable.faults import SITES
@@ -96,7 +96,7 @@ def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
     """What `Runner` assembles where the configuration has a fault."""
     vector = VectorEnv(env, config.env.episode_length, config.env.action_repeat, env_guards(config.guards))
     vector = faults.faulty_env(vector, config.fault)
-    resets, count = make_resets(vector, config.ppo.num_envs), config.ppo.num_envs
+    resets, count = Resets(vector, config.ppo.num_envs), config.ppo.num_envs
     env_state = resets.draw(jax.random.PRNGKey(config.seed), count)
     pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.draws else None
     ppo = faults.arm(make_ppo(config, vector, env.action_size))
@@ -334,7 +334,7 @@ def test_bad_resets_are_left_out_where_there_are_guards() -> None:
     def draw(guards: dict[str, Any]) -> tuple[Any, np.ndarray]:
         config = tiny_config(guards=guards, fault={"site": "reset", "probability": 0.5})
         vector = VectorEnv(PointMass(), 12, 1, env_guards(config.guards))
-        resets = make_resets(faults.faulty_env(vector, config.fault), 16)
+        resets = Resets(faults.faulty_env(vector, config.fault), 16)
         return resets.draw(jax.random.PRNGKey(0), 64), np.asarray(resets.program(jax.random.PRNGKey(0))[1])
 
     states, good = draw({})

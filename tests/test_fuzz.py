@@ -14,7 +14,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from toys import PointMass, State, compiled, placed, tiny_config
 
-from rlstable.envs.resets import make_resets
+from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
@@ -142,7 +142,7 @@ class Trained:
 def trained() -> Trained:
     config = tiny_config(guards={})
     vector = VectorEnv(Clocked(PointMass()), config.env.episode_length, 1, env_guards(config.guards))
-    resets = make_resets(vector, ENVS)
+    resets = Resets(vector, ENVS)
     env_state = resets.draw(jax.random.PRNGKey(0), ENVS)
     env_state = env_state.replace(info={**env_state.info, "lane": np.arange(ENVS, dtype=np.int32)})
     ppo = make_ppo(config, vector, PointMass.action_size)

@@ -17,7 +17,7 @@ from flax import struct
 
 from rlstable import config, guard_config, sharding
 from rlstable.counter import WideCounter
-from rlstable.envs.resets import make_resets
+from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
@@ -184,7 +184,7 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
         env_guards(settings.guards),
         settings.env.reset == "pool",
     )
-    resets = make_resets(vector, settings.ppo.num_envs)
+    resets = Resets(vector, settings.ppo.num_envs)
     env_state = resets.draw(jax.random.PRNGKey(settings.seed), settings.ppo.num_envs)
     pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.draws else None
     ppo = make_ppo(settings, vector, env.action_size)

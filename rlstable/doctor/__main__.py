@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlstable import command
+from rlstable import command, sources
 
 _EPILOG = """
 examples:
@@ -72,5 +72,11 @@ def show(report: Any, terminal: Any = None) -> None:
     terminal.print(Text(f"\n{report.task}: {report.verdict}", style=style))
 
 
-if __name__ == "__main__":
+def process() -> None:
+    """The command as a process of its own."""
+    sources.trust()
     main()
+
+
+if __name__ == "__main__":
+    process()

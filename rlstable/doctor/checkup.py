@@ -9,6 +9,7 @@ from typing import Any
 
 from rlstable import sharding
 from rlstable.assembly import Assembly
+from rlstable.compiling import keep_programs
 from rlstable.config import Config, ConfigError
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
@@ -117,6 +118,7 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
     """
     mesh = sharding.make_mesh(config.devices)
     config.require_devices(mesh.size)
+    keep_programs(config.compile_cache)  # what is compiled here need not be compiled where it trains
     assembly = Assembly(config, mesh)
     env = assembly.single
     tell("measuring matrix products")

@@ -12,8 +12,9 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 Compute = Callable[[Arrays, Arrays], None]
 
-_TARGET = "rlstable_numpy"
+TARGET = "rlstable_numpy"  # what programs know the way in by
 _VERSION = (0, 3)
 _METADATA = 1  # XLA_FFI_Extension_Metadata: a call that asks for the version and computes nothing
 _INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
@@ -165,17 +166,29 @@ def call(name: str, compute: Compute, given: Mapping[str, jax.Array], wanted: Ma
     known = f"{name} {[(key, x.shape, str(x.dtype)) for key, x in (*shapes.items(), *wanted.items())]}"
     number = int.from_bytes(hashlib.blake2s(known.encode(), digest_size=8).digest()) >> 1
     _calls[number] = _Call(compute, shapes, dict(wanted))
-    function = jax.ffi.ffi_call(_TARGET, list(wanted.values()), vmap_method="broadcast_all")
+    function = jax.ffi.ffi_call(TARGET, list(wanted.values()), vmap_method="broadcast_all")
     results = function(*given.values(), computation=np.int64(number))
     return dict(zip(wanted, results, strict=True))
+
+
+def calls_in(exported: jax.export.Exported) -> frozenset[int]:
+    """Numbers of the computations that a program calls."""
+    if not _calls:
+        return frozenset()
+    return frozenset(map(int, re.findall(rf"@{TARGET}\(.*?computation = (\d+)", exported.mlir_module())))
+
+
+def known(calls: Set[int]) -> bool:
+    """Whether computations can be called in this process: once they were traced, alone or in a program."""
+    return calls <= _calls.keys()
 
 
 def _register() -> None:
     """Makes the way in known to XLA, once in a process."""
     with _registering:
         if not _registered:
-            jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_answer), platform="cpu")
-            _registered.append(_TARGET)
+            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_answer), platform="cpu")
+            _registered.append(TARGET)
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))

@@ -9,54 +9,69 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstable import background
 from rlstable.config import ConfigError
 from rlstable.envs.foreign import interruptible
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
 from rlstable.packed import Rows, joined
 from rlstable.precision import SINGLE, Precision
+from rlstable.programs import Programs
 
 _ATTEMPTS = 10
 _LEAST_SHARE = 0.01
+_NAME = "resets"
 
 
-@dataclasses.dataclass(frozen=True)
 class Resets:
     """Draws first states in small batches. Where environments are guarded the bad ones are left out.
 
     Without guards they are kept, as in Brax; but an environment of which hardly any state is clean cannot be trained
     in, and that is said whatever guards there are.
 
-    Attributes:
+    Args:
         env: The environments.
         batch: First states that one call of the program makes.
-        program: The compiled program, key to (states, clean).
         precision: What it is compiled in.
+        programs: What builds it; None for the usual way.
+
+    Attributes:
+        program: The program that is compiled, key to (states, clean).
     """
 
-    env: VectorEnv
-    batch: int
-    program: jax.stages.Wrapped
-    precision: Precision
+    def __init__(
+        self,
+        env: VectorEnv,
+        batch: int,
+        precision: Precision = SINGLE,
+        programs: Programs | None = None,
+    ):
+        judging = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
 
-    def begin(self, key: jax.Array) -> Future[Any]:
-        """Has the program compiled by another thread.
+        def program(key: jax.Array) -> tuple[Any, jax.Array]:
+            with precision.narrow():
+                states = env.reset(jax.random.split(key, batch))
+                return states, judging.clean(states)
 
-        Args:
-            key: A random key like those that are drawn with.
+        self.program = jax.jit(program)
+        self._env = env
+        self._batch = batch
+        self._precision = precision
+        self._programs = programs or Programs(precision)
+        self._built: Future[Any] | None = None
 
-        Returns:
-            What is to be waited for before drawing.
-        """
-        with self.precision.compiled():
-            return background.build(self.program.lower(key).compile)
+    def begin(self) -> Future[Any]:
+        """Has the program built, once; what is given back is to be waited for before drawing."""
+        if self._built is None:
+            self._built = self._programs.build(_NAME, self.program, lambda: (jax.random.PRNGKey(0),))
+        return self._built
 
     def shapes(self, count: int) -> Any:
-        """Shapes and types of `count` first states, which are traced once for that and for drawing."""
-        with self.precision.compiled():
-            states, _ = jax.eval_shape(self.program, jax.random.PRNGKey(0))
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), states)
+        """Shapes and types of `count` first states, for which the program is traced at most once."""
+        outputs = self._programs.outputs(_NAME)
+        if outputs is None:
+            with self._precision.compiled():
+                outputs = jax.eval_shape(self.program, jax.random.PRNGKey(0))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), outputs[0])
 
     def draw(self, key: jax.Array, count: int) -> Any:
         """`count` clean first states, on the host.
@@ -68,21 +83,22 @@ class Resets:
         Raises:
             ConfigError: Hardly any reset is clean; what was bad is named.
         """
+        program = self.begin().result()
         parts: list[Any] = []
         found = drawn = kept = 0
         while kept < count or found == 0:
             key, own = jax.random.split(key)
-            with self.precision.compiled(), interruptible():
-                states, clean = jax.device_get(self.program(own))
-            drawn += self.batch
+            with self._precision.compiled(), interruptible():
+                states, clean = jax.device_get(program(own))
+            drawn += self._batch
             found += int(clean.sum())
-            if drawn >= _ATTEMPTS * self.batch and found < _LEAST_SHARE * drawn:
+            if drawn >= _ATTEMPTS * self._batch and found < _LEAST_SHARE * drawn:
                 raise ConfigError(
                     f"env.name: {found or 'none'} of {drawn} resets gave a usable first state: "
                     f"{self._complaint(states)}; "
                     "mend the environment's reset, or raise the limits under guards.quarantine"
                 )
-            wanted = clean if self.env.guards else np.ones_like(clean)
+            wanted = clean if self._env.guards else np.ones_like(clean)
             kept += int(wanted.sum())
             parts.append(jax.tree.map(lambda x, wanted=wanted: x[wanted], states))
         return jax.tree.map(lambda *x: joined(x)[:count], *parts)
@@ -97,17 +113,3 @@ class Resets:
             if not all(np.isfinite(leaf).all() for leaf in leaves):
                 return f"its {label} is not finite"
         return "it is beyond a limit"
-
-
-def make_resets(
-    env: VectorEnv, batch: int, precision: Precision = SINGLE, options: dict[str, Any] | None = None
-) -> Resets:
-    """The reset program for an environment, compiled when it is first called."""
-    judging = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
-
-    def program(key: jax.Array) -> tuple[Any, jax.Array]:
-        with precision.narrow():
-            states = env.reset(jax.random.split(key, batch))
-            return states, judging.clean(states)
-
-    return Resets(env, batch, jax.jit(program, compiler_options=options), precision)

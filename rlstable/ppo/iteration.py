@@ -191,7 +191,7 @@ class PPO:
             tuning = select(under_way, adapted, tuning)
         # At the iteration's end: a warm-up must not spend its first iteration at a rate of zero.
         reached = counters.env_steps + self.config.env_steps_per_iteration
-        rate = self.optimizer.rate(tuning, reached.progress(self.config.total_steps))
+        rate = self.optimizer.rate(tuning, lambda: reached.progress(self.config.total_steps))
 
         clip_scale = tuning.clip_scale if self.config.tightens else None
         candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate, clip_scale, layout)

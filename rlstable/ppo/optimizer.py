@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -98,17 +99,19 @@ class Optimizer:
             update, norm = jax.tree.map(lambda u: u * shrink, update), norm * shrink
         return Candidate(optax.apply_updates(params, update), new_state, norm, parameter_norm, activity)
 
-    def rate(self, tuning: Tuning, progress: jax.Array) -> jax.Array:
-        """The learning rate at a share of the run, float32 scalar."""
+    def rate(self, tuning: Tuning, progress: Callable[[], jax.Array]) -> jax.Array:
+        """The learning rate, float32 scalar.
+
+        Args:
+            tuning: The rate and what remedies and limiters have made of it.
+            progress: Gives the share of the run that is done, for a rate that depends on it: with any other, runs of
+                different lengths have one program.
+        """
         config = self.config
         scaled = tuning.learning_rate * tuning.learning_rate_scale
         if self.limits.kl is not None:
             scaled *= tuning.step_scale
-        if config.learning_rate_schedule == "constant" and not config.learning_rate_warmup:
-            return scaled
-        if config.learning_rate_schedule == "adaptive_kl":
-            return scaled
-        return scaled * self._schedule(progress)
+        return scaled * self._schedule(progress()) if config.schedules_by_progress else scaled
 
     def _transform(self, tighter: Any) -> optax.GradientTransformation:
         own = self.config.optimizer

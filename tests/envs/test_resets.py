@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlstable.config import ConfigError
-from rlstable.envs.resets import Resets, make_resets
+from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
@@ -51,7 +51,7 @@ class Sometimes(faulty.Faulty):
 
 @functools.cache
 def resets(share: float = 0.3, where: str = "obs", value: float = float("nan"), guarded: bool = True) -> Resets:
-    return make_resets(VectorEnv(Sometimes(share, where, value), 8, 1, GUARDS if guarded else {}), BATCH)
+    return Resets(VectorEnv(Sometimes(share, where, value), 8, 1, GUARDS if guarded else {}), BATCH)
 
 
 def bad_rows(states: Any) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_an_environment_without_a_usable_reset_is_refused(where, value, complain
         hopeless.draw(jax.random.PRNGKey(0), 4)
     assert str(refused.value).startswith("env.name: ") and "\n" not in str(refused.value)
     assert "guards.quarantine" in str(refused.value)
-    assert hopeless.env.env.steps == 0
+    assert hopeless._env.env.steps == 0
 
 
 @pytest.mark.parametrize("guarded", [True, False])

@@ -492,8 +492,8 @@ def test_kl_off_is_not_there():
     assert overshoot.recover(None, TUNING) is TUNING
     off = Optimizer(PPOConfig(), only())
     halved = dataclasses.replace(TUNING, step_scale=jnp.float32(0.5))
-    assert off.rate(halved, jnp.float32(0)) == 1.0
-    assert Optimizer(PPOConfig(), only(kl=0.5)).rate(halved, jnp.float32(0)) == 0.5
+    assert off.rate(halved, lambda: jnp.float32(0)) == 1.0
+    assert Optimizer(PPOConfig(), only(kl=0.5)).rate(halved, lambda: jnp.float32(0)) == 0.5
 
 
 # --- gradients and updates

@@ -60,15 +60,15 @@ QUARTER = MIN + (LR - MIN) * 0.5 * (1 + np.cos(np.pi / 4))
 def test_schedules_at_their_corners(schedule, warmup, expected):
     rate = optimizer(learning_rate_schedule=schedule, learning_rate_warmup=warmup, **SHAPES).rate
     for progress, value in expected.items():
-        np.testing.assert_allclose(rate(tuning(), jnp.float32(progress)), value, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(rate(tuning(), lambda: jnp.float32(progress)), value, rtol=1e-5, atol=1e-9)
         halved = tuning(learning_rate_scale=jnp.float32(0.5))  # as a remedy does
-        np.testing.assert_allclose(rate(halved, jnp.float32(progress)), value / 2, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(rate(halved, lambda: jnp.float32(progress)), value / 2, rtol=1e-5, atol=1e-9)
 
 
 def test_a_decay_never_rises():
     """A floor above the learning rate is no reason to climb to it."""
     rate = optimizer(learning_rate_schedule="linear", learning_rate_schedule_min_lr=2 * LR).rate
-    np.testing.assert_allclose([rate(tuning(), jnp.float32(p)) for p in (0, 0.5, 1)], LR, rtol=1e-6)
+    np.testing.assert_allclose([rate(tuning(), lambda p=p: jnp.float32(p)) for p in (0, 0.5, 1)], LR, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,13 @@ def test_the_rate_follows_the_kl(kl, factor):
     config = tiny_config(ppo={"learning_rate_schedule": "adaptive_kl", "desired_kl": 0.01}).ppo
     new = adapt_to_kl(tuning(), jnp.float32(kl), config)
     np.testing.assert_allclose(new.learning_rate, LR * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "adaptive_kl"])
+def test_a_rate_that_does_not_follow_progress_does_not_ask_for_it(schedule):
+    """Or a run of another length would be another program."""
+    tuned = tuning()
+    assert optimizer(learning_rate_schedule=schedule).rate(tuned, lambda: pytest.fail("asked")) == tuned.learning_rate
 
 
 def test_the_rate_stays_within_its_bounds():

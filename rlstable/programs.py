@@ -1,0 +1,47 @@
+"""How a program comes to be: traced, lowered and compiled. `kept_programs` knows a shorter way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from rlstable import background
+from rlstable.precision import SINGLE, Precision
+
+# Gives what a program is traced with: its arguments, or their shapes.
+Arguments = Callable[[], tuple[Any, ...]]
+
+
+class Programs:
+    """Builds programs.
+
+    Args:
+        precision: What they are compiled in.
+        options: For the compiler.
+    """
+
+    def __init__(self, precision: Precision = SINGLE, options: dict[str, Any] | None = None):
+        self._precision = precision
+        self._options = options
+
+    def build(self, name: str, function: Any, arguments: Arguments, donates: bool = False) -> Future[Any]:
+        """A compiled program; another thread compiles it where that is possible.
+
+        Args:
+            name: Tells it from others of the same configuration, and says of what shapes its arguments are where the
+                configuration does not.
+            function: What `jax.jit` made.
+            arguments: Called where it has to be traced.
+            donates: Whether all its arguments are given to it for good.
+        """
+        del name, donates  # that, jax knows of the function
+        given = arguments()
+        with self._precision.compiled():
+            lowered = function.lower(*given)
+        return background.build(functools.partial(lowered.compile, self._options))
+
+    def outputs(self, name: str) -> Any:
+        """Shapes and types of the results of a program, where they are known without tracing it; None elsewhere."""
+        del name

@@ -1,0 +1,425 @@
+"""Programs that were traced by a process before are found, are the same, and are found only where they are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import mesh, tiny_config
+
+from rlstable import assembly as assemblies
+from rlstable import evaluation, kept_programs, sources
+from rlstable.assembly import Assembly
+from rlstable.config import Config
+from rlstable.envs import foreign
+from rlstable.evaluation import make_evaluator, policy_of
+from rlstable.kept_programs import KeptPrograms, programs_of
+from rlstable.ppo.iteration import PPO
+from rlstable.precision import SINGLE, level
+from rlstable.programs import Programs
+
+ROOT = Path(__file__).resolve().parent.parent
+BRAX = {"source": "brax", "name": "fast"}
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def doubled(x: jax.Array, y: dict[str, jax.Array]) -> dict[str, Any]:
+    return {"twice": 2 * x, "both": (x + y["other"], y["other"])}
+
+
+def arguments() -> tuple[Any, ...]:
+    return jnp.arange(3.0), {"other": jnp.ones(3)}
+
+
+def refuse() -> tuple[Any, ...]:
+    raise AssertionError("it is traced")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptPrograms:
+    return KeptPrograms(tmp_path / "traced", "origin", mesh(1), SINGLE)
+
+
+def files(programs: KeptPrograms) -> dict[str, bytes]:
+    folder = programs._folder
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+
+
+def test_what_is_kept_is_not_traced_again_and_computes_the_same(kept: KeptPrograms) -> None:
+    assert kept.outputs("doubled") is None
+    found = [kept.build("doubled", jax.jit(doubled), of).result()(*arguments()) for of in (arguments, refuse)]
+    plain = jax.jit(doubled)(*arguments())
+    for one in found:
+        assert jax.tree.structure(one) == jax.tree.structure(plain)
+        jax.tree.map(np.testing.assert_array_equal, one, plain)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), plain)
+    assert kept.outputs("doubled") == like
+    assert len(files(kept)) == 1
+
+
+def test_it_is_found_under_its_name_and_origin_only(kept: KeptPrograms) -> None:
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    others = KeptPrograms(kept._folder, "another", mesh(1), SINGLE)
+    for programs, name in ((kept, "another"), (others, "doubled")):
+        assert programs.outputs(name) is None
+        with pytest.raises(AssertionError, match="it is traced"):
+            programs.build(name, jax.jit(doubled), refuse)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_arguments_that_are_given_away_are_gone(kept: KeptPrograms, times: int) -> None:
+    for _ in range(times):
+        program = kept.build("plus", jax.jit(lambda x: x + 1), lambda: (jnp.ones(1000),), donates=True).result()
+        x = jnp.ones(1000)
+        np.testing.assert_array_equal(program(x), 2.0)
+        assert x.is_deleted()
+
+
+def torn(place: Path) -> None:
+    place.write_bytes(place.read_bytes()[:-100])
+
+
+def flipped(place: Path) -> None:
+    found = bytearray(place.read_bytes())
+    found[len(found) // 2] ^= 1
+    place.write_bytes(found)
+
+
+def empty(place: Path) -> None:
+    place.write_bytes(b"")
+
+
+def of_another_kind(place: Path) -> None:
+    body = pickle.dumps(("something", "else"))
+    place.write_bytes(kept_programs.zlib.crc32(body).to_bytes(4) + body)
+
+
+def of_another_jax(place: Path) -> None:
+    body = pickle.dumps(tuple(kept_programs._read(place)._replace(exported=bytearray(b"nonsense"))))
+    place.write_bytes(kept_programs.zlib.crc32(body).to_bytes(4) + body)
+
+
+def a_folder(place: Path) -> None:
+    place.unlink()
+    place.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [torn, flipped, empty, of_another_kind, of_another_jax])
+def test_what_is_damaged_is_traced_anew_and_mended(kept: KeptPrograms, spoil: Callable[[Path], None]) -> None:
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    (whole,) = files(kept).values()
+    (place,) = kept._folder.iterdir()
+    spoil(place)
+    assert files(kept) != {place.name: whole}
+    assert kept.outputs("doubled") is None
+    traced: list[Any] = []
+    program = kept.build("doubled", jax.jit(doubled), lambda: traced.append(True) or arguments()).result()
+    assert traced == [True]
+    np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
+    assert kept.build("doubled", jax.jit(doubled), refuse).result()(*arguments())["twice"].tolist() == [0.0, 2.0, 4.0]
+
+
+def test_where_nothing_can_be_written_it_is_built(kept: KeptPrograms) -> None:
+    kept._folder.write_text("no folder")
+    program = kept.build("doubled", jax.jit(doubled), arguments).result()
+    np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
+    kept._folder.unlink()
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    (place,) = kept._folder.iterdir()
+    a_folder(place)
+    program = kept.build("doubled", jax.jit(doubled), arguments).result()
+    np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
+
+
+def test_what_cannot_be_exported_is_built_and_not_kept(kept: KeptPrograms) -> None:
+    def called(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda x: 2 * np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    program = kept.build("called", jax.jit(called), lambda: (jnp.ones(3),)).result()
+    assert program(jnp.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    assert files(kept) == {}
+
+
+def test_what_cannot_be_traced_is_an_error_of_whoever_asks(kept: KeptPrograms) -> None:
+    def wrong(x: jax.Array) -> jax.Array:
+        return x @ jnp.ones(4)
+
+    with pytest.raises(TypeError, match="dot_general"):
+        kept.build("wrong", jax.jit(wrong), lambda: (jnp.ones(3),))
+    assert files(kept) == {}
+
+
+def test_a_computation_outside_must_be_known_first(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are known by tracing; a program whose number nobody knows would end the run."""
+
+    def tripled(x: jax.Array) -> jax.Array:
+        def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+            results["y"][...] = 3 * given["x"]
+
+        like = {"y": jax.ShapeDtypeStruct((), jnp.float32)}
+        return jax.vmap(lambda x: foreign.call("tripled", compute, {"x": x}, like)["y"])(x)
+
+    def build(of: Callable[[], tuple[Any, ...]]) -> Any:
+        return kept.build("tripled", jax.jit(tripled), of).result()(jnp.ones(2)).tolist()
+
+    monkeypatch.setattr(foreign, "_calls", {})
+    assert build(lambda: (jnp.ones(2),)) == [3.0, 3.0]
+    (number,) = foreign._calls
+    (place,) = kept._folder.iterdir()
+    assert kept_programs._read(place).calls == {number}
+    assert build(refuse) == [3.0, 3.0]
+    monkeypatch.setattr(foreign, "_calls", {})
+    jax.clear_caches()  # as another process, which has traced nothing
+    with pytest.raises(AssertionError, match="it is traced"):
+        build(refuse)
+    assert build(lambda: (jnp.ones(2),)) == [3.0, 3.0]
+
+
+def test_the_least_lately_used_makes_room(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        kept.build(name, jax.jit(doubled), arguments).result()
+    size = max(len(contents) for contents in files(kept).values())
+    now = kept._place("first").stat().st_mtime
+    for name, age in (("first", 200), ("second", 100)):
+        os.utime(kept._place(name), (now - age, now - age))
+    kept.build("first", jax.jit(doubled), refuse).result()  # used now
+    monkeypatch.setattr(kept_programs, "_MOST_BYTES", 2 * size + 100)
+    kept.build("third", jax.jit(doubled), arguments).result()
+    assert set(files(kept)) == {kept._place(name).name for name in ("first", "third")}
+
+
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A process whose sources are as they lie on disk, and a folder for its programs."""
+    monkeypatch.setattr(sources, "_hashed", lambda: "as on disk")
+    sources.trust()
+    monkeypatch.setattr(kept_programs, "folder_of_programs", lambda: tmp_path / "programs")
+    (tmp_path / "programs").mkdir()
+    yield tmp_path / "programs" / "traced"
+
+
+def test_programs_are_kept_of_braxs_environments(trusted: Path) -> None:
+    programs = programs_of(tiny_config(env={**BRAX, "kwargs": {"pipeline_mode": 2, "backend": "mjx"}}), mesh(1))
+    assert isinstance(programs, KeptPrograms) and programs._folder == trusted
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"env": {}},
+        {"env": {**BRAX, "kwargs": {"scene": "mine.xml"}}},
+        {"env": BRAX, "eval": {"env_kwargs": {"scene": ["mine.xml"]}}},
+        {"env": BRAX, "compile_cache": None},
+    ],
+    ids=str,
+)
+def test_they_are_not_where_something_else_may_be_traced(trusted: Path, sections: dict[str, Any]) -> None:
+    assert type(programs_of(tiny_config(**sections), mesh(1))) is Programs
+
+
+@pytest.mark.parametrize("why", ["devices", "accelerator", "folder", "sources", "guards"])
+def test_nor_where_it_was_never_tried_or_is_not_sure(trusted: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(env=BRAX)
+    if why == "guards":
+        assert type(Assembly(config, mesh(1))._programs) is KeptPrograms
+        guard = assemblies.env_guards(tiny_config(guards={}).guards)
+        assert type(Assembly(config, mesh(1), {"env": guard})._programs) is Programs
+        return
+    if why == "accelerator":
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    if why == "folder":
+        monkeypatch.setattr(kept_programs, "folder_of_programs", lambda: None)
+    if why == "sources":
+        monkeypatch.setattr(sources, "_hashed", lambda: None)
+    assert type(programs_of(config, mesh(2 if why == "devices" else 1))) is Programs
+
+
+APART = {
+    "seed": 7,
+    "sinks": {"console": "off", "log_every": 3},
+    "checkpoint": {"every": 3},
+    "compile_cache": "elsewhere",
+    "resume": "auto",
+    "total_steps": 5_000,
+}
+
+
+def test_the_origin_tells_configurations_apart_but_for_what_no_program_depends_on() -> None:
+    plain = kept_programs._origin(tiny_config(), "files")
+    assert kept_programs._origin(tiny_config(), "others") != plain
+    for key, value in APART.items():
+        assert kept_programs._origin(tiny_config(**{key: value}), "files") == plain, key
+    assert set(APART) == kept_programs._APART | {"total_steps"}
+    linear = {"ppo": {"learning_rate_schedule": "linear"}}
+    longer = tiny_config(**linear, total_steps=5_000)
+    assert kept_programs._origin(longer, "files") != kept_programs._origin(tiny_config(**linear), "files")
+    others = (
+        {"ppo": {"discounting": 0.5}}, {"ppo": {"learning_rate_warmup": 0.1}}, {"eval": {"num_envs": 3}},
+        {"deterministic": True}, {"env": {"episode_length": 14}}, {"network": {"activation": "relu"}}, {"guards": {}}, {"seeds": 2},
+        {"precision": {"matmul": "highest"}}, {"supervise": {}}, {"fault": {"site": "reward"}},
+    )  # fmt: skip
+    assert len({plain, *(kept_programs._origin(tiny_config(**other), "files") for other in others)}) == 1 + len(others)
+
+
+def test_nor_does_any_program_depend_on_it() -> None:
+    def lowered(config: Config) -> str:
+        texts: list[str] = []
+
+        class Telling(Programs):
+            def build(self, name: str, function: Any, arguments: Any, donates: bool = False) -> Any:
+                texts.append(function.lower(*arguments()).as_text())
+
+        found = Assembly(config, mesh(1))
+        found._programs = found._resets._programs = Telling()
+        found._resets.begin()
+        found.begin()
+        return "".join(texts)
+
+    plain = lowered(tiny_config())
+    assert len(plain) > 10_000
+    for key, value in APART.items():
+        assert lowered(tiny_config(**{key: value})) == plain, key
+    linear = {"ppo": {"learning_rate_schedule": "linear"}}
+    assert lowered(tiny_config(**linear)) != lowered(tiny_config(**linear, total_steps=5_000))
+
+
+def test_flags_and_versions_have_a_part_in_the_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = kept_programs._origin(tiny_config(), "files")
+    for flag, value, same in (("jax_numpy_rank_promotion", "warn", False), ("jax_compilation_cache_max_size", 5, True)):
+        before = getattr(jax.config, flag)
+        jax.config.update(flag, value)
+        try:
+            assert (kept_programs._origin(tiny_config(), "files") == plain) is same, flag
+        finally:
+            jax.config.update(flag, before)
+    monkeypatch.setattr(kept_programs, "versions", lambda: {"brax": "0"})
+    assert kept_programs._origin(tiny_config(), "files") != plain
+
+
+def begun(config: Config, steps: int = 2) -> tuple[Any, Any]:
+    """The state after some iterations from nothing, and what its policy is worth."""
+    found = Assembly(config, mesh(1))
+    state = found.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), config.fault, ahead=True)
+    program = found.compiled(state)
+    for _ in range(steps):
+        state, metrics = program(state)
+    evaluator = make_evaluator(config, found.ppo.networks, lambda _: contextlib.nullcontext(), print, found.single)
+    (episodes,) = evaluator.play([policy_of(state, jax.random.PRNGKey(2))])
+    return jax.device_get((state, metrics)), episodes
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"guards": {}, "supervise": {}}, {"precision": {"matmul": "x64"}, "env": {"reset": "pool"}}],
+    ids=str,
+)
+def test_a_second_run_traces_nothing_and_computes_the_same(
+    sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every program of a run, in float64 too: first state, iteration and evaluation."""
+    config = tiny_config(eval={"num_envs": 3}, **sections)
+    usual = begun(config)
+
+    def programs(config: Config, devices: Any) -> KeptPrograms:
+        return KeptPrograms(tmp_path, "origin", devices, level(config.precision))
+
+    for module in (assemblies, evaluation):
+        monkeypatch.setattr(module, "programs_of", programs)
+    first = begun(config)
+    assert len(list(tmp_path.iterdir())) == 4
+
+    def traced(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it is traced")
+
+    for owner, name in ((PPO, "iteration"), (assemblies.VectorEnv, "reset"), (evaluation, "run_episodes")):
+        monkeypatch.setattr(owner, name, traced)
+    second = begun(config)
+    for other in (first, second):
+        jax.tree.map(np.testing.assert_array_equal, usual, other)
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    apart = ("time", "sps", "walltime", "memory", "timing")
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if not any(word in key for word in apart)} for row in rows]
+
+
+def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) -> None:
+    """In processes of their own, of which the second one knows nothing but the files of the first."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }  # fmt: skip
+    del environment["JAX_COMPILATION_CACHE_DIR"], environment["XLA_FLAGS"]
+    words = ["env=inverted_pendulum", "device=cpu", "total_steps=4096", "eval.num_evals=1", "sinks=quiet"]
+    written = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-m", "rlstable.train", *words, f"hydra.run.dir={tmp_path / name}"]
+        subprocess.run(command, env=environment, check=True, timeout=400)
+        written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced/*")})
+    assert len(written[0]) == 4 and written[0] == written[1]
+    calls = [kept_programs._read(path).calls for path in tmp_path.rglob("traced/*")]
+    assert sorted(map(len, calls)) == [0, 1, 1, 2]  # parameters, resets, iteration, evaluation
+    assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
+
+
+def test_nothing_is_kept_for_a_process_that_may_have_been_changed(tmp_path: Path) -> None:
+    """`fit` in a notebook, where a function may have been replaced."""
+    assert sources._trusted == [] and sources.fingerprint() is None
+    assert type(programs_of(tiny_config(env=BRAX), mesh(1))) is Programs
+
+
+@dataclasses.dataclass
+class Born:
+    """A process, by when it began."""
+
+    seconds: float
+
+    def create_time(self) -> float:
+        return self.seconds
+
+
+def test_sources_are_known_by_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "kept_programs_test_package"
+    (package / "inner").mkdir(parents=True)
+    files = {"__init__.py": "", "inner/one.py": "x = 1\n", "scene.xml": "<mujoco/>", "notes.md": "nothing"}
+    for name, text in files.items():
+        (package / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sources, "_PACKAGES", (package.name, "not_installed_at_all"))
+    now = max(path.stat().st_mtime for path in package.rglob("*"))
+    monkeypatch.setattr(sources.psutil, "Process", lambda: Born(now + 1))
+    sources.trust()
+
+    def fingerprint() -> str | None:
+        sources._hashed.cache_clear()
+        return sources.fingerprint()
+
+    try:
+        plain = fingerprint()
+        assert plain is not None and fingerprint() == plain
+        (package / "notes.md").write_text("something")
+        assert fingerprint() == plain
+        for name, text in (("inner/one.py", "x = 2\n"), ("scene.xml", "<mujoco></mujoco>")):
+            (package / name).write_text(text)
+            os.utime(package / name, (now, now))
+            assert fingerprint() not in (plain, None)
+            (package / name).write_text(files[name])
+            os.utime(package / name, (now, now))
+        assert fingerprint() == plain
+        os.utime(package / "inner" / "one.py", (now + 2, now + 2))
+        assert fingerprint() is None  # this process may have imported what it was before
+    finally:
+        sources._hashed.cache_clear()
