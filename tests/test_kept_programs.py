@@ -268,8 +268,8 @@ def test_the_origin_tells_configurations_apart_but_for_what_no_program_depends_o
     assert kept_programs._origin(longer, "files") != kept_programs._origin(tiny_config(**linear), "files")
     others = (
         {"ppo": {"discounting": 0.5}}, {"ppo": {"learning_rate_warmup": 0.1}}, {"eval": {"num_envs": 3}},
-        {"deterministic": True}, {"env": {"episode_length": 14}}, {"network": {"activation": "relu"}}, {"guards": {}}, {"seeds": 2},
-        {"precision": {"matmul": "highest"}}, {"supervise": {}}, {"fault": {"site": "reward"}},
+        {"deterministic": True}, {"env": {"episode_length": 14}}, {"network": {"activation": "relu"}}, {"guards": {}},
+        {"seeds": 2}, {"precision": {"matmul": "highest"}}, {"supervise": {}}, {"fault": {"site": "reward"}},
     )  # fmt: skip
     assert len({plain, *(kept_programs._origin(tiny_config(**other), "files") for other in others)}) == 1 + len(others)
 

@@ -60,9 +60,9 @@ QUARTER = MIN + (LR - MIN) * 0.5 * (1 + np.cos(np.pi / 4))
 def test_schedules_at_their_corners(schedule, warmup, expected):
     rate = optimizer(learning_rate_schedule=schedule, learning_rate_warmup=warmup, **SHAPES).rate
     for progress, value in expected.items():
-        np.testing.assert_allclose(rate(tuning(), lambda: jnp.float32(progress)), value, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(rate(tuning(), lambda p=progress: jnp.float32(p)), value, rtol=1e-5, atol=1e-9)
         halved = tuning(learning_rate_scale=jnp.float32(0.5))  # as a remedy does
-        np.testing.assert_allclose(rate(halved, lambda: jnp.float32(progress)), value / 2, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(rate(halved, lambda p=progress: jnp.float32(p)), value / 2, rtol=1e-5, atol=1e-9)
 
 
 def test_a_decay_never_rises():
