@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlstable import command, sources
+from rlstable import command
 from rlstable.policy_options import PlayOptions
 from rlstable.schema import Count
 
@@ -65,11 +65,5 @@ def show(worth: Any, terminal: Any = None) -> None:
         terminal.print(Text(f"  {line}"))
 
 
-def process() -> None:
-    """The command as a process of its own."""
-    sources.trust()
-    main()
-
-
 if __name__ == "__main__":
-    process()
+    main()

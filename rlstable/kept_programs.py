@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import pickle
+import stat
 import tempfile
 import zlib
 from collections.abc import Mapping
@@ -28,6 +28,7 @@ from rlstable import background, sources
 from rlstable.compiling import compiler_options, folder_of_programs
 from rlstable.config import Config
 from rlstable.envs import foreign
+from rlstable.envs.simulations import share_of_cores
 from rlstable.precision import Precision, level
 from rlstable.programs import Arguments, Programs
 from rlstable.versions import versions
@@ -44,7 +45,8 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
     """What builds the programs of a configuration, kept where it is sure that they would be the same again.
 
     A user's own environment says nothing of its sources, and text among an environment's arguments may be the path of a
-    model. For an accelerator and for several devices it was never tried.
+    model. Native physics in float64 is known to a process only once it has traced it. Programs of an accelerator and
+    those on several devices were never tried.
 
     Args:
         config: All of the configuration that they are traced from.
@@ -52,11 +54,14 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
     """
     precision, options = level(config.precision), compiler_options(config.deterministic)
     folder = folder_of_programs() if config.compile_cache is not None else None
+    tried = jax.default_backend() == "cpu" and mesh.size == 1 and not precision.x64
     known = config.env.source == "brax" and _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)
-    files = sources.fingerprint() if known and mesh.size == 1 and jax.default_backend() == "cpu" else None
+    files = sources.fingerprint() if tried and known else None
     if files is None or folder is None:
         return Programs(precision, options)
-    return KeptPrograms(folder / "traced", _origin(config, files), mesh, precision, options)
+    # A folder of one's own: who writes here has it executed, and the folder of jax's programs may be shared.
+    own = folder / f"traced-{os.getuid()}"
+    return KeptPrograms(own, _origin(config, files), mesh, precision, options)
 
 
 class KeptPrograms(Programs):
@@ -82,34 +87,32 @@ class KeptPrograms(Programs):
 
     def build(self, name: str, function: Any, arguments: Arguments, donates: bool = False) -> Future[Any]:
         """A compiled program, traced where it was not kept; arguments as in `Programs`."""
-        lower = functools.partial(self._lower, name, donates)
-        try:
-            lowered = lower(_read(self._place(name)))
-        except Exception:  # not there, torn, or what this jax or this process does not know
+        lowered = self._lowered(name, donates, _read(self._place(name)))
+        if lowered is None:
             given = arguments()
-            try:
-                with self._precision.compiled():
-                    kept = _traced(function, given)
-                lowered = lower(kept)
-                _write(self._place(name), kept)
-            except Exception:  # what cannot be exported or written; if it cannot be traced, that is said now
+            with self._precision.compiled():
+                kept = _traced(function, given)
+            lowered = self._lowered(name, donates, kept)
+            if kept is None or lowered is None:  # if it cannot even be traced, that is said now
                 return super().build(name, function, lambda: given, donates)
+            with contextlib.suppress(OSError):  # then the next start traces too
+                _write(self._place(name), kept)
         return background.build(functools.partial(lowered.compile, self._options))
 
     def outputs(self, name: str) -> Any:
         """Shapes and types of the results of a program, None where it was not kept."""
-        try:
-            kept = _read(self._place(name))
-            exported = export.deserialize(kept.exported)
-        except Exception:
+        kept = _read(self._place(name))
+        exported = None if kept is None else _deserialized(kept)
+        if kept is None or exported is None:
             return None
         outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in exported.out_avals]
         return jax.tree.unflatten(kept.results, outputs)
 
-    def _lower(self, name: str, donates: bool, kept: _Kept) -> jax.stages.Lowered:
-        if not foreign.known(kept.calls):
-            raise LookupError(f"{name} calls what this process does not know")
-        exported = export.deserialize(kept.exported)
+    def _lowered(self, name: str, donates: bool, kept: _Kept | None) -> jax.stages.Lowered | None:
+        """What was kept, lowered; None where it cannot be used."""
+        exported = None if kept is None else _deserialized(kept)
+        if kept is None or exported is None:
+            return None
 
         def program(*arguments: Any) -> Any:
             return jax.tree.unflatten(kept.results, exported.call(*jax.tree.leaves(arguments)))
@@ -144,7 +147,8 @@ class _Kept(NamedTuple):
     calls: frozenset[int]
 
 
-def _traced(function: Any, arguments: tuple[Any, ...]) -> _Kept:
+def _traced(function: Any, arguments: tuple[Any, ...]) -> _Kept | None:
+    """A program as it is traced, None where it cannot be exported."""
     leaves, tree = jax.tree.flatten(arguments)
     results: list[Any] = []
 
@@ -153,40 +157,61 @@ def _traced(function: Any, arguments: tuple[Any, ...]) -> _Kept:
         results.append(own)
         return found
 
-    exported = export.export(jax.jit(flat), disabled_checks=_OWN_CALLS)(*leaves)
-    return _Kept(exported.serialize(), tree, results[0], foreign.calls_in(exported))
+    try:
+        exported = export.export(jax.jit(flat), disabled_checks=_OWN_CALLS)(*leaves)
+        return _Kept(exported.serialize(), tree, results[0], foreign.calls_in(exported))
+    except Exception:  # a callback of jax's own, a library's call that jax does not vouch for, or a mistake
+        return None
 
 
-def _read(place: Path) -> _Kept:
-    """What was kept.
+def _deserialized(kept: _Kept) -> export.Exported | None:
+    """What jax makes of it, None where this jax makes nothing or this process does not know what it calls."""
+    if not foreign.known(kept.calls):
+        return None
+    try:
+        return export.deserialize(kept.exported)
+    except Exception:  # of another jax, which promises nothing of its errors
+        return None
 
-    Raises:
-        OSError: Nothing was, or it cannot be read.
-        ValueError: It is torn.
-    """
-    found = place.read_bytes()
-    body = memoryview(found)[_CHECKSUM_BYTES:]
-    if zlib.crc32(body) != int.from_bytes(found[:_CHECKSUM_BYTES]):
-        raise ValueError(f"{place} does not have its checksum")
-    with contextlib.suppress(OSError):
+
+def _read(place: Path) -> _Kept | None:
+    """What was kept; None where nothing was, it is torn, or another user could have written it."""
+    try:
+        folder = place.parent.stat()
+        if folder.st_uid != os.getuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return None
+        found = place.read_bytes()
+        body = memoryview(found)[_CHECKSUM_BYTES:]
+        if zlib.crc32(body) != int.from_bytes(found[:_CHECKSUM_BYTES]):
+            return None
+        kept = _Kept(*pickle.loads(body))
         os.utime(place)
-    return _Kept(*pickle.loads(body))
+    except Exception:  # of classes that are no more, unpickling raises anything
+        return None
+    return kept
 
 
 def _write(place: Path, kept: _Kept) -> None:
-    """Writes it whole or not at all, and deletes what was used least lately where there is too much."""
+    """Writes it whole or not at all, and deletes what was used least lately where there is too much.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     body = pickle.dumps(tuple(kept))
-    place.parent.mkdir(mode=0o700, exist_ok=True)  # what lies here is executed: it is nobody else's to write
+    place.parent.mkdir(mode=0o700, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=place.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(zlib.crc32(body).to_bytes(_CHECKSUM_BYTES) + body)
         os.replace(name, place)
     except BaseException:
-        os.unlink(name)
+        Path(name).unlink(missing_ok=True)
         raise
     total = 0
-    files = ((path.stat(), path) for path in place.parent.iterdir())
+    files = []
+    for path in place.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process writes and deletes too
+            files.append((path.stat(), path))
     for about, path in sorted(files, key=lambda file: -file[0].st_mtime):
         total += about.st_size
         if total > _MOST_BYTES:
@@ -204,12 +229,5 @@ def _origin(config: Config, files: str) -> str:
     """All that the programs of a configuration are traced from, as text."""
     apart = _APART if config.ppo.schedules_by_progress else _APART | {"total_steps"}
     flags = {name: str(value) for name, value in jax.config.values.items() if not name.startswith(_FLAGS_APART)}
-    return json.dumps(
-        {
-            "config": config.model_dump(mode="json", exclude=apart),
-            "sources": files,
-            "versions": versions(),
-            "flags": flags,
-        },
-        sort_keys=True,
-    )
+    # Threads are a part of how native physics is called. Not JSON, which has one word for what is not finite.
+    return repr([config.model_dump(exclude=apart), files, versions(), share_of_cores(1), sorted(flags.items())])

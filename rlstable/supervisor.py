@@ -141,8 +141,9 @@ class Supervisor:
         """What judges the policy at the present level, at the configured size whatever that of training is."""
         if self.level not in self._evaluators:
             config, assembly = _at_level(self._config, self.level), self.assembly
-            # One environment where both are the same; on several devices each would have a share of the cores.
-            same = not config.eval.env_kwargs and self._mesh.size == 1
+            # One environment where both are the same. A user's may have a simulator of its own, which both would
+            # disturb, and on several devices each has a share of the cores.
+            same = config.env.source == "brax" and not config.eval.env_kwargs and self._mesh.size == 1
             self._evaluators[self.level] = self._builds.evaluator(
                 config, assembly.ppo.networks, self._compiling, self._report, assembly.single if same else None
             )

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ from toys import mesh, tiny_config
 from rlstable import assembly as assemblies
 from rlstable import evaluation, kept_programs, sources
 from rlstable.assembly import Assembly
-from rlstable.config import Config
+from rlstable.config import Config, ConfigError
 from rlstable.envs import foreign
+from rlstable.envs.load import load_env
 from rlstable.evaluation import make_evaluator, policy_of
+from rlstable.host_state import HostState
 from rlstable.kept_programs import KeptPrograms, programs_of
 from rlstable.ppo.iteration import PPO
 from rlstable.precision import SINGLE, level
 from rlstable.programs import Programs
+from rlstable.supervisor import Builds, Supervisor
 
 ROOT = Path(__file__).resolve().parent.parent
 BRAX = {"source": "brax", "name": "fast"}
@@ -112,11 +116,6 @@ def of_another_jax(place: Path) -> None:
     place.write_bytes(kept_programs.zlib.crc32(body).to_bytes(4) + body)
 
 
-def a_folder(place: Path) -> None:
-    place.unlink()
-    place.mkdir()
-
-
 @pytest.mark.parametrize("spoil", [torn, flipped, empty, of_another_kind, of_another_jax])
 def test_what_is_damaged_is_traced_anew_and_mended(kept: KeptPrograms, spoil: Callable[[Path], None]) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
@@ -137,11 +136,42 @@ def test_where_nothing_can_be_written_it_is_built(kept: KeptPrograms) -> None:
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
     kept._folder.unlink()
-    kept.build("doubled", jax.jit(doubled), arguments).result()
-    (place,) = kept._folder.iterdir()
-    a_folder(place)
+    kept._place("doubled").mkdir(parents=True)
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
+    assert [path.name for path in kept._folder.iterdir()] == [kept._place("doubled").name]  # and nothing half-written
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_what_others_could_have_written_is_not_read(kept: KeptPrograms, mode: int) -> None:
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    assert kept._folder.stat().st_mode & 0o777 == 0o700 and kept.outputs("doubled") is not None
+    kept._folder.chmod(mode)
+    assert kept.outputs("doubled") is None
+
+
+def test_nor_what_others_own(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert kept.outputs("doubled") is None
+
+
+def test_many_may_write_at_once(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep's jobs begin together; and each makes room while the others write."""
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    program = kept_programs._read(kept._place("doubled"))
+    assert program is not None
+    most = 20 * kept._place("doubled").stat().st_size
+    monkeypatch.setattr(kept_programs, "_MOST_BYTES", most)
+
+    def write(number: int) -> None:
+        for again in range(20):
+            kept_programs._write(kept._place(f"{number} {again}"), program)
+
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(write, range(4)))
+    assert 0 < sum(map(len, files(kept).values())) <= most
+    assert all(len(path.name) == 64 for path in kept._folder.iterdir())
 
 
 def test_what_cannot_be_exported_is_built_and_not_kept(kept: KeptPrograms) -> None:
@@ -204,11 +234,11 @@ def test_the_least_lately_used_makes_room(kept: KeptPrograms, monkeypatch: pytes
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A process whose sources are as they lie on disk, and a folder for its programs."""
-    monkeypatch.setattr(sources, "_hashed", lambda: "as on disk")
+    monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._trusted else None)
     sources.trust()
     monkeypatch.setattr(kept_programs, "folder_of_programs", lambda: tmp_path / "programs")
     (tmp_path / "programs").mkdir()
-    yield tmp_path / "programs" / "traced"
+    yield tmp_path / "programs" / f"traced-{os.getuid()}"
 
 
 def test_programs_are_kept_of_braxs_environments(trusted: Path) -> None:
@@ -230,7 +260,7 @@ def test_they_are_not_where_something_else_may_be_traced(trusted: Path, sections
     assert type(programs_of(tiny_config(**sections), mesh(1))) is Programs
 
 
-@pytest.mark.parametrize("why", ["devices", "accelerator", "folder", "sources", "guards"])
+@pytest.mark.parametrize("why", ["devices", "accelerator", "folder", "sources", "guards", "float64"])
 def test_nor_where_it_was_never_tried_or_is_not_sure(trusted: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(env=BRAX)
     if why == "guards":
@@ -243,7 +273,9 @@ def test_nor_where_it_was_never_tried_or_is_not_sure(trusted: Path, why: str, mo
     if why == "folder":
         monkeypatch.setattr(kept_programs, "folder_of_programs", lambda: None)
     if why == "sources":
-        monkeypatch.setattr(sources, "_hashed", lambda: None)
+        monkeypatch.setattr(sources, "fingerprint", lambda: None)
+    if why == "float64":
+        config = tiny_config(env=BRAX, precision={"matmul": "x64"})
     assert type(programs_of(config, mesh(2 if why == "devices" else 1))) is Programs
 
 
@@ -271,6 +303,8 @@ def test_the_origin_tells_configurations_apart_but_for_what_no_program_depends_o
         {"deterministic": True}, {"env": {"episode_length": 14}}, {"network": {"activation": "relu"}}, {"guards": {}},
         {"seeds": 2}, {"precision": {"matmul": "highest"}}, {"supervise": {}}, {"fault": {"site": "reward"}},
     )  # fmt: skip
+    for value in (None, 1, float("inf"), float("-inf"), float("nan")):  # which JSON would not tell apart
+        others += ({"env": {"kwargs": {"limit": value}}},)
     assert len({plain, *(kept_programs._origin(tiny_config(**other), "files") for other in others)}) == 1 + len(others)
 
 
@@ -323,7 +357,10 @@ def begun(config: Config, steps: int = 2) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     "sections",
-    [{"guards": {}, "supervise": {}}, {"precision": {"matmul": "x64"}, "env": {"reset": "pool"}}],
+    [
+        {"guards": {}, "supervise": {}},
+        {"precision": {"matmul": "x64"}, "env": {"reset": "pool"}, "ppo": {"normalize_rewards": True}},
+    ],
     ids=str,
 )
 def test_a_second_run_traces_nothing_and_computes_the_same(
@@ -368,9 +405,9 @@ def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) 
     for name in ("first", "second"):
         command = [sys.executable, "-m", "rlstable.train", *words, f"hydra.run.dir={tmp_path / name}"]
         subprocess.run(command, env=environment, check=True, timeout=400)
-        written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced/*")})
+        written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
     assert len(written[0]) == 4 and written[0] == written[1]
-    calls = [kept_programs._read(path).calls for path in tmp_path.rglob("traced/*")]
+    calls = [kept_programs._read(path).calls for path in tmp_path.rglob("traced-*/*")]
     assert sorted(map(len, calls)) == [0, 1, 1, 2]  # parameters, resets, iteration, evaluation
     assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
 
@@ -379,6 +416,30 @@ def test_nothing_is_kept_for_a_process_that_may_have_been_changed(tmp_path: Path
     """`fit` in a notebook, where a function may have been replaced."""
     assert sources._trusted == [] and sources.fingerprint() is None
     assert type(programs_of(tiny_config(env=BRAX), mesh(1))) is Programs
+
+
+def test_nothing_is_kept_after_code_of_somebody_else_has_run(trusted: Path, tmp_path: Path) -> None:
+    """In a sweep: a module of one's own may change what Brax computes."""
+    config = tiny_config(env=BRAX)
+    assert type(programs_of(config, mesh(1))) is KeptPrograms
+    with contextlib.suppress(ConfigError):
+        load_env(tiny_config(env={"source": "import", "name": "no_such_module:Environment"}).env)
+    assert type(programs_of(config, mesh(1))) is Programs
+
+
+def test_an_environment_is_shared_where_nothing_is_lost_by_it(tmp_path: Path) -> None:
+    """A user's may have a simulator of its own, which training and evaluation would both disturb."""
+    for sections, shared in (({}, False), ({"env": BRAX}, True), ({"env": BRAX, "eval": {"env_kwargs": {}}}, True)):
+        given: list[Any] = []
+
+        def evaluator(*args: Any, given: list[Any] = given) -> Any:
+            given.append(args[-1])
+
+        builds = Builds(Assembly, evaluator)
+        tell = (lambda _: contextlib.nullcontext(), lambda *_, **__: None)
+        supervisor = Supervisor(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
+        assert supervisor.evaluator is None
+        assert given == ([supervisor.assembly.single] if shared else [None])
 
 
 @dataclasses.dataclass
@@ -400,26 +461,31 @@ def test_sources_are_known_by_what_they_say(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sources, "_PACKAGES", (package.name, "not_installed_at_all"))
     now = max(path.stat().st_mtime for path in package.rglob("*"))
-    monkeypatch.setattr(sources.psutil, "Process", lambda: Born(now + 1))
+    born = Born(now + 100)
+    monkeypatch.setattr(sources.psutil, "Process", lambda: born)
     sources.trust()
 
-    def fingerprint() -> str | None:
-        sources._hashed.cache_clear()
-        return sources.fingerprint()
-
-    try:
-        plain = fingerprint()
-        assert plain is not None and fingerprint() == plain
-        (package / "notes.md").write_text("something")
-        assert fingerprint() == plain
-        for name, text in (("inner/one.py", "x = 2\n"), ("scene.xml", "<mujoco></mujoco>")):
-            (package / name).write_text(text)
-            os.utime(package / name, (now, now))
-            assert fingerprint() not in (plain, None)
-            (package / name).write_text(files[name])
-            os.utime(package / name, (now, now))
-        assert fingerprint() == plain
-        os.utime(package / "inner" / "one.py", (now + 2, now + 2))
-        assert fingerprint() is None  # this process may have imported what it was before
-    finally:
-        sources._hashed.cache_clear()
+    plain = sources.fingerprint()
+    assert plain is not None and sources.fingerprint() == plain
+    (package / "notes.md").write_text("something")
+    assert sources.fingerprint() == plain
+    for name, text in (("inner/one.py", "x = 2\n"), ("scene.xml", "<mujoco></mujoco>")):
+        (package / name).write_text(text)
+        assert sources.fingerprint() not in (plain, None)
+        (package / name).write_text(files[name])
+    assert sources.fingerprint() == plain
+    monkeypatch.setenv("BRAX_SOMETHING", "1")
+    assert sources.fingerprint() not in (plain, None)
+    monkeypatch.delenv("BRAX_SOMETHING")
+    (tmp_path / "solver-2.0.dist-info").mkdir()
+    assert sources.fingerprint() not in (plain, None)
+    (tmp_path / "solver-2.0.dist-info").rmdir()
+    # An editor's lock, which leads nowhere; and what this process may have imported before it was changed.
+    (package / ".#one.py").symlink_to("nowhere")
+    assert sources.fingerprint() is None
+    (package / ".#one.py").unlink()
+    assert sources.fingerprint() == plain
+    born.seconds = now - 1
+    os.utime(package / "inner" / "one.py", (now - 100, now - 100))
+    os.utime(package / "scene.xml", (now - 100, now - 100))
+    assert sources.fingerprint() is None

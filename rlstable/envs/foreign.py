@@ -172,10 +172,18 @@ def call(name: str, compute: Compute, given: Mapping[str, jax.Array], wanted: Ma
 
 
 def calls_in(exported: jax.export.Exported) -> frozenset[int]:
-    """Numbers of the computations that a program calls."""
+    """Numbers of the computations that a program calls.
+
+    Raises:
+        ValueError: Its text does not say them as this knows it.
+    """
     if not _calls:
         return frozenset()
-    return frozenset(map(int, re.findall(rf"@{TARGET}\(.*?computation = (\d+)", exported.mlir_module())))
+    text = exported.mlir_module()
+    found = re.findall(rf"@{TARGET}\(.*?computation = (\d+)", text)
+    if len(found) != text.count(f"@{TARGET}("):
+        raise ValueError(f"{TARGET} is called in a way that is not known")
+    return frozenset(map(int, found))
 
 
 def known(calls: Set[int]) -> bool:

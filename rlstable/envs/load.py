@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlstable import sources
 from rlstable.config import ConfigError, EnvConfig
 from rlstable.envs.simulations import Unsupported
 
@@ -130,6 +131,7 @@ def _imported_class(path: str) -> Any:
     if str(Path.cwd()) not in sys.path:
         # A class beside the user's own script is found from the folder the command is typed in.
         sys.path.insert(0, str(Path.cwd()))
+    sources.distrust()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

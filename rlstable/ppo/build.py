@@ -99,7 +99,7 @@ def untrained(ppo: PPO, env_state: Any) -> Callable[[jax.Array], TrainState]:
     observation = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.float32), ppo.networks.select(env_state.obs)
     )
-    return jax.jit(functools.partial(_untrained, ppo, observation))
+    return jax.jit(functools.partial(ppo.precision.narrow()(_untrained), ppo, observation))
 
 
 def with_environments(state: TrainState, ppo: PPO, env_state: Any, reset_pool: Any, devices: int) -> TrainState:
