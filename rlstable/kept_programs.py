@@ -14,6 +14,7 @@ import os
 import pickle
 import stat
 import tempfile
+import time
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -39,6 +40,7 @@ _FLAGS_APART = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(foreign.TARGET)]
 _CHECKSUM_BYTES = 4
 _MOST_BYTES = 2**28  # of all that are kept; what was used least lately goes first
+_UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # what is older was left behind by a process that was killed
 
 
 def programs_of(config: Config, mesh: Mesh) -> Programs:
@@ -91,7 +93,7 @@ class KeptPrograms(Programs):
         if lowered is None:
             given = arguments()
             with self._precision.compiled():
-                kept = _traced(function, given)
+                kept = _traced(function, given, self._mesh)
             lowered = self._lowered(name, donates, kept)
             if kept is None or lowered is None:  # if it cannot even be traced, that is said now
                 return super().build(name, function, lambda: given, donates)
@@ -118,14 +120,14 @@ class KeptPrograms(Programs):
             return jax.tree.unflatten(kept.results, exported.call(*jax.tree.leaves(arguments)))
 
         program.__name__ = name.replace(" ", "_")
-        places = exported.in_shardings_jax(self._mesh)
-        shapes = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-            for x, place in zip(exported.in_avals, places, strict=True)
-        ]
-        given = jax.tree.unflatten(kept.arguments, shapes)
-        with self._precision.compiled():
-            return jax.jit(program, donate_argnums=range(len(given)) if donates else ()).lower(*given)
+        try:
+            places = exported.in_shardings_jax(self._mesh)
+            shapes = map(_placeholder, exported.in_avals, places)
+            given = jax.tree.unflatten(kept.arguments, shapes)
+            with self._precision.compiled():
+                return jax.jit(program, donate_argnums=range(len(given)) if donates else ()).lower(*given)
+        except Exception:  # no run ends for want of a shorter way
+            return None
 
     def _place(self, name: str) -> Path:
         return self._folder / hashlib.blake2s(f"{self._origin}\n{name}".encode()).hexdigest()
@@ -147,9 +149,11 @@ class _Kept(NamedTuple):
     calls: frozenset[int]
 
 
-def _traced(function: Any, arguments: tuple[Any, ...]) -> _Kept | None:
+def _traced(function: Any, arguments: tuple[Any, ...], mesh: Mesh) -> _Kept | None:
     """A program as it is traced, None where it cannot be exported."""
     leaves, tree = jax.tree.flatten(arguments)
+    # Places other than on the mesh say only where arrays happen to be; those of a run that is resumed are elsewhere.
+    places = (x.sharding if getattr(getattr(x, "sharding", None), "mesh", None) == mesh else None for x in leaves)
     results: list[Any] = []
 
     def flat(*leaves: Any) -> list[Any]:
@@ -158,10 +162,14 @@ def _traced(function: Any, arguments: tuple[Any, ...]) -> _Kept | None:
         return found
 
     try:
-        exported = export.export(jax.jit(flat), disabled_checks=_OWN_CALLS)(*leaves)
+        exported = export.export(jax.jit(flat), disabled_checks=_OWN_CALLS)(*map(_placeholder, leaves, places))
         return _Kept(exported.serialize(), tree, results[0], foreign.calls_in(exported))
     except Exception:  # a callback of jax's own, a library's call that jax does not vouch for, or a mistake
         return None
+
+
+def _placeholder(like: Any, place: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=place)
 
 
 def _deserialized(kept: _Kept) -> export.Exported | None:
@@ -199,7 +207,7 @@ def _write(place: Path, kept: _Kept) -> None:
     """
     body = pickle.dumps(tuple(kept))
     place.parent.mkdir(mode=0o700, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place.parent)
+    handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=place.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(zlib.crc32(body).to_bytes(_CHECKSUM_BYTES) + body)
@@ -214,7 +222,8 @@ def _write(place: Path, kept: _Kept) -> None:
             files.append((path.stat(), path))
     for about, path in sorted(files, key=lambda file: -file[0].st_mtime):
         total += about.st_size
-        if total > _MOST_BYTES:
+        unfinished = path.name.startswith(_UNFINISHED) and time.time() - about.st_mtime < _WRITING_SECONDS
+        if total > _MOST_BYTES and not unfinished:
             path.unlink(missing_ok=True)
 
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -181,6 +182,40 @@ def test_what_cannot_be_exported_is_built_and_not_kept(kept: KeptPrograms) -> No
     program = kept.build("called", jax.jit(called), lambda: (jnp.ones(3),)).result()
     assert program(jnp.ones(3)).tolist() == [2.0, 2.0, 2.0]
     assert files(kept) == {}
+
+
+def test_where_arguments_happen_to_be_is_no_part_of_it(kept: KeptPrograms) -> None:
+    device = jax.devices()[0]
+    places = jax.sharding.SingleDeviceSharding(device), jax.sharding.NamedSharding(mesh(1), jax.P())
+    somewhere = [jax.device_put(jnp.arange(3.0), place) for place in places]
+    for number, (x, y) in enumerate(((*somewhere,), (*reversed(somewhere),))):
+        given = (x, {"other": y})
+        for of in (lambda given=given: given, refuse):
+            program = kept.build(f"doubled {number}", jax.jit(doubled), of).result()
+            assert program(*given)["twice"].tolist() == [0.0, 2.0, 4.0]
+    assert len(files(kept)) == 2
+
+
+def test_no_run_ends_for_want_of_a_shorter_way(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> Any:
+        raise ValueError("does not match the mesh")
+
+    monkeypatch.setattr(jax.export.Exported, "in_shardings_jax", refuses)
+    program = kept.build("doubled", jax.jit(doubled), arguments).result()
+    assert program(*arguments())["twice"].tolist() == [0.0, 2.0, 4.0]
+    assert files(kept) == {}
+
+
+def test_what_a_killed_process_left_behind_makes_room_too(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept._folder.mkdir()
+    left, writing = (kept._folder / f"{kept_programs._UNFINISHED}{name}" for name in ("left", "writing"))
+    now = time.time()
+    for path, age in ((left, 4000), (writing, 3000)):
+        path.write_bytes(b"half")
+        os.utime(path, (now - age, now - age))
+    monkeypatch.setattr(kept_programs, "_MOST_BYTES", 1)
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    assert set(files(kept)) == {writing.name}
 
 
 def test_what_cannot_be_traced_is_an_error_of_whoever_asks(kept: KeptPrograms) -> None:
@@ -410,6 +445,11 @@ def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) 
     calls = [kept_programs._read(path).calls for path in tmp_path.rglob("traced-*/*")]
     assert sorted(map(len, calls)) == [0, 1, 1, 2]  # parameters, resets, iteration, evaluation
     assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
+    # Arrays that were read from a checkpoint are placed in another way.
+    more = [f"resume={tmp_path / 'first'}", "total_steps=8192", "eval.num_evals=2"]
+    subprocess.run([sys.executable, "-m", "rlstable.train", *more], env=environment, check=True, timeout=400)
+    assert metrics_of(tmp_path / "first")[-1]["step"] == 8192
+    assert len(list(tmp_path.rglob("traced-*/*"))) == 8  # judged by another configuration
 
 
 def test_nothing_is_kept_for_a_process_that_may_have_been_changed(tmp_path: Path) -> None:
