@@ -97,7 +97,7 @@ class KeptPrograms(Programs):
             lowered = self._lowered(name, donates, kept)
             if kept is None or lowered is None:  # if it cannot even be traced, that is said now
                 return super().build(name, function, lambda: given, donates)
-            with contextlib.suppress(OSError):  # then the next start traces too
+            with contextlib.suppress(Exception):  # a full disk, an unpicklable tree: the next start traces too
                 _write(self._place(name), kept)
         return background.build(functools.partial(lowered.compile, self._options))
 

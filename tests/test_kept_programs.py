@@ -206,6 +206,16 @@ def test_no_run_ends_for_want_of_a_shorter_way(kept: KeptPrograms, monkeypatch: 
     assert files(kept) == {}
 
 
+def test_nor_for_a_tree_that_cannot_be_pickled(kept: KeptPrograms) -> None:
+    class Local:
+        pass
+
+    jax.tree_util.register_pytree_node(Local, lambda _: ((), None), lambda *_: Local())
+    program = kept.build("local", jax.jit(lambda x, own: 2 * x), lambda: (jnp.ones(2), Local())).result()
+    assert program(jnp.ones(2), Local()).tolist() == [2.0, 2.0]
+    assert files(kept) == {}
+
+
 def test_what_a_killed_process_left_behind_makes_room_too(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
     kept._folder.mkdir()
     left, writing = (kept._folder / f"{kept_programs._UNFINISHED}{name}" for name in ("left", "writing"))
