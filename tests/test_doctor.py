@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rlstable import sources
+from rlstable.doctor import __main__ as doctor
 from rlstable.doctor.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -84,3 +86,10 @@ def test_help_does_not_wait_for_jax(tmp_path: Path) -> None:
 def test_braxs_tasks_are_ready(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"env={task}", "devices=1", "--no-compile", "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "ready"
+
+
+def test_only_a_process_of_its_own_keeps_what_it_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted: list[bool] = []
+    monkeypatch.setattr(doctor, "main", lambda: trusted.extend(sources._trusted))
+    doctor.process()
+    assert trusted == [True]

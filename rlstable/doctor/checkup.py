@@ -118,7 +118,9 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
     """
     mesh = sharding.make_mesh(config.devices)
     config.require_devices(mesh.size)
-    keep_programs(config.compile_cache)  # what is compiled here need not be compiled where it trains
+    not_kept = keep_programs(config.compile_cache)  # what is compiled here need not be compiled where it trains
+    if not_kept is not None:
+        tell(f"what is compiled is not kept for training (compile_cache): {not_kept}")
     assembly = Assembly(config, mesh)
     env = assembly.single
     tell("measuring matrix products")

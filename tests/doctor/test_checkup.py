@@ -183,3 +183,10 @@ def test_plain_data() -> None:
     whole = Report("toy", "mjx", MACHINE, {}, 0.0, usage(200), Environments(8, 16, (8, 16)), ())
     assert as_data(whole)["memory"]["footprint"]["peak"] == FOOTPRINT.peak
     assert as_data(whole)["environments"] == {"configured": 8, "most": 16, "allowed": [8, 16]}
+
+
+def test_programs_that_cannot_be_kept_for_training_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(checkup, "keep_programs", lambda folder: f"{folder}: cannot be written")
+    examine(tiny_config(compile_cache="there"), compiles=False, tell=told.append)
+    assert told[0] == "what is compiled is not kept for training (compile_cache): there: cannot be written"
