@@ -49,6 +49,8 @@ class Packed(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         place: Any = self.places[name]
+        if isinstance(self.whole, np.ndarray):  # read many times an iteration on the host, where a tree costs more
+            return self.whole[place]
         return jax.tree.map(lambda x: x[place], self.whole)
 
     def __contains__(self, name: object) -> bool:

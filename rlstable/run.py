@@ -440,6 +440,7 @@ class Run:
             "versions": self._versions(),
         }
         saved = dataclasses.replace(saved, incident=None)
+        self._sinks.wait()  # a run that goes on from here has all rows until here
         self._checkpoints.save(self.host.iteration, saved, policy_arrays(self.state), host, score=score)
         self._unsaved = False
 
@@ -460,6 +461,7 @@ class Run:
         self._checkpoints.close()
         fields = self.fields(ending)
         self.event("stopped", **fields)
+        self._sinks.wait()  # the page reads it
         saved = self._checkpoints.latest() is not None
         close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)
         return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)

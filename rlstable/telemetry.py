@@ -41,6 +41,7 @@ class Telemetry:
         self._seconds = 0.0
         self.last_seconds: float | None = None
         self._split: Row = {}
+        self._process = psutil.Process()
 
     def add(self, metrics: Metrics, seconds: float) -> None:
         """Takes in the report of one iteration and how long it took."""
@@ -75,7 +76,7 @@ class Telemetry:
         row["training/updates"] = int(last.counters.updates)
         row["training/episodes"] = int(last.counters.episodes)
         row |= self._counted(last.counters.trips)
-        row |= self._split | _memory()
+        row |= self._split | self._memory()
         self._reports, self._seconds = [], 0.0
         return row
 
@@ -117,16 +118,15 @@ class Telemetry:
             jax.block_until_ready(iterate(copy))
         return time.perf_counter() - started
 
+    def _memory(self) -> Row:
+        """Memory of this process, and of the first device where it tells."""
+        row: Row = {"memory/host_mb": self._process.memory_info().rss / 2**20}
+        stats = jax.local_devices()[0].memory_stats()
+        if stats:
+            row["memory/device_mb"] = stats.get("bytes_in_use", 0) / 2**20
+            row["memory/device_peak_mb"] = stats.get("peak_bytes_in_use", 0) / 2**20
+        return row
+
 
 def _with_epochs(state: TrainState, epochs: jax.Array) -> TrainState:
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, epochs=epochs))
-
-
-def _memory() -> Row:
-    """Memory of this process, and of the first device where it tells."""
-    row: Row = {"memory/host_mb": psutil.Process().memory_info().rss / 2**20}
-    stats = jax.local_devices()[0].memory_stats()
-    if stats:
-        row["memory/device_mb"] = stats.get("bytes_in_use", 0) / 2**20
-        row["memory/device_peak_mb"] = stats.get("peak_bytes_in_use", 0) / 2**20
-    return row

@@ -189,7 +189,7 @@ def test_a_folder_that_becomes_read_only_loses_nothing(
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
             read_only.on = tmp_path
-            lines = runner._sinks._sinks._sinks[0]
+            lines = runner._sinks._written._sinks[0]
             lines._metrics._file = lines._events._file = Deaf()
 
     runner = Runner(quick(), tmp_path, watch)
@@ -212,6 +212,7 @@ def test_a_clock_that_is_set_changes_nothing_but_the_time_that_is_written(
 ) -> None:
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
+            runner._sinks.wait()  # a row's time is that of its writing
             clock, clock_ns = time.time, time.time_ns
             monkeypatch.setattr(time, "time", lambda: clock() + jump)
             monkeypatch.setattr(time, "time_ns", lambda: clock_ns() + int(jump * 1e9))

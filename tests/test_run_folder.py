@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.jsonlines import JsonLines
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
 from rlstable.versions import versions
@@ -160,3 +163,23 @@ def test_how_it_ended_before_is_forgotten_once_it_goes_on_and_not_sooner(finishe
     assert not (finished / "result.json").exists()
     runner.finish(Ending.stopped)
     assert json.loads((finished / "result.json").read_text())["stop_reason"] == "stopped"
+
+
+def test_a_checkpoint_is_never_ahead_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed and goes on from it lacks none, however slow the disk is that rows are written to."""
+    log, save = JsonLines.log, Checkpoints.save
+
+    def slowly(self: JsonLines, *args: Any) -> None:
+        time.sleep(0.05)
+        log(self, *args)
+
+    found: list[tuple[int, int]] = []
+
+    def looked_at(self: Checkpoints, number: int, *args: Any, **fields: Any) -> Any:
+        found.append((number, len((tmp_path / "metrics.jsonl").read_text().splitlines())))
+        return save(self, number, *args, **fields)
+
+    monkeypatch.setattr(JsonLines, "log", slowly)
+    monkeypatch.setattr(Checkpoints, "save", looked_at)
+    Runner(quick(), tmp_path).run()
+    assert found == [(1, 1), (2, 2), (3, 3)]

@@ -8,11 +8,16 @@ from typing import Any
 
 from rlstable.config import Config
 from rlstable.io.console import Console
+from rlstable.io.jsonlines import to_json
 from rlstable.io.sinks import JsonLines, Metrics, Sink, Sinks, TensorBoard, Wandb
+from rlstable.io.writer import Writer
 
 
 class Logbook:
     """The sinks of a configuration behind one door.
+
+    The console shows a thing when it is told, in the order of all that people see. Files and services are written by
+    a thread beside the computing; `wait` where they have to be complete.
 
     Args:
         config: Which sinks there are.
@@ -25,8 +30,10 @@ class Logbook:
         self._config = config
         self._run_dir = run_dir
         self._console = console
+        self._shown = Sinks([console], tell=self._write_event)
         self._more = more
-        self._sinks: Sinks | None = None
+        self._written: Sinks | None = None
+        self._writer = Writer()
         self._wandb: Wandb | None = None
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
         self._step = 0
@@ -44,7 +51,7 @@ class Logbook:
             wandb_run_id: The wandb run to continue, if any.
             resume_step: The step the run goes on from; what was logged after it is dropped, it comes again.
         """
-        sinks: list[Sink] = [self._console, *self._more]
+        sinks: list[Sink] = [*self._more]
         chosen = self._config.sinks
         self._step = resume_step or 0
         if chosen.tensorboard:
@@ -54,35 +61,49 @@ class Logbook:
             self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=self._report)
             sinks.append(self._wandb)
         # Last, since a sink that cannot be opened must not leave files that look like a run.
-        self._sinks = Sinks([JsonLines(self._run_dir, resume_step), *sinks])
-        for step, kind, fields in self._early:
-            self._sinks.event(step, kind, fields)
-        self._early = []
+        self._written = Sinks([JsonLines(self._run_dir, resume_step), *sinks], tell=self._shown.event)
+        early, self._early = self._early, []
+        for step, kind, fields in early:
+            self.event(step, kind, fields)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Writes one row everywhere."""
+        """Shows one row, and has it written."""
         self._step = step
-        if self._sinks is not None:
-            self._sinks.log(step, metrics)
+        if self._written is not None and not self._closed:
+            self._shown.log(step, metrics)
+            self._writer.ahead(self._written.log, step, dict(metrics))
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Writes one event everywhere; kept until `start` if that has not been."""
-        if self._sinks is None:
+        """Shows one event, and has it written; kept until `start` if that has not been."""
+        if self._written is None:
             self._early.append((step, kind, fields))
         else:
-            self._sinks.event(step, kind, fields)
+            self._shown.event(step, kind, fields)
+            self._write_event(step, kind, fields)
+
+    def wait(self) -> None:
+        """Returns when all that was logged is written."""
+        if not self._closed:
+            self._writer.wait()
 
     def close(self) -> None:
-        """Closes what was opened."""
+        """Closes what was opened; may be called again."""
         self._closed = True
-        if self._sinks is not None:
-            self._sinks.close()
-        else:
-            self._console.close()
+        self._writer.close()
+        if self._written is not None:
+            self._written.close()
+        self._shown.close()
+
+    def _write_event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        if self._written is not None and not self._closed:
+            # As it is now: whoever told of it may go on working on what it consists of.
+            self._writer.soon(self._written.event, step, kind, to_json(fields))
 
     def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """What a sink says of itself, when it is opened, at work or closed, after which only the console is left."""
-        if self._closed:
-            self._console.event(self._step, kind, fields)
-        else:
-            self.event(self._step, kind, fields)
+        """What wandb says of itself, when it is opened, or at work or closed in the thread that writes."""
+        if self._written is None and not self._closed:
+            self._early.append((self._step, kind, fields))
+            return
+        self._shown.event(self._step, kind, fields)
+        if self._written is not None and not self._closed:
+            self._written.event(self._step, kind, fields)

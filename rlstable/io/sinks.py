@@ -44,10 +44,15 @@ class Sinks:
     of them takes it. After three failures in a row it is closed and dropped, as the event `sink_dropped`; but for
     `JsonLines`, which is the record of the run, and whose full disk may have room again: that is the event
     `sink_recovered` with the number of lines `lost`.
+
+    Args:
+        sinks: The receivers.
+        tell: Is told of these three events too, as a sink would be.
     """
 
-    def __init__(self, sinks: Iterable[Sink]):
+    def __init__(self, sinks: Iterable[Sink], tell: Callable[[int, str, Mapping[str, Any]], None] | None = None):
         self._sinks = list(sinks)
+        self._tell = tell
         self._failures = dict.fromkeys(map(id, self._sinks), 0)
         self._reported: set[int] = set()
 
@@ -89,10 +94,15 @@ class Sinks:
             lost, self._failures[id(sink)] = self._failures[id(sink)], 0
             if lost >= _PATIENCE:
                 self._reported.discard(id(sink))  # the next time is news
-                self.event(step, "sink_recovered", {"sink": type(sink).__name__, "lost": lost})
+                news: dict[str, Any] = {"sink": type(sink).__name__, "lost": lost}
+                self.event(step, "sink_recovered", news)
+                if self._tell is not None:
+                    self._tell(step, "sink_recovered", news)
 
     def _report(self, broken: Sink, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        heard = False
+        heard = self._tell is not None
+        if self._tell is not None:
+            self._tell(step, kind, fields)
         for sink in self._sinks:
             if sink is not broken:
                 try:

@@ -1,0 +1,119 @@
+"""People see a thing when it is told; files and services get it a little later, whole and in the same order."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.io.console import Console
+from rlstable.io.logbook import Logbook
+
+
+class Slow:
+    """A service that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.took: list[tuple[Any, ...]] = []
+
+    def log(self, step: int, metrics: Any) -> None:
+        self.answers.wait()
+        self.took.append((step, metrics))
+
+    def event(self, step: int, kind: str, fields: Any) -> None:
+        self.took.append((step, kind, fields))
+
+    def close(self) -> None:
+        self.took.append(("closed",))
+
+
+class Broken(Slow):
+    def log(self, step: int, metrics: Any) -> None:
+        raise ConnectionError("no")
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def console(stream: io.StringIO) -> Console:
+    return Console("plain", 1000, "run", interval=0.0, stream=stream)
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_training_waits_for_no_service_and_nothing_of_it_is_lost(
+    tmp_path: Path, console: Console, stream: io.StringIO
+) -> None:
+    service = Slow()
+    book = Logbook(tiny_config(), tmp_path, console, [service])
+    book.event(0, "early", {"a": 1})
+    book.start(None, None)
+    row, counts = {"x": 1.0}, np.array([1, 2])
+    book.log(64, row)
+    book.event(64, "rolled_back", {"counts": counts})
+    row["x"], counts[:] = 9.0, 9  # whoever told of it goes on working
+    assert "step 64" in stream.getvalue()
+    assert "rolled_back: counts" in stream.getvalue()
+    assert service.took == [(0, "early", {"a": 1})]
+    service.answers.set()
+    book.wait()
+    assert service.took[1:] == [(64, {"x": 1.0}), (64, "rolled_back", {"counts": [1, 2]})]
+    assert [(line["step"], line["x"]) for line in lines(tmp_path, "metrics.jsonl")] == [(64, 1.0)]
+    assert [line["kind"] for line in lines(tmp_path, "events.jsonl")] == ["early", "rolled_back"]
+    book.log(128, {"x": 2.0})
+    book.close()  # what is left is written
+    book.close()
+    assert service.took[3:] == [(128, {"x": 2.0}), ("closed",)]
+    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128]
+    book.log(192, {})
+    book.event(192, "late", {})
+    book.wait()
+    assert service.took[-1] == ("closed",)
+
+
+def test_a_broken_service_is_told_where_people_look_and_written_down(
+    tmp_path: Path, console: Console, stream: io.StringIO
+) -> None:
+    book = Logbook(tiny_config(), tmp_path, console, [Broken()])
+    book.start(None, None)
+    for step in (64, 128, 192, 256):
+        book.log(step, {})
+    book.close()
+    found = [(line["kind"], line["step"], line["sink"]) for line in lines(tmp_path, "events.jsonl")]
+    assert found == [("sink_failed", 64, "Broken"), ("sink_dropped", 192, "Broken")]
+    assert stream.getvalue().count("sink_failed: sink Broken, error ConnectionError: no") == 1
+    assert stream.getvalue().count("sink_dropped: sink Broken") == 1
+    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128, 192, 256]
+
+
+def test_a_console_that_breaks_ends_nothing_and_is_written_down(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = Logbook(tiny_config(), tmp_path, console)
+    book.start(None, None)
+    monkeypatch.setattr(console, "log", lambda *_: 1 / 0)
+    for step in (64, 128):
+        book.log(step, {"x": 1.0})
+    book.close()
+    assert [(line["kind"], line["sink"]) for line in lines(tmp_path, "events.jsonl")] == [("sink_failed", "Console")]
+    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128]
+
+
+def test_one_that_was_never_started_leaves_nothing(tmp_path: Path, console: Console) -> None:
+    book = Logbook(tiny_config(), tmp_path / "run", console)
+    book.event(0, "early", {})
+    book.wait()
+    book.close()
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,74 @@
+"""What is written beside the computing arrives whole and in order, and is never more than memory bears."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlstable.io.writer import Writer
+
+
+def test_calls_are_made_in_order_by_one_other_thread() -> None:
+    writer, made = Writer(), []
+    for number in range(100):
+        give = writer.ahead if number % 3 else writer.soon
+        give(lambda number: made.append((number, threading.get_ident())), number)
+    writer.wait()
+    assert [number for number, _ in made] == list(range(100))
+    threads = {thread for _, thread in made}
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    writer.close()
+    writer.close()
+
+
+def test_nobody_waits_for_a_disk_that_stands_still_until_too_much_is_left() -> None:
+    writer, goes_on, made = Writer(most=3), threading.Event(), []
+    writer.ahead(goes_on.wait)
+    writer.ahead(made.append, 1)
+    writer.ahead(made.append, 2)
+    fourth = threading.Thread(target=writer.ahead, args=(made.append, 3))
+    fourth.start()
+    fourth.join(0.2)
+    assert fourth.is_alive()  # it waits for room
+    assert made == []
+    writer.soon(made.append, 4)  # which what is rare does not
+    goes_on.set()
+    fourth.join()
+    writer.close()
+    assert sorted(made) == [1, 2, 3, 4]
+    assert made[:2] == [1, 2]
+
+
+def test_a_call_that_fails_stops_no_other() -> None:
+    writer, made = Writer(most=1), []
+    for number in (0, 1, 0, 2):
+        writer.ahead(lambda number: made.append(1 // number), number)
+    writer.wait()
+    assert made == [1, 0]
+    writer.close()
+
+
+def test_nothing_can_be_given_to_one_that_is_closed() -> None:
+    writer = Writer()
+    writer.close()
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        writer.soon(print)
+
+
+def test_a_process_that_ends_makes_the_calls_that_are_left(tmp_path: Path) -> None:
+    program = f"""
+import time
+from pathlib import Path
+from rlstable.io.writer import Writer
+writer = Writer()
+writer.soon(time.sleep, 0.3)
+writer.soon(Path({str(tmp_path / "late")!r}).touch)
+raise SystemExit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 3
+    assert (tmp_path / "late").exists()
