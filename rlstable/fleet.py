@@ -259,6 +259,7 @@ class Fleet:
 
     def _take_in(self, training: dict[int, Run], reports: dict[int, Metrics]) -> None:
         """What is due after an iteration for the seeds that it was for."""
+        self._logbook.wait()  # a seed that is saved is not ahead of the row of all
         forget_result(self.run_dir)
         due = [seed for seed, run in training.items() if run.count(reports[seed], self._last_seconds)]
         worth = self._evaluate(due, training)
@@ -360,6 +361,7 @@ class Fleet:
     def _leave(self, ending: Ending) -> None:
         """Saves what is not saved, and finishes."""
         self._ending = ending
+        self._logbook.wait()
         for run in self._going.values():
             run.save_if_due()
         self._finish()

@@ -302,10 +302,11 @@ class Run:
 
     def close(self) -> None:
         """Gives the run folder free, as `run` does at its end; for a run that is not to be run. May be called again."""
-        self._checkpoints.close()
-        self._sinks.close()
-        if self._lock is not None:
-            self._lock.release()
+        with contextlib.ExitStack() as closing:  # whatever interrupts it, the next run must find the folder free
+            if self._lock is not None:
+                closing.callback(self._lock.release)
+            closing.callback(self._sinks.close)
+            closing.callback(self._checkpoints.close)
 
     def _tell_backend(self) -> None:
         """Says what simulates where that was left open."""

@@ -85,6 +85,7 @@ def fill(folder: Path) -> None:
 def run_on_a_full_disk(disk: Path, room: int | None) -> Runner:
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
+            runner._sinks.wait()  # its row is there
             fill(disk)
         if room is not None and step == room * ITERATION:
             (disk / "filler").unlink()
@@ -188,8 +189,9 @@ def test_a_folder_that_becomes_read_only_loses_nothing(
 
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
+            runner._sinks.wait()
             read_only.on = tmp_path
-            lines = runner._sinks._written._sinks[0]
+            lines = runner._sinks._record._sinks._sinks[0]
             lines._metrics._file = lines._events._file = Deaf()
 
     runner = Runner(quick(), tmp_path, watch)

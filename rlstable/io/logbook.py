@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +14,34 @@ from rlstable.io.jsonlines import to_json
 from rlstable.io.sinks import JsonLines, Metrics, Sink, Sinks, TensorBoard, Wandb
 from rlstable.io.writer import Writer
 
+Tell = Callable[[int, str, Mapping[str, Any]], bool]
+
 
 class Logbook:
     """The sinks of a configuration behind one door.
 
-    The console shows a thing when it is told, in the order of all that people see. Files and services are written by
-    a thread beside the computing; `wait` where they have to be complete.
+    The console shows a thing when it is told, in the order of all that people see. The record, which are the files
+    that a run goes on with, and services are written by threads beside the computing, a thread each: `wait` where the
+    record has to be complete, however slow a service is.
 
     Args:
         config: Which sinks there are.
         run_dir: The run folder.
         console: Where people look; it works before `start`, the files do not.
-        more: Other sinks.
+        more: Other services.
     """
 
     def __init__(self, config: Config, run_dir: Path, console: Console, more: Sequence[Sink] = ()):
         self._config = config
         self._run_dir = run_dir
         self._console = console
-        self._shown = Sinks([console], tell=self._write_event)
+        self._showing = threading.RLock()  # what breaks is told by the threads that write
+        self._shown = Sinks([console], tell=self._write)
         self._more = more
-        self._written: Sinks | None = None
-        self._writer = Writer()
+        self._record: _Written | None = None
+        self._services: _Written | None = None
         self._wandb: Wandb | None = None
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
-        self._step = 0
-        self._closed = False
 
     @property
     def wandb_run_id(self) -> str | None:
@@ -51,59 +55,128 @@ class Logbook:
             wandb_run_id: The wandb run to continue, if any.
             resume_step: The step the run goes on from; what was logged after it is dropped, it comes again.
         """
-        sinks: list[Sink] = [*self._more]
+        services: list[Sink] = [*self._more]
         chosen = self._config.sinks
-        self._step = resume_step or 0
+        first = resume_step or 0
         if chosen.tensorboard:
-            sinks.append(TensorBoard(self._run_dir, resume_step))
+            services.append(TensorBoard(self._run_dir, resume_step))
         if chosen.wandb.mode != "disabled":
+
+            def report(kind: str, fields: Mapping[str, Any]) -> None:
+                self.event(first if self._services is None else self._services.step, kind, fields)
+
             run_config = self._config.model_dump(mode="json")
-            self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=self._report)
-            sinks.append(self._wandb)
+            self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=report)
+            services.append(self._wandb)
         # Last, since a sink that cannot be opened must not leave files that look like a run.
-        self._written = Sinks([JsonLines(self._run_dir, resume_step), *sinks], tell=self._shown.event)
+        record = JsonLines(self._run_dir, resume_step)
+        self._services = _Written(Sinks(services, tell=self._tell_others(lambda: self._services)), first)
+        self._record = _Written(Sinks([record], tell=self._tell_others(lambda: self._record)), first)
         early, self._early = self._early, []
         for step, kind, fields in early:
             self.event(step, kind, fields)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Shows one row, and has it written."""
-        self._step = step
-        if self._written is not None and not self._closed:
-            self._shown.log(step, metrics)
-            self._writer.ahead(self._written.log, step, dict(metrics))
+        if self._record is not None and self._services is not None:
+            with self._showing:
+                self._shown.log(step, metrics)
+            row = dict(metrics)
+            self._record.log(step, row)
+            self._services.log(step, row)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Shows one event, and has it written; kept until `start` if that has not been."""
-        if self._written is None:
+        if self._record is None:
             self._early.append((step, kind, fields))
         else:
-            self._shown.event(step, kind, fields)
-            self._write_event(step, kind, fields)
+            self._show(step, kind, fields)
+            self._write(step, kind, fields)
 
     def wait(self) -> None:
-        """Returns when all that was logged is written."""
+        """Returns when the record is complete."""
+        if self._record is not None:
+            self._record.wait()
+
+    def close(self) -> None:
+        """Writes what is left and closes what was opened; may be called again."""
+        with contextlib.ExitStack() as closing:  # in the end the console, which hears of what cannot be closed
+            closing.callback(self._shown.close)
+            for part in (self._record, self._services):
+                if part is not None:
+                    closing.callback(part.close)
+
+    def _show(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
+        with self._showing:
+            return self._shown.event(step, kind, fields)
+
+    def _write(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
+        return any([part is not None and part.event(step, kind, fields) for part in (self._record, self._services)])
+
+    def _tell_others(self, broken: Callable[[], _Written | None]) -> Tell:
+        """Tells of what breaks in one part where people look, and in the other part."""
+
+        def tell(step: int, kind: str, fields: Mapping[str, Any]) -> bool:
+            for part in (self._record, self._services):
+                if part is not None and part is not broken():
+                    part.event(step, kind, fields)
+            return self._show(step, kind, fields)
+
+        return tell
+
+
+class _Written:
+    """Sinks that a thread of their own writes.
+
+    Attributes:
+        step: That of what is being written.
+
+    Args:
+        sinks: What is written.
+        step: That of what comes first.
+    """
+
+    def __init__(self, sinks: Sinks, step: int):
+        self._sinks = sinks
+        self._writer = Writer()
+        self._closed = False
+        self.step = step
+
+    def log(self, step: int, row: Metrics) -> None:
+        if not self._closed:
+            self._writer.ahead(self._log, step, row)
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Whether it is going to be written."""
+        if self._closed:
+            return False
+        # As it is now: whoever told of it may go on working on what it consists of.
+        self._writer.soon(self._event, step, kind, _as_it_is(fields))
+        return True
+
+    def wait(self) -> None:
         if not self._closed:
             self._writer.wait()
 
     def close(self) -> None:
-        """Closes what was opened; may be called again."""
         self._closed = True
-        self._writer.close()
-        if self._written is not None:
-            self._written.close()
-        self._shown.close()
+        try:
+            self._writer.close()
+        finally:
+            self._sinks.close()
 
-    def _write_event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        if self._written is not None and not self._closed:
-            # As it is now: whoever told of it may go on working on what it consists of.
-            self._writer.soon(self._written.event, step, kind, to_json(fields))
+    def _log(self, step: int, row: Metrics) -> None:
+        self.step = step
+        self._sinks.log(step, row)
 
-    def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """What wandb says of itself, when it is opened, or at work or closed in the thread that writes."""
-        if self._written is None and not self._closed:
-            self._early.append((self._step, kind, fields))
-            return
-        self._shown.event(self._step, kind, fields)
-        if self._written is not None and not self._closed:
-            self._written.event(self._step, kind, fields)
+    def _event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        self.step = step
+        self._sinks.event(step, kind, fields)
+
+
+def _as_it_is(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A copy, of what can be read: an event must not end a run."""
+    try:
+        return {str(key): to_json(value) for key, value in fields.items()}
+    except Exception as error:
+        return {"unreadable": f"{type(error).__name__}: {error}"}

@@ -47,10 +47,10 @@ class Sinks:
 
     Args:
         sinks: The receivers.
-        tell: Is told of these three events too, as a sink would be.
+        tell: Is told of these three events too, as a sink would be, and says whether anybody took them.
     """
 
-    def __init__(self, sinks: Iterable[Sink], tell: Callable[[int, str, Mapping[str, Any]], None] | None = None):
+    def __init__(self, sinks: Iterable[Sink], tell: Callable[[int, str, Mapping[str, Any]], bool] | None = None):
         self._sinks = list(sinks)
         self._tell = tell
         self._failures = dict.fromkeys(map(id, self._sinks), 0)
@@ -61,10 +61,14 @@ class Sinks:
         for sink in list(self._sinks):
             self._try(sink, step, lambda sink=sink: sink.log(step, metrics))  # type: ignore[misc]
 
-    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Passes an event to every sink."""
-        for sink in list(self._sinks):
-            self._try(sink, step, lambda sink=sink: sink.event(step, kind, fields))  # type: ignore[misc]
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Passes an event to every sink; whether any took it."""
+        return any(
+            [
+                self._try(sink, step, lambda sink=sink: sink.event(step, kind, fields))  # type: ignore[misc]
+                for sink in list(self._sinks)
+            ]
+        )
 
     def close(self) -> None:
         """Closes every sink; may be called again."""
@@ -75,7 +79,7 @@ class Sinks:
             except Exception as error:
                 _warn(f"{type(sink).__name__} could not be closed: {_one_line(error)}")
 
-    def _try(self, sink: Sink, step: int, call: Callable[[], None]) -> None:
+    def _try(self, sink: Sink, step: int, call: Callable[[], None]) -> bool:
         try:
             call()
         except Exception as error:
@@ -90,6 +94,7 @@ class Sinks:
                 self._report(sink, step, "sink_dropped", fields)
                 with contextlib.suppress(Exception):  # it is broken, which has just been said
                     sink.close()
+            return False
         else:
             lost, self._failures[id(sink)] = self._failures[id(sink)], 0
             if lost >= _PATIENCE:
@@ -98,11 +103,10 @@ class Sinks:
                 self.event(step, "sink_recovered", news)
                 if self._tell is not None:
                     self._tell(step, "sink_recovered", news)
+            return True
 
     def _report(self, broken: Sink, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        heard = self._tell is not None
-        if self._tell is not None:
-            self._tell(step, kind, fields)
+        heard = self._tell is not None and self._tell(step, kind, fields)
         for sink in self._sinks:
             if sink is not broken:
                 try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Writer:
@@ -21,14 +21,14 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, "writing")
         self._room = threading.Semaphore(most)
 
-    def ahead(self, call: Callable[..., None], *args: Any) -> None:
+    def ahead(self, call: Callable[..., object], *args: object) -> None:
         """Has a call made soon; waits where too many are left. Not for calls from within a call."""
         self._room.acquire()
-        self._thread.submit(call, *args).add_done_callback(lambda _: self._room.release())
+        self._give(call, *args).add_done_callback(lambda _: self._room.release())
 
-    def soon(self, call: Callable[..., None], *args: Any) -> None:
+    def soon(self, call: Callable[..., object], *args: object) -> None:
         """Has a call made soon, however many are left: for what is rare."""
-        self._thread.submit(call, *args)
+        self._give(call, *args)
 
     def wait(self) -> None:
         """Returns when all calls that were given are made."""
@@ -37,3 +37,14 @@ class Writer:
     def close(self) -> None:
         """Makes what is left and ends the thread; may be called again, and no call can be given then."""
         self._thread.shutdown()
+
+    def _give(self, call: Callable[..., object], *args: object) -> Future[object]:
+        future = self._thread.submit(call, *args)
+        future.add_done_callback(_tell_failure)
+        return future
+
+
+def _tell_failure(future: Future[object]) -> None:
+    error = future.exception()
+    if error is not None:
+        warnings.warn(f"rlstable: not written: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)

@@ -39,6 +39,11 @@ class Broken(Slow):
         raise ConnectionError("no")
 
 
+class Unreadable:
+    def __str__(self) -> str:
+        raise ValueError("gone")
+
+
 @pytest.fixture
 def stream() -> io.StringIO:
     return io.StringIO()
@@ -53,7 +58,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-def test_training_waits_for_no_service_and_nothing_of_it_is_lost(
+def test_nobody_waits_for_a_service_and_nothing_of_it_is_lost(
     tmp_path: Path, console: Console, stream: io.StringIO
 ) -> None:
     service = Slow()
@@ -66,21 +71,69 @@ def test_training_waits_for_no_service_and_nothing_of_it_is_lost(
     row["x"], counts[:] = 9.0, 9  # whoever told of it goes on working
     assert "step 64" in stream.getvalue()
     assert "rolled_back: counts" in stream.getvalue()
-    assert service.took == [(0, "early", {"a": 1})]
-    service.answers.set()
     book.wait()
-    assert service.took[1:] == [(64, {"x": 1.0}), (64, "rolled_back", {"counts": [1, 2]})]
     assert [(line["step"], line["x"]) for line in lines(tmp_path, "metrics.jsonl")] == [(64, 1.0)]
-    assert [line["kind"] for line in lines(tmp_path, "events.jsonl")] == ["early", "rolled_back"]
+    found = [(line["kind"], line.get("counts")) for line in lines(tmp_path, "events.jsonl")]
+    assert found == [("early", None), ("rolled_back", [1, 2])]
+    assert service.took in ([], [(0, "early", {"a": 1})])
+    service.answers.set()
     book.log(128, {"x": 2.0})
     book.close()  # what is left is written
     book.close()
-    assert service.took[3:] == [(128, {"x": 2.0}), ("closed",)]
+    assert service.took == [
+        (0, "early", {"a": 1}),
+        (64, {"x": 1.0}),
+        (64, "rolled_back", {"counts": [1, 2]}),
+        (128, {"x": 2.0}),
+        ("closed",),
+    ]
     assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128]
     book.log(192, {})
     book.event(192, "late", {})
     book.wait()
     assert service.took[-1] == ("closed",)
+    assert "late" not in stream.getvalue()
+
+
+def test_what_cannot_be_read_of_an_event_ends_nothing(tmp_path: Path, console: Console) -> None:
+    book = Logbook(tiny_config(), tmp_path, console)
+    book.start(None, None)
+    book.event(64, "odd", {"field": Unreadable()})
+    book.close()
+    found = [(line["kind"], line.get("unreadable")) for line in lines(tmp_path, "events.jsonl")]
+    assert found[-1] == ("odd", "ValueError: gone")
+
+
+def test_an_error_of_wandb_is_of_the_row_that_it_did_not_take(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others were told meanwhile; that they are sent at its step would have them overwrite each other."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    goes_on = threading.Event()
+
+    class Service:
+        id, step, failed = "abc", 0, False
+
+        def log(self, values: dict[str, Any], step: int) -> None:
+            goes_on.wait()
+            if not self.failed:
+                self.failed = True
+                raise ConnectionError("no")
+            sent.append((step, values))
+
+        def finish(self) -> None:
+            raise ConnectionError("no end")
+
+    monkeypatch.setattr("rlstable.io.sinks._start_wandb", lambda *_: Service())
+    book = Logbook(tiny_config(sinks={"wandb": {"mode": "offline"}}), tmp_path, console)
+    book.start(None, None)
+    for step in (64, 128, 192):
+        book.log(step, {"x": step})
+    goes_on.set()
+    book.close()
+    assert [(step, values) for step, values in sent if "x" in values] == [(128, {"x": 128}), (192, {"x": 192})]
+    [failed] = [line for line in lines(tmp_path, "events.jsonl") if line["kind"] == "wandb_failed"]
+    assert (failed["step"], failed["at"], failed["error"]) == (64, "log", "ConnectionError: no")
 
 
 def test_a_broken_service_is_told_where_people_look_and_written_down(
