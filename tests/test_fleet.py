@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending
 from rlstable.estimates import estimate, interquartile_mean
 from rlstable.fleet import Fleet, start
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.jsonlines import JsonLines
 from rlstable.io.rundir import read_result
 from rlstable.report.story import read_stories
 from rlstable.result import Result
@@ -627,3 +630,26 @@ def test_fit_gives_back_every_seed(tmp_path: Path) -> None:
     assert [own.run_dir.name for own in result.seeds] == ["seed-5", "seed-6"]
     assert rows == [64, 128]
     assert result.policy.act(np.zeros(4)).shape == (2,)
+
+
+def test_no_seed_is_saved_ahead_of_the_rows_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the disk is: the row of all follows when the seeds have theirs, those before it are there."""
+    log, save = JsonLines.log, Checkpoints.save
+
+    def slowly(self: JsonLines, *args: Any) -> None:
+        of_all = Path(self._metrics._file.name).parent == tmp_path
+        time.sleep(0.5 * of_all)
+        log(self, *args)
+
+    found: list[tuple[int, int]] = []
+
+    def looked_at(self: Checkpoints, number: int, *args: Any, **fields: Any) -> Any:
+        found.append((number, len(lines(tmp_path / "metrics.jsonl"))))
+        return save(self, number, *args, **fields)
+
+    monkeypatch.setattr(JsonLines, "log", slowly)
+    monkeypatch.setattr(Checkpoints, "save", looked_at)
+    checkpoint = {"asynchronous": False, "every": 1}
+    config = together(seeds=2, total_steps=3 * ITERATION, eval={"num_evals": 0}, checkpoint=checkpoint)
+    Fleet(config, tmp_path).run()
+    assert found == [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2), (3, 2)]
