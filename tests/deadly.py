@@ -64,6 +64,16 @@ def die_at_file(step: int) -> None:
     sys.addaudithook(hook)
 
 
+def alone(save: Callable[..., Any]) -> Callable[..., Any]:
+    """The save, begun when the one before it has ended, the files of which would be counted otherwise."""
+
+    def wrapped(self: run.Run, *args: Any) -> Any:
+        self._checkpoints.wait()
+        return save(self, *args)
+
+    return wrapped
+
+
 def plant(moment: dict[str, Any]) -> None:
     at = moment["at"]
     if at == "iteration":
@@ -71,12 +81,12 @@ def plant(moment: dict[str, Any]) -> None:
     elif at == "evaluation":
         evaluation.summarize = counted(evaluation.summarize, moment["n"], True, die)
     elif at == "write":
-        run.Run._save = counted(run.Run._save, moment["n"], True, lambda: die_at_file(moment["step"]))
+        run.Run._save = alone(counted(run.Run._save, moment["n"], True, lambda: die_at_file(moment["step"])))
     elif at == "rollback":
         save = run.Run._save
 
         def next_save() -> None:
-            run.Run._save = counted(save, 1, True, lambda: die_at_file(moment["step"]))
+            run.Run._save = alone(counted(save, 1, True, lambda: die_at_file(moment["step"])))
 
         supervisor.Supervisor._back = counted(supervisor.Supervisor._back, moment["n"], True, next_save)
     elif at == "compile":
