@@ -1,4 +1,4 @@
-"""Programs that tests of whole runs share: whoever comes first compiles one, others of its kind are given it.
+"""Programs that tests of whole runs share: whoever comes first builds one, others of its kind are given it.
 
 jax's own cache on the disk saves the compiling alone; tracing, lowering and reading take two seconds a run.
 """
@@ -8,31 +8,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import jax
 import pytest
 
 from rlstable import fleet, supervisor
-from rlstable.assembly import Assembly, Program
+from rlstable.assembly import Assembly
 from rlstable.config import Config
 from rlstable.evaluation import Evaluator, make_evaluator
-from rlstable.ppo.state import TrainState
+from rlstable.programs import Arguments, Programs
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
 _OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "seeds", "supervise")
 _DATA_OF_A_FAULT = ("value", "probability", "start", "iterations", "seed")
 
-_programs: dict[Any, tuple[Any, Program]] = {}
-_plays: dict[Any, Any] = {}
+_programs: dict[Any, Future[Any]] = {}
+_outputs: dict[Any, Any] = {}
+# Guards of a test's own are known by their address, which must not become another's.
+_guards: list[Any] = []
 
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
     """Every run inside shares; a run says that it compiles, whether it does or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Assembly, "compiled", _compiled)
+        patch.setattr(Assembly, "__init__", _assemble)
         patch.setattr(Assembly, "begin", lambda _: None)  # nobody would wait for it
         patch.setattr(fleet, "make_evaluator", _make_evaluator)
         patch.setattr(supervisor, "ALONE", dataclasses.replace(supervisor.ALONE, evaluator=_make_evaluator))
@@ -41,28 +44,43 @@ def sharing() -> Iterator[None]:
 
 def forget() -> None:
     """Gives all of them up."""
-    _programs.clear()
-    _plays.clear()
+    for kept in (_programs, _outputs, _guards):
+        kept.clear()
 
 
-def _compiled(self: Assembly, *states: TrainState, make: Callable[..., Program] = Assembly.compiled) -> Program:
+class _Shared(Programs):
+    """Gives what was built of the same name, configuration and arguments."""
+
+    def __init__(self, builder: Programs, origin: Any):
+        self._builder = builder
+        self._origin = origin
+
+    def build(self, name: str, function: Any, arguments: Arguments, donates: bool = False) -> Future[Any]:
+        given = arguments()
+        key = (self._origin, name, _kind(given))
+        if key not in _programs or _programs[key].exception() is not None:
+            _programs[key] = self._builder.build(name, function, lambda: given, donates)
+            with self._builder._precision.compiled():
+                _outputs[self._origin, name] = jax.eval_shape(function, *given)
+        return _programs[key]
+
+    def outputs(self, name: str) -> Any:
+        return _outputs.get((self._origin, name))
+
+
+def _assemble(self: Assembly, config: Config, *args: Any, make: Any = Assembly.__init__, **named: Any) -> None:
+    make(self, config, *args, **named)
     ppo = self.ppo
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)
+    _guards.append(guards)
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
-    key = (_key(self._config, "eval"), self._config.tightens, kinds, repr(guards), _kind(states))
-    if key in _programs:
-        with self._compiling("training"):
-            return _programs[key][1]
-    # With the guards it was made of: one of a test's own is known by its address.
-    _programs[key] = (guards, make(self, *states))
-    return _programs[key][1]
+    shared = _Shared(self._programs, (_key(config, "eval"), config.tightens, kinds, repr(guards), self._mesh))
+    self._programs = self._resets._programs = shared
 
 
 def _make_evaluator(config: Config, *args: Any) -> Evaluator:
     made = make_evaluator(config, *args)
-    made._play = _plays.setdefault(
-        _key(config), made._play
-    )  # traced and lowered, but for what it is compiled each time
+    made._programs = _Shared(made._programs, ("evaluation", _key(config)))
     return made
 
 
@@ -79,6 +97,10 @@ def _key(config: Config, *leave_out: str) -> Any:
     return json.dumps(sections), jax.config.values["jax_disable_most_optimizations"]
 
 
-def _kind(states: tuple[TrainState, ...]) -> Any:
-    leaves, structure = jax.tree.flatten(states)
-    return structure, tuple((x.shape, str(x.dtype), getattr(x, "weak_type", False), x.sharding) for x in leaves)
+def _kind(given: tuple[Any, ...]) -> Any:
+    leaves, structure = jax.tree.flatten(given)
+
+    def kind(x: Any) -> Any:
+        return x.shape, str(x.dtype), getattr(x, "weak_type", False), getattr(x, "sharding", None)
+
+    return structure, tuple(map(kind, leaves))

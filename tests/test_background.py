@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 from jax import monitoring
+from quick_compile import quickly
 from toys import mesh, tiny_config
 
 from rlstable import background
@@ -46,6 +47,7 @@ def test_nothing_goes_on_beside_the_compiler_of_an_accelerator(monkeypatch: pyte
         background.build(lambda: 1 // 0).result()
 
 
+@quickly()
 def test_on_an_accelerator_every_program_compiles_when_the_user_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or minutes pass without a line, in which no signal is heard."""
     background.build(lambda: None).result()  # what another test began is built

@@ -13,6 +13,7 @@ import pytest
 from hlo import copies_in_loops
 from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache
+from quick_compile import quickly
 from toys import mesh, tiny_config
 
 from rlstable import background, compiling
@@ -40,6 +41,7 @@ def test_a_gpu_is_told_what_xla_knows(monkeypatch: pytest.MonkeyPatch) -> None:
         twice.compile({"xla_gpu_no_such_option": True})
 
 
+@quickly()
 def test_every_program_of_a_run_is_compiled_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     compile_ = jax.stages.Lowered.compile
@@ -144,6 +146,7 @@ def test_what_a_kept_program_needs_of_memory_is_what_it_needed(cache: Path, monk
     assert kept == fresh and fresh is not None
 
 
+@quickly()
 def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
     """Every program once, whatever comes between; and in the end nothing at all any more."""
     compiled: list[str] = []
@@ -170,6 +173,7 @@ def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
     assert compiled[marks[evaluated[1]] :] == []
 
 
+@quickly()
 def test_the_training_state_is_given_away_whole() -> None:
     """What comes out lies where it came in, but for what is too small to matter: no second copy of a state."""
     config = tiny_config(guards={}, ppo={"num_envs": 256, "batch_size": 256}, supervise={})

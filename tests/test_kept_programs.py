@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_compile import ENVIRONMENT
 from toys import mesh, tiny_config
 
 from rlstable import assembly as assemblies
@@ -441,10 +442,8 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) -> None:
     """In processes of their own, of which the second one knows nothing but the files of the first."""
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # fmt: skip
-    del environment["JAX_COMPILATION_CACHE_DIR"], environment["XLA_FLAGS"]
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
     words = ["env=inverted_pendulum", "device=cpu", "total_steps=4096", "eval.num_evals=1", "sinks=quiet"]
     written = []
     for name in ("first", "second"):

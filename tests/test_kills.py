@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_compile import ENVIRONMENT
 
 from rlstable.io.rundir import read_result, seed_folders, steps_in
 from rlstable.io.store import open_manager, read_arrays, read_json
@@ -45,11 +46,9 @@ Moment = dict[str, Any]
 def start(run_dir: Path, args: Sequence[str], moment: Moment | None = None) -> subprocess.Popen[str]:
     """The command in a process of its own; without a moment it is left alone."""
     devices = next((arg.split("=")[1] for arg in args if arg.startswith("devices=")), "1")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+    environment = os.environ | ENVIRONMENT
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    environment["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
     command = [sys.executable, str(ROOT / "tests" / "deadly.py"), json.dumps(moment or {"at": "end"})]
     total = [] if any(arg.startswith("total_steps=") for arg in args) else [f"total_steps={ITERATIONS * ITERATION}"]
     return subprocess.Popen(

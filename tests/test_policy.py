@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_compile import ordinarily
 from toys import equations, tiny_config
 
 import rlstable
@@ -183,15 +184,7 @@ def spoilt(row: int, value: float) -> np.ndarray:
     return obs
 
 
-@pytest.fixture
-def ordinary_compile() -> Iterator[None]:
-    """As users compile: without optimisations, samples may differ in the last bits between two programs."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
-@pytest.mark.usefixtures("ordinary_compile")
+@ordinarily()
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kind", ["tanh_normal", "normal"])

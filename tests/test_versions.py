@@ -27,6 +27,13 @@ def test_what_is_not_installed_is_none(monkeypatch) -> None:
     assert versions()["no-such-package"] == "none"
 
 
+def test_what_is_installed_while_a_process_runs_is_not_what_it_runs_with(monkeypatch) -> None:
+    before = versions()
+    monkeypatch.setattr(metadata, "version", lambda _: "99.0")
+    assert versions() == before
+    assert metadata.version("jax") == "99.0"
+
+
 def test_nothing_heavy_is_imported() -> None:
     code = (
         "import sys, rlstable.versions as v; v.versions(); print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"

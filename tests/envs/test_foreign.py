@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_compile import ENVIRONMENT
 
 from rlstable.envs import foreign
 
@@ -108,7 +109,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     """Training, resets and evaluation are the same programs whatever a set's order is in a process."""
     found = []
     for seed in ("1", "2"):
-        surroundings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": seed}
+        surroundings = {**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": seed}
         surroundings.pop("JAX_COMPILATION_CACHE_DIR", None)
         done = subprocess.run(
             [sys.executable, "-c", _TRAIN, str(tmp_path / seed)],

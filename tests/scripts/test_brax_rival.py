@@ -18,6 +18,8 @@ PATH = Path(__file__).resolve().parents[2] / "scripts" / "brax_rival.py"
 ENVS, STEPS, EPISODE = 8, 60, 10
 BAD = 1e30
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture(scope="module")
 def rival() -> Any:

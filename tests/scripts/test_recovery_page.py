@@ -16,6 +16,8 @@ import recovery
 import recovery_page
 import survival_page
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def row(case: str, seed: int, value: float | None, **more: Any) -> dict[str, Any]:
     own = {

@@ -15,6 +15,8 @@ DEAF = """
 import hashlib, os, signal, sys, threading, time
 from rlstable.supervise.signals import Signals
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's own child in the background ignores it
+
 def work():
     hashlib.pbkdf2_hmac("sha512", b"x", b"y", 200_000_000)
 
