@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Mapping
 from importlib import metadata
@@ -21,6 +22,7 @@ def differences(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str
     return {name: f"{old[name]} -> {new[name]}" for name in new if name in old and old[name] != new[name]}
 
 
+@functools.cache  # what is installed anew while a process runs is not what it runs with, and a look takes milliseconds
 def _of(package: str) -> str:
     try:
         return metadata.version(package)
