@@ -21,6 +21,9 @@ _REQUEUE = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if has
 class Signals:
     """Listens while it is entered. Outside the main thread nothing is listened to.
 
+    A signal that the process was started to ignore stays ignored: a script's Ctrl-C does not reach what the script has
+    put into the background.
+
     Where somebody else handles SIGUSR1 or SIGUSR2, as submitit does to put a job back into the queue, such a signal
     ends the run too, and theirs is called once everything is saved. Their SIGTERM is left to them.
 
@@ -45,7 +48,9 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return self
         requeue = [number for number in _REQUEUE if callable(signal.getsignal(number))]
-        stop = [number for number in _STOP if number != signal.SIGTERM or not requeue]
+        stop = [number for number in _STOP if signal.getsignal(number) is not signal.SIG_IGN]
+        if requeue and signal.SIGTERM in stop:
+            stop.remove(signal.SIGTERM)
         for number in (*stop, *requeue):
             self._previous[number] = signal.signal(number, self._heard)
         if self._hard:

@@ -15,8 +15,6 @@ DEAF = """
 import hashlib, os, signal, sys, threading, time
 from rlstable.supervise.signals import Signals
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's own child in the background ignores it
-
 def work():
     hashlib.pbkdf2_hmac("sha512", b"x", b"y", 200_000_000)
 
@@ -154,6 +152,13 @@ with Signals(hard=True) as signals:
 """
     code, output = child(body).ends(signal.SIGTERM, signal.SIGUSR2)
     assert (code, output) == (3, "ignored\nsaving\nrequeued 12\n")
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_what_the_process_was_started_to_ignore_stays_ignored(child: Callable[[str], Child], hard: bool) -> None:
+    """As a shell's script starts what it puts into the background; SIGTERM still ends it."""
+    ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)" + LISTENING.format(hard=hard)
+    assert child(ignoring).ends(signal.SIGINT, signal.SIGINT, signal.SIGTERM) == (7, "received 15\n")
 
 
 def test_handlers_are_as_before_afterwards(child: Callable[[str], Child]) -> None:
