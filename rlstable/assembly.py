@@ -123,7 +123,7 @@ class Assembly:
             like = self._first_states()
             if self._parameters is None:
                 untrained = self._program_of_untrained(like)
-                self._parameters = self._programs.build("untrained", untrained, lambda: (key,))
+                self._parameters = self._programs.build("untrained", untrained, lambda: (key,), seldom=True)
             if ahead:
                 self.begin()
             resets.result()

@@ -8,7 +8,6 @@ configuration, every source file that has a part in it, versions and flags.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import pickle
@@ -25,7 +24,7 @@ import jax
 from jax import export
 from jax.sharding import Mesh
 
-from rlstable import background, sources
+from rlstable import sources
 from rlstable.compiling import compiler_options, folder_of_programs
 from rlstable.config import Config
 from rlstable.envs import foreign
@@ -87,7 +86,9 @@ class KeptPrograms(Programs):
         self._origin = origin
         self._mesh = mesh
 
-    def build(self, name: str, function: Any, arguments: Arguments, donates: bool = False) -> Future[Any]:
+    def build(
+        self, name: str, function: Any, arguments: Arguments, donates: bool = False, seldom: bool = False
+    ) -> Future[Any]:
         """A compiled program, traced where it was not kept; arguments as in `Programs`."""
         lowered = self._lowered(name, donates, _read(self._place(name)))
         if lowered is None:
@@ -96,10 +97,10 @@ class KeptPrograms(Programs):
                 kept = _traced(function, given, self._mesh)
             lowered = self._lowered(name, donates, kept)
             if kept is None or lowered is None:  # if it cannot even be traced, that is said now
-                return super().build(name, function, lambda: given, donates)
+                return super().build(name, function, lambda: given, donates, seldom)
             with contextlib.suppress(Exception):  # a full disk, an unpicklable tree: the next start traces too
                 _write(self._place(name), kept)
-        return background.build(functools.partial(lowered.compile, self._options))
+        return self._compiled(lowered, seldom)
 
     def outputs(self, name: str) -> Any:
         """Shapes and types of the results of a program, None where it was not kept."""

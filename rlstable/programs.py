@@ -7,7 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from jax.stages import Lowered
+
 from rlstable import background
+from rlstable.compiling import quick_options
 from rlstable.precision import SINGLE, Precision
 
 # Gives what a program is traced with: its arguments, or their shapes.
@@ -26,7 +29,9 @@ class Programs:
         self._precision = precision
         self._options = options
 
-    def build(self, name: str, function: Any, arguments: Arguments, donates: bool = False) -> Future[Any]:
+    def build(
+        self, name: str, function: Any, arguments: Arguments, donates: bool = False, seldom: bool = False
+    ) -> Future[Any]:
         """A compiled program; another thread compiles it where that is possible.
 
         Args:
@@ -35,13 +40,18 @@ class Programs:
             function: What `jax.jit` made.
             arguments: Called where it has to be traced.
             donates: Whether all its arguments are given to it for good.
+            seldom: Whether it is run so seldom that its compiling takes longer than all its runs.
         """
         del name, donates  # that, jax knows of the function
         given = arguments()
         with self._precision.compiled():
             lowered = function.lower(*given)
-        return background.build(functools.partial(lowered.compile, self._options))
+        return self._compiled(lowered, seldom)
 
     def outputs(self, name: str) -> Any:
         """Shapes and types of the results of a program, where they are known without tracing it; None elsewhere."""
         del name
+
+    def _compiled(self, lowered: Lowered, seldom: bool) -> Future[Any]:
+        options = {**(self._options or {}), **(quick_options() if seldom else {})}
+        return background.build(functools.partial(lowered.compile, options or None))

@@ -18,7 +18,8 @@ from toys import mesh, tiny_config
 
 from rlstable import background, compiling
 from rlstable.assembly import Assembly
-from rlstable.compiling import compiler_options, folder_of_programs, keep_programs
+from rlstable.compiling import compiler_options, folder_of_programs, keep_programs, quick_options
+from rlstable.config import Config
 from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
@@ -41,21 +42,33 @@ def test_a_gpu_is_told_what_xla_knows(monkeypatch: pytest.MonkeyPatch) -> None:
         twice.compile({"xla_gpu_no_such_option": True})
 
 
-@quickly()
-def test_every_program_of_a_run_is_compiled_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def told_of(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the compiler is told of the resets, the first parameters, the iteration and the evaluation."""
     told: list[Any] = []
     compile_ = jax.stages.Lowered.compile
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(
         jax.stages.Lowered, "compile", lambda self, options=None: told.append(options) or compile_(self, options)
     )
-    config = tiny_config(deterministic=True, eval={"num_envs": 3})
     assembly, key = Assembly(config, mesh()), jax.random.PRNGKey(0)
     state = assembly.first_state(key, key, config.fault)
     assembly.compiled(state)
     evaluator = make_evaluator(config, assembly.ppo.networks, lambda _: contextlib.nullcontext(), print)
     evaluator.prepare([policy_of(state, key)])
+    return told
+
+
+@quickly()
+def test_every_program_of_a_run_is_compiled_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    told = told_of(tiny_config(deterministic=True, eval={"num_envs": 3}), monkeypatch)
     assert told == [{"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}] * 4
+
+
+@quickly()
+def test_what_runs_seldom_is_compiled_quickly_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = quick_options()
+    assert quick["xla_backend_optimization_level"] == 0
+    assert told_of(tiny_config(eval={"num_envs": 3}), monkeypatch) == [quick, quick, None, None]
 
 
 @pytest.fixture

@@ -359,7 +359,7 @@ def test_nor_does_any_program_depend_on_it() -> None:
         texts: list[str] = []
 
         class Telling(Programs):
-            def build(self, name: str, function: Any, arguments: Any, donates: bool = False) -> Any:
+            def build(self, name: str, function: Any, arguments: Any, *_: bool, **__: bool) -> Any:
                 texts.append(function.lower(*arguments()).as_text())
 
         found = Assembly(config, mesh(1))
