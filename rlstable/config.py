@@ -200,7 +200,16 @@ class Config(Section):
         """Whether clipping may be tightened while training; without a guard that can ask for it, it is not."""
         guards = self.guards
         hand_over = (guards.update, guards.state, guards.storm, guards.value_loss, guards.policy)
-        return self.supervise.recovery.tightens and any(guard.enabled for guard in hand_over)
+        recovery = self.supervise.recovery
+        collapses = guards.return_watch.enabled and recovery.tightens_after_collapse
+        return collapses or (recovery.tightens and any(guard.enabled for guard in hand_over))
+
+    @property
+    def separates_rates(self) -> bool:
+        """Whether policy and critic may come to have learning rates of their own."""
+        guards = self.guards
+        watched = guards.return_watch.enabled and self.supervise.recovery.enabled
+        return guards.limiters.kl is not None or watched
 
     def require_devices(self, count: int) -> None:
         """Checks that the work divides among `count` devices.

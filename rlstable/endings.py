@@ -41,6 +41,10 @@ class Ending(Enum):
         7,
         "the policy stayed outside the bounds of guards.policy; the last good checkpoint is kept",
     )
+    policy_collapsed = (
+        12,
+        "the return fell again and again below the best that was reached; the best state is kept",
+    )
     guard_exhausted = (
         8,
         "a guard of your own lost its patience; the last good checkpoint is kept",
@@ -110,6 +114,7 @@ GIVEN_UP = (
     Ending.physics_unstable,
     Ending.value_loss_exploded,
     Ending.policy_diverged,
+    Ending.policy_collapsed,
     Ending.guard_exhausted,
     Ending.recovery_exhausted,
     Ending.needs_own_program,

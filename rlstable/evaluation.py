@@ -191,6 +191,11 @@ def counts(episodes: Episodes) -> np.ndarray:
     return np.asarray((episodes.aborted == 0) & np.isfinite(episodes.metrics["reward"]))
 
 
+def returns_of(episodes: Episodes) -> np.ndarray:
+    """Returns, `[B]`, NaN where an episode does not count."""
+    return np.where(counts(episodes), np.asarray(episodes.metrics["reward"], np.float64), np.nan)
+
+
 def summarize(episodes: Episodes) -> Worth:
     """Mean and standard deviation of every metric over the episodes that count."""
     kept = counts(episodes)

@@ -263,6 +263,7 @@ class Fleet:
         forget_result(self.run_dir)
         due = [seed for seed, run in training.items() if run.count(reports[seed], self._last_seconds)]
         worth = self._evaluate(due, training)
+        self._compare([seed for seed, run in training.items() if run.suspects(worth.get(seed, {}))], training)
         # Once for all of them, or some would stop an iteration before the others.
         told = self._leaving.told(self._last_seconds)
         endings = {
@@ -303,6 +304,19 @@ class Fleet:
                 run.save_if_good()  # the run ends, with all that was learnt
             raise
         return {seed: worth for seed, worth in zip(self.config.each_seed, found, strict=True) if seed in due}
+
+    def _compare(self, suspected: list[int], training: dict[int, Run]) -> None:
+        """Plays the best policies of some seeds and their present ones in the same episodes, all places each time."""
+        if not suspected:
+            return
+        places = dict(zip(self.config.each_seed, self._places.judged(training), strict=True))
+        best = places | {seed: training[seed].best_judged for seed in suspected}
+        now = places | {seed: training[seed].judged_again for seed in suspected}
+        with contextlib.suppress(OutOfMemory):
+            sides = [self._evaluator.play(list(policies.values())) for policies in (best, now)]
+            for seed, of_best, of_now in zip(self.config.each_seed, *sides, strict=True):
+                if seed in suspected:
+                    training[seed].compare(of_best, of_now)
 
     @property
     def _evaluator(self) -> Evaluator:

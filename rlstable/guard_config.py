@@ -104,7 +104,7 @@ class PolicyConfig(Section):
     """The state guard of the policy: it has jumped, gone blind or gone rigid."""
 
     enabled: Flag = True
-    max_kl: Positive | None = 100.0
+    max_kl: Positive | None = 5.0
     min_std: Positive | None = 2e-4
     max_std: Positive | None = 9.0
     min_entropy: Finite | None = -20.0
@@ -115,6 +115,14 @@ class PolicyConfig(Section):
         if self.min_std is not None and self.max_std is not None and self.min_std >= self.max_std:
             raise KeyedError("min_std", f"{self.min_std} is not below guards.policy.max_std={self.max_std}")
         return self
+
+
+class ReturnWatchConfig(Section):
+    """The guard of what was learnt: the return has fallen credibly below the best that was reached."""
+
+    enabled: Flag = True
+    tolerance: Annotated[Share, Field(gt=0, lt=1)] = 0.2
+    episodes: Count = 16
 
 
 class GuardsConfig(Section):
@@ -129,4 +137,5 @@ class GuardsConfig(Section):
     storm: StormConfig = StormConfig()
     value_loss: ValueLossConfig = ValueLossConfig()
     policy: PolicyConfig = PolicyConfig()
+    return_watch: ReturnWatchConfig = ReturnWatchConfig()
     limiters: LimiterConfig = LimiterConfig()

@@ -9,6 +9,7 @@ from rlstable.supervise.incident import Caught
 from rlstable.supervise.ladder import Rungs
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.warm_start import Growth
 
 
@@ -30,6 +31,7 @@ class HostState:
         plan: How it makes do with the memory there is.
         growth: How far a warm start has come.
         incidents: What was written of bad simulations.
+        watch: What the return watch remembers.
     """
 
     iteration: int = 0
@@ -45,9 +47,11 @@ class HostState:
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
     growth: Growth = dataclasses.field(default_factory=Growth)
     incidents: Caught = dataclasses.field(default_factory=Caught)
+    watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it; what it lacks is as it is at the beginning."""
         kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "growth": Growth, "incidents": Caught}
-        return cls(**saved | {name: kind(**saved.get(name, {})) for name, kind in kinds.items()})
+        parts: dict[str, Any] = {name: kind(**saved.get(name, {})) for name, kind in kinds.items()}
+        return cls(**saved | parts | {"watch": WatchMemory.of(saved.get("watch", {}))})

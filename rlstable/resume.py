@@ -11,13 +11,13 @@ from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.ppo.state import TrainState
 from rlstable.supervise.ladder import Level, Rungs
-from rlstable.supervise.last_good import SAVED_AS, Saved
 from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.snapshots import NAMES, Saved
 from rlstable.supervise.warm_start import Growth
 from rlstable.supervisor import Supervisor
 
-# What not every checkpoint has: a number that those without a format lack, and a last good state of its own.
-_LATER = ("tuning/clip_scale", SAVED_AS)
+# What not every checkpoint has: a number that those without a format lack, and states to go back to.
+_LATER = ("tuning/clip_scale", "tuning/policy_rate_scale", "tuning/policy_hold", *NAMES)
 # What a memory plan was made for; where any of it is another, the plan is made anew.
 _PLANNED_FOR = (
     "ppo.num_envs", "ppo.batch_size", "ppo.num_minibatches", "ppo.unroll_length", "ppo.gradient_accumulation",
@@ -98,7 +98,7 @@ def resume(
     }
     tuning = {name: getattr(fresh.tuning, name) for name, changed in retyped.items() if changed}
     return Resumed(
-        supervisor.read(tree, saved.get(SAVED_AS), host.iteration, **tuning),
+        supervisor.read(tree, {name: saved.get(name) for name in NAMES}, host.iteration, **tuning),
         host,
         saved["version"],
         saved.get("versions", {"rlstable": saved["version"]}),

@@ -20,7 +20,8 @@ from rlstable.compiling import dispatch_inline, keep_programs
 from rlstable.config import Config
 from rlstable.endings import Ending, command
 from rlstable.envs.capture import causes_of
-from rlstable.evaluation import Judged, policy_of
+from rlstable.envs.wrappers import Episodes
+from rlstable.evaluation import Judged, policy_of, returns_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
@@ -38,7 +39,6 @@ from rlstable.schedule import Schedule
 from rlstable.supervise import advice
 from rlstable.supervise.incident import Incidents
 from rlstable.supervise.ladder import NeedsOwnProgram
-from rlstable.supervise.last_good import SAVED_AS
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervisor import Builds, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
@@ -107,13 +107,14 @@ class Run:
         config.require_devices(self._mesh.size)
         not_kept = keep_programs(config.compile_cache)
         self.host = HostState()
-        self.step = self._before = 0
+        self.step = self._before = self._episodes = 0
         self.history: list[Row] = []
         self.advice: str | None = None
         self._last_evaluation: Row = {}
         self._stopped_by_callback = self._goes_on = False
         self._cause: Ending | None = None
-        self._unsaved = self._healthy = False
+        self._unsaved = self._healthy = self._collapsed = False
+        self._look: bool | None = None
         self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(self._fault)] if config.fault.site == "sinks" else []
@@ -199,11 +200,59 @@ class Run:
         self.host.drawn |= bad or self.config.env.reset == "pool"
         self.host.elapsed += seconds
         self.telemetry.add(metrics, seconds)
+        self._look_at_training(metrics)
         for name, causes in self.telemetry.trips(metrics).items():
             self.event("guard_tripped", guard=name, **causes)
         if self.state.incident is not None:
             self._note_incident(self.state.incident, bad)
         return evaluates
+
+    def suspects(self, worth: Row) -> bool:
+        """Whether the return may have collapsed, so that `compare` has to say whether it has.
+
+        Args:
+            worth: Of the present policy, where that was evaluated, else empty.
+        """
+        watch, best = self.supervisor.watch_of_return, self.supervisor.best
+        self._collapsed = False
+        if watch is None or not self._healthy:
+            return False
+        value = worth.get("eval/episode_reward")
+        if worth:
+            watch.evaluate(value)
+        ends_below = self.step >= self.config.total_steps and watch.ends_below(value)
+        return (watch.suspects or ends_below) and not best.empty and best.iteration < self.host.iteration
+
+    @property
+    def best_judged(self) -> Judged:
+        """The policy of the best state, to be evaluated in the same episodes as `judged_again`."""
+        params, statistics = self.supervisor.best.policy
+        return Judged(params, statistics, self._key_of_comparison)
+
+    @property
+    def judged_again(self) -> Judged:
+        """The present policy, to be evaluated in episodes that no evaluation has had."""
+        return policy_of(self.state, self._key_of_comparison)
+
+    def compare(self, best: Episodes, now: Episodes) -> None:
+        """Takes in episodes of the best policy and of the present one, from the same first states."""
+        watch = self.supervisor.watch_of_return
+        if watch is None:
+            return
+        of_best, of_now = returns_of(best), returns_of(now)
+        returns = {
+            "best_return": float(np.nanmean(of_best)) if np.isfinite(of_best).any() else None,
+            "return": float(np.nanmean(of_now)) if np.isfinite(of_now).any() else None,
+            "best_iteration": self.supervisor.best.iteration,
+        }
+        self._collapsed = watch.is_worse(of_best, of_now)
+        if self._collapsed:
+            watch.confirmed()
+            self.event("guard_tripped", guard="return_watch", collapsed=1)
+            self.event("return_collapsed", **returns)
+        else:
+            watch.refute()
+            self.event("return_fall_refuted", **returns)
 
     def conclude(self, metrics: Metrics, worth: Row, told: Callable[[], Ending | None]) -> Ending | None:
         """Logs, goes back, saves and redraws where these are due after an iteration.
@@ -221,6 +270,8 @@ class Run:
         healthy = bool(metrics.healthy)
         row = self._judged(worth) if worth else {}
         cause = self._cause_for_concern(metrics, finished)
+        if cause is None and self._collapsed:
+            cause = Ending.policy_collapsed
         asked = told() is not None
         if row or finished or cause or asked or self._schedule.logs(self.host.iteration):
             self._log(row)
@@ -242,6 +293,8 @@ class Run:
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
         if learns and (row or self.supervisor.keep_is_due(self.host.iteration)):
             self._keep()
+        if learns and self._look is not None:
+            self.supervisor.nominate(self.state, self.host.iteration, self.step)
         if healthy and due:
             self._save(row.get("eval/episode_reward"))
         return ending
@@ -333,6 +386,7 @@ class Run:
         found = resume(self._checkpoints, self.config, self._mesh.size, self.supervisor, self.state)
         self.state, self.host = found.state, found.host
         self.step = int(self.state.counters.env_steps)
+        self._episodes = int(self.state.counters.episodes)
         if found.other_envs:
             self.state = self.supervisor.assembly.redrawn(self.state, self._key_of_iteration(2))
             self.event("environments_redrawn", num_envs=self.supervisor.num_envs)
@@ -365,6 +419,15 @@ class Run:
         update = self.config.guards.update
         return Ending.no_update_accepted if update.enabled and self.host.idle >= update.patience else None
 
+    def _look_at_training(self, metrics: Metrics) -> None:
+        """Takes the training episodes of an iteration into the return watch; what is bad is not looked at."""
+        episodes, self._look = int(metrics.counters.episodes) - self._episodes, None
+        self._episodes += episodes
+        watch = self.supervisor.watch_of_return
+        if watch is not None and self._healthy:
+            self._look = watch.train(float(metrics.values["episode/sum_reward"]), episodes)
+            self.supervisor.look(self._look)
+
     def _keep(self) -> None:
         """Makes this state the one to go back to."""
         self.supervisor.keep(self.state, self.host.iteration, self.step)
@@ -377,12 +440,16 @@ class Run:
         except NeedsOwnProgram as error:
             return self.needs_own_program(str(error))
         if isinstance(found, Ending):
+            best = self.supervisor.give_up(self.state, self.host.iteration, self.step)
+            if found is Ending.policy_collapsed and best is not None:
+                self._go_back(best)  # what was learnt is what the run leaves
             return found
         self._go_back(found)
         return None
 
     def _go_back(self, to: Rollback) -> None:
         self.state, self.host.iteration, self.step = to
+        self._episodes = int(self.state.counters.episodes)
         self.host.idle, self.host.drawn = 0, False
         self._keep()
         # Before anything else can happen: a crash must not forget the attempt.
@@ -412,6 +479,8 @@ class Run:
         step, row = self.logged_step, self.telemetry.flush(self.host.elapsed) | worth
         if self.config.supervise.recovery.enabled:
             row["supervise/rollbacks"] = self.host.attempts.count
+        if self.supervisor.watch_of_return is not None:
+            row["guards/return_watch/trips"] = self.host.watch.collapses
         self._sinks.log(step, row)
         self.history.append({"step": step, **row})
         if self._callback is not None and self._callback(step, row) is True:
@@ -425,10 +494,10 @@ class Run:
         if not self.config.checkpoint.enabled:
             return
         self.host.wandb_run_id = self._sinks.wandb_run_id
-        saved, kept = self.supervisor.to_save(self.state, self.host.iteration)
+        saved, origins = self.supervisor.to_save(self.state, self.host.iteration)
         host = {
             "host": dataclasses.asdict(self.host),
-            SAVED_AS: kept,
+            **origins,
             "policy": policy_spec(self.ppo.networks, self.ppo.precision.matmul),
             "config": self.config.model_dump(mode="json"),
             "devices": self._mesh.size,
@@ -452,6 +521,10 @@ class Run:
         if self.host.drawn and self._schedule.refills(self.host.iteration):
             self.host.drawn = False
             self.state = self.supervisor.assembly.with_fresh_pool(self.state, self._key_of_iteration(1))
+
+    @property
+    def _key_of_comparison(self) -> jax.Array:
+        return jax.random.fold_in(self._key_of_iteration(4), self.host.attempts.count)
 
     def _key_of_iteration(self, purpose: int) -> jax.Array:
         """A random key for what is drawn between two iterations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from pathlib import Path
@@ -109,7 +110,10 @@ class Runner(Run):
         evaluates = self.count(metrics, time.perf_counter() - started)
         if self.telemetry.split_is_due(self.host.iteration):
             self.telemetry.measure_split(iterate.__call__, self.state)
-        return self.conclude(metrics, self._evaluate() if evaluates else {}, self._told)
+        worth = self._evaluate() if evaluates else {}
+        if self.suspects(worth):
+            self._compare()
+        return self.conclude(metrics, worth, self._told)
 
     def _program(self) -> Program:
         """The program of the next iteration, and the state as it takes it."""
@@ -122,6 +126,12 @@ class Runner(Run):
         except OutOfMemory:
             self.save_if_good()  # the run ends, with all that was learnt
             raise
+
+    def _compare(self) -> None:
+        """Plays the best policy and the present one in the same episodes; without memory for that nothing is done."""
+        evaluator = self.supervisor.evaluator
+        with contextlib.suppress(OutOfMemory):
+            self.compare(evaluator.play([self.best_judged])[0], evaluator.play([self.judged_again])[0])
 
     def _told(self) -> Ending | None:
         return self._leaving.told(self.telemetry.last_seconds or 0.0)

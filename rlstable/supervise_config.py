@@ -13,20 +13,25 @@ X64 = "x64"
 # From the cheapest to the most exact one.
 MATMUL_LEVELS = ("default", "high", "highest", X64)
 _ORDERS = {"matmul": MATMUL_LEVELS, "network": ("bfloat16", "float32")}
-_FACTORS = {"scale_learning_rate": 0.5, "tighten_clipping": 0.5}
+_FACTORS = {"scale_learning_rate": 0.5, "scale_policy_rate": 0.5, "tighten_clipping": 0.5}
+_REFIT = "refit_critic"
+_REFIT_ITERATIONS = 10.0
 
 
 class Remedy(Section):
-    """Remedies: fresh_resets, scale_learning_rate: 0.5, tighten_clipping: 0.5, reset_optimizer, raise_precision."""
+    """One change before a new attempt: a name, with a factor or a number of iterations where it takes one."""
 
-    name: Literal["fresh_resets", "scale_learning_rate", "tighten_clipping", "reset_optimizer", "raise_precision"]
+    name: Literal[
+        "fresh_resets", "scale_learning_rate", "scale_policy_rate", "tighten_clipping", "refit_critic",
+        "reset_optimizer", "raise_precision",
+    ]  # fmt: skip
     factor: Positive | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _spelt(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return {"name": value, "factor": _FACTORS.get(value)}
+            return {"name": value, "factor": _REFIT_ITERATIONS if value == _REFIT else _FACTORS.get(value)}
         if isinstance(value, Mapping) and len(value) == 1 and "name" not in value:
             ((name, factor),) = value.items()
             return {"name": name, "factor": factor}
@@ -36,13 +41,21 @@ class Remedy(Section):
     def _check(self) -> Remedy:
         if self.name in _FACTORS and (self.factor is None or self.factor >= 1):
             raise ValueError(f"{self.name} needs a factor between 0 and 1, e.g. {self.name}: {_FACTORS[self.name]}")
-        if self.name not in _FACTORS and self.factor is not None:
+        if self.name == _REFIT:
+            if self.factor is None or self.factor != int(self.factor) or self.factor < 1:
+                raise ValueError(f"{_REFIT} needs a number of iterations, e.g. {_REFIT}: {_REFIT_ITERATIONS:g}")
+        elif self.name not in _FACTORS and self.factor is not None:
             raise ValueError(f"{self.name} takes no number; write the name alone")
         return self
 
     @model_serializer
     def _as_written(self) -> Any:
         return self.name if self.factor is None else {self.name: self.factor}
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it stays in effect until it is taken back."""
+        return self.name in _FACTORS
 
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name} {self.factor:g}"
@@ -64,17 +77,29 @@ class RecoveryConfig(Section):
         Remedy(name="raise_precision"),
         Remedy(name="reset_optimizer"),
     )
+    collapse_remedies: tuple[Remedy, ...] = (
+        Remedy(name="refit_critic", factor=10.0),
+        Remedy(name="scale_policy_rate", factor=0.5),
+        Remedy(name="tighten_clipping", factor=0.5),
+        Remedy(name="scale_policy_rate", factor=0.3),
+    )
 
     @model_validator(mode="after")
     def _check(self) -> RecoveryConfig:
-        if self.enabled and not self.remedies:
-            raise KeyedError("remedies", "is empty; name at least one, or set supervise.recovery.enabled=false")
+        for key in ("remedies", "collapse_remedies"):
+            if self.enabled and not getattr(self, key):
+                raise KeyedError(key, "is empty; name at least one, or set supervise.recovery.enabled=false")
         return self
 
     @property
     def tightens(self) -> bool:
         """Whether clipping may have to be tightened, so that its bounds have to be traced."""
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.remedies)
+
+    @property
+    def tightens_after_collapse(self) -> bool:
+        """The same for a collapse of the return."""
+        return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.collapse_remedies)
 
 
 class IncidentConfig(Section):

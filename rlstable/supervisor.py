@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +20,12 @@ from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.host_state import HostState
 from rlstable.ppo.state import SPECS, Metrics, TrainState
-from rlstable.supervise import arithmetic, remedies
+from rlstable.supervise import arithmetic, remedies, snapshots
 from rlstable.supervise.ladder import Change, Ladder, Level, NeedsOwnProgram, Signs
-from rlstable.supervise.last_good import LastGood, Saved
 from rlstable.supervise.memory_plan import Memory, MemoryPlan, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Plan, Recovery
+from rlstable.supervise.return_watch import ReturnWatch
+from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
 from rlstable.supervise.warm_start import WarmStart
 from rlstable.supervise_config import X64, Remedy
 
@@ -100,7 +101,10 @@ class Supervisor:
         self._assemblies: dict[Which, Assembly] = {}
         self._programs: dict[Which, Program] = {}
         self._evaluators: dict[Level, Evaluator] = {}
-        self._last_good = LastGood()
+        self._snapshots = {name: Snapshot() for name in NAMES}
+        self._last_good = self._snapshots["last_good"]
+        self.best = self._snapshots["best"]
+        self._candidate = self._snapshots["candidate"]
         self.recall(host)
 
     def recall(self, host: HostState) -> None:
@@ -112,6 +116,9 @@ class Supervisor:
         self._ladder = Ladder(config.supervise.ladder, start, host.rungs, self._distinct, self._builds.shared)
         self._warm_start = WarmStart(config, self._mesh.size, host.growth)
         self._memory = Memory(self._warm_start.now, self._mesh, self._report)
+        guard = config.guards.return_watch
+        watched = guard.enabled and config.supervise.recovery.enabled
+        self.watch_of_return = ReturnWatch(guard.tolerance, guard.episodes, host.watch) if watched else None
 
     @property
     def level(self) -> Level:
@@ -248,34 +255,47 @@ class Supervisor:
         if self._config.supervise.recovery.enabled:
             self._last_good.keep(state, iteration, step)
 
+    def look(self, is_best: bool | None) -> None:
+        """Takes in a look at the return: after the best one the candidate of before is the best state.
+
+        Args:
+            is_best: Whether it is the best so far; None where there was no look.
+        """
+        if is_best and not self._candidate.empty:
+            self.best.become(self._candidate)
+
+    def nominate(self, state: TrainState, iteration: int, step: int) -> None:
+        """Takes a good state as the candidate for the best one, after a look at the return."""
+        self._candidate.keep(state, iteration, step)
+
     def keep_is_due(self, iteration: int) -> bool:
         """Whether a good state is to be kept after this iteration: where one is to be saved too, and in between."""
         config = self._config
         return any(iteration % every == 0 for every in (config.supervise.recovery.every, config.checkpoint.every))
 
-    def to_save(self, state: TrainState, iteration: int) -> tuple[TrainState, dict[str, int] | None]:
+    def to_save(self, state: TrainState, iteration: int) -> tuple[TrainState, snapshots.Origins]:
         """What a checkpoint of a state has to hold, and what `read` has to be told of it."""
-        return self._last_good.save(state, iteration)
+        return snapshots.save(self._snapshots, state, iteration)
 
     def like(self, level: Level, num_envs: int) -> Saved:
-        """What a checkpoint holds at some level and size, as shapes; not every one has its part `SAVED_AS`."""
+        """What a checkpoint holds at some level and size, as shapes; not every one has its parts `NAMES`."""
         if (level, num_envs) == (self.level, self.num_envs):
-            return self._last_good.template(self.assembly.shapes())
+            return snapshots.template(self.assembly.shapes())
         config = _at_level(self._config, level)
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": num_envs})})
-        return self._last_good.template(Assembly(config, self._mesh, self._more_guards).shapes())
+        return snapshots.template(Assembly(config, self._mesh, self._more_guards).shapes())
 
-    def read(self, saved: Saved, kept: Mapping[str, int] | None, iteration: int, **tuning: Any) -> TrainState:
+    def read(self, saved: Saved, origins: snapshots.Origins, iteration: int, **tuning: Any) -> TrainState:
         """The training state of a checkpoint; keeps what the run that saved it would have gone back to.
 
         Args:
             saved: What the checkpoint holds.
-            kept: What `to_save` said of it.
+            origins: What `to_save` said of it.
             iteration: That of the checkpoint.
             **tuning: Numbers of `Tuning` that are others from now on.
         """
         enabled = self._config.supervise.recovery.enabled
-        state = self._last_good.load(saved, kept if enabled else None, **tuning)
+        state = snapshots.load(self._snapshots, saved, iteration, origins if enabled else {}, **tuning)
         if self._last_good.empty:
             self.keep(state, iteration, int(state.counters.env_steps))
         return state
@@ -322,14 +342,17 @@ class Supervisor:
         Returns:
             What to go on from, or the ending where there have been too many attempts.
         """
-        attempts, good = self._host.attempts, self._last_good
-        plan = self._recovery.plan(cause.name, iteration + attempts.lost_iterations, self._applicable)
+        collapse = cause is Ending.policy_collapsed
+        attempts, good = self._host.attempts, self.best if collapse else self._last_good
+        plan = self._recovery.plan(cause.name, iteration + attempts.lost_iterations, self._applicable, collapse)
+        if plan is None and collapse:
+            return cause
         if plan is None:
             tried = bool(attempts.recent) and cause is not Ending.physics_unstable
             return Ending.recovery_exhausted if tried else cause
         lost_iterations, lost_steps = iteration - good.iteration, step - good.step
         key = jax.random.fold_in(jax.random.fold_in(key, good.iteration), 2**31 + plan.number)
-        state = self._back(state, plan, lost_iterations, key)
+        state = self._back(good, state, plan, lost_iterations, key)
         self._report(
             "rolled_back",
             cause=cause.name,
@@ -342,11 +365,27 @@ class Supervisor:
         attempts.lost_iterations += lost_iterations
         attempts.lost_steps += lost_steps
         self._host.growth.healthy = 0
+        self._candidate.clear()
+        if good.iteration <= self.best.iteration and not self.best.empty:
+            # The state under its remedy, so that one checkpoint holds both, and no best state lies ahead of the run.
+            self.best.keep(state, good.iteration, good.step)
         return Rollback(state, good.iteration, good.step)
 
-    def _back(self, state: TrainState, plan: Plan, undone: int, key: jax.Array) -> TrainState:
-        """The last good state under a remedy, with random numbers and clean environments of this attempt's own."""
-        state = self._last_good.restored(state, self._mesh)
+    def give_up(self, state: TrainState, iteration: int, step: int) -> Rollback | None:
+        """The best state, to end with; None where there is none. Arguments as for `try_again`."""
+        if self.best.empty:
+            return None
+        attempts, best = self._host.attempts, self.best
+        attempts.lost_iterations += iteration - best.iteration
+        attempts.lost_steps += step - best.step
+        return Rollback(best.restored(state, self._mesh), best.iteration, best.step)
+
+    def _back(self, good: Snapshot, state: TrainState, plan: Plan, undone: int, key: jax.Array) -> TrainState:
+        """A snapshot under a remedy, with random numbers and clean environments of this attempt's own."""
+        scales = {name: getattr(state.tuning, name) for name in remedies.SCALES}
+        state = good.restored(state, self._mesh)
+        # Those that remedies in effect have made of them: some may have been taken back since the snapshot.
+        state = dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **scales))
         if plan.remedy.name == "raise_precision":
             before = self._ladder.level
             change = self._ladder.climb("remedy")

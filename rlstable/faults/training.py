@@ -16,7 +16,7 @@ from rlstable.faults.env import under
 from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
 from rlstable.guards.base import select
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.optimizer import Candidate, Optimizer
+from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
 from rlstable.ppo.rollout import Collected
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.supervise_config import MATMUL_LEVELS
@@ -29,16 +29,18 @@ class FaultyOptimizer(Optimizer):
     The failure of TRELLIS: the second moment of a small gradient and epsilon both underflow, and the step is 0 / 0.
     """
 
-    injection: Injection
+    injection: Injection = dataclasses.field(kw_only=True)
 
     def candidate(
-        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rate: jax.Array, *more: Any
+        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rates: Rates, *more: Any
     ) -> Candidate:
         """The candidate, in float16 where the fault strikes."""
-        healthy = super().candidate(gradients, gradient_norm, opt_state, params, rate, *more)
+        healthy = super().candidate(gradients, gradient_norm, opt_state, params, rates, *more)
         mean, square = (_half(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
         epsilon = _half(jnp.float32(self.config.optimizer.eps))
-        halved = jax.tree.map(lambda p, m, v: _half(p) - rate * m / (jnp.sqrt(v) + epsilon), params, mean, square)
+        halved = jax.tree.map(
+            lambda p, m, v: _half(p) - rates.policy * m / (jnp.sqrt(v) + epsilon), params, mean, square
+        )
         hit = self.injection.hits("adam", _key_of(gradient_norm))
         state = optax.tree.set(healthy.opt_state, mu=mean, nu=square)
         step = optax.global_norm(jax.tree.map(jnp.subtract, halved, params))
@@ -85,8 +87,8 @@ class _ArmedPPO(PPO):
         injection, value = self.injection, self.injection.fault.value
         key = _key_of(metrics["training/total_loss"])
         metrics["training/kl_mean"] = injection.put("kl", key, metrics["training/kl_mean"])
-        if "training/kl_update" in metrics:
-            metrics["training/kl_update"] = injection.put("kl", key, metrics["training/kl_update"])
+        if "training/policy_distance" in metrics:
+            metrics["training/policy_distance"] = injection.put("kl", key, metrics["training/policy_distance"])
         overflow = injection.hits("loss", key)
         metrics["training/total_loss"] = jnp.where(overflow, value, metrics["training/total_loss"])
         factor = jnp.where(injection.hits("value_loss", key), value, 1.0)
@@ -111,7 +113,9 @@ class FaultyPPO(PPO):
         injection = Injection(fault, active)
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
         parts["env"] = under(self.env, injection)
-        parts["optimizer"] = FaultyOptimizer(self.optimizer.config, self.optimizer.limits, injection)
+        parts["optimizer"] = FaultyOptimizer(
+            self.optimizer.config, self.optimizer.limits, self.optimizer.separate, injection=injection
+        )
         strong = injection.active & (fault.site == SITES.index("learning_rate"))
         factor = jnp.where(strong, fault.value, 1.0)
         scale = state.tuning.learning_rate_scale

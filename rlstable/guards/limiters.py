@@ -43,6 +43,11 @@ def bounded(x: jax.Array, low: float | None, high: float | None) -> jax.Array:
     return _bounded(-jnp.inf if low is None else low, jnp.inf if high is None else high, x)
 
 
+def restored(x: jax.Array, limit: float | None) -> jax.Array:
+    """`x` within `[-limit, limit]`, with the gradient that leads back inside; None for no bound."""
+    return x if limit is None else bounded(x, -limit, limit)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _bounded(low: float, high: float, x: jax.Array) -> jax.Array:
     return jnp.clip(x, low, high)

@@ -28,8 +28,8 @@ class Report(NamedTuple):
         valid_share: Share of the samples that were fit to learn from.
         updated: Whether any update was accepted; what follows exists only then.
         greatest_reward: Largest magnitude of a reward as it was learnt from.
-        value_loss: Mean over the accepted updates, as in `training/v_loss`; likewise the next three.
-        kl: Mean KL from the policy at the start of SGD.
+        value_loss: Mean over the accepted updates, as in `training/v_loss`; likewise the last two.
+        distance: Mean distance in nats from the policy that collected the batch to the one that collects the next.
         std: Mean standard deviation of the policy.
         entropy: Per action element.
     """
@@ -38,7 +38,7 @@ class Report(NamedTuple):
     updated: jax.Array
     greatest_reward: jax.Array
     value_loss: jax.Array
-    kl: jax.Array
+    distance: jax.Array
     std: jax.Array
     entropy: jax.Array
 
@@ -189,7 +189,7 @@ class PolicyGuard(_Patient):
     """Trips when the policy has jumped away, or its standard deviation or entropy has collapsed or exploded.
 
     Attributes:
-        max_kl: Largest mean KL from the policy at the start of SGD; None for any.
+        max_kl: Largest mean distance in nats (`rlstable.ppo.distance`); None for any.
         min_std: Least mean standard deviation before squashing.
         max_std: Greatest one.
         min_entropy: Least entropy per action element, in nats.
@@ -210,7 +210,7 @@ class PolicyGuard(_Patient):
         report = ctx.report
         yes = jnp.ones((), bool)
         within = (
-            jnp.isfinite(report.kl) & (yes if self.max_kl is None else report.kl <= self.max_kl),
+            jnp.isfinite(report.distance) & (yes if self.max_kl is None else report.distance <= self.max_kl),
             yes if self.min_std is None else ~(report.std < self.min_std),  # one that is NaN has exploded
             jnp.isfinite(report.std) & (yes if self.max_std is None else report.std <= self.max_std),
             jnp.isfinite(report.entropy) & (yes if self.min_entropy is None else report.entropy >= self.min_entropy),

@@ -35,6 +35,10 @@ class Normal:
         """What the environment receives for a raw action."""
         return raw
 
+    def seen(self, raw: jax.Array) -> jax.Array:
+        """What the environment can tell of a raw action: environments of Brax bound actions to [-1, 1]."""
+        return jnp.clip(raw, -1.0, 1.0)
+
     def mode(self) -> jax.Array:
         """The deterministic action."""
         return self.action(self.loc)
@@ -65,6 +69,10 @@ class TanhNormal(Normal):
     """A diagonal Gaussian squashed by tanh into (-1, 1)."""
 
     def action(self, raw: jax.Array) -> jax.Array:
+        """The squashed action."""
+        return jnp.tanh(raw)
+
+    def seen(self, raw: jax.Array) -> jax.Array:
         """The squashed action."""
         return jnp.tanh(raw)
 

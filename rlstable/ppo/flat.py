@@ -52,6 +52,14 @@ class Layout:
         parts = jax.lax.split(vector, [math.prod(shape) for shape in self.shapes])
         return self.structure.unflatten([x.reshape(shape) for x, shape in zip(parts, self.shapes, strict=True)])
 
+    def spread(self, parts: dict[str, jax.Array]) -> jax.Array:
+        """A vector `[n]` with one number for each of the networks, by name, in all places of its parameters."""
+        sizes = dict.fromkeys(parts, 0)
+        numbered = self.structure.unflatten([math.prod(shape) for shape in self.shapes])
+        for name in parts:
+            sizes[name] = sum(jax.tree.leaves(numbered[name]))
+        return jnp.concatenate([jnp.broadcast_to(parts[name], sizes[name]) for name in sorted(parts)])
+
     def join_in(self, tree: Any) -> Any:
         """A tree with every part of it that is laid out as the parameters are, like Adam's moments, as a vector."""
         return jax.tree.map(lambda x: self.join(x) if self._fits(x) else x, tree, is_leaf=self._fits)

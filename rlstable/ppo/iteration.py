@@ -27,16 +27,18 @@ from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
 from rlstable.packed import Packed
-from rlstable.ppo import normalizer, overshoot, reward
+from rlstable.ppo import distance, normalizer, overshoot, reward
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.gradient import Objective, as_minibatch, prepared
 from rlstable.ppo.learning import Learning, Progress, add_where
 from rlstable.ppo.metrics import report_of, values_of
 from rlstable.ppo.networks import Networks
-from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl, held
 from rlstable.ppo.rollout import Collected, TrainingEnv, collect
 from rlstable.ppo.state import Counters, Metrics, TrainState, Transition, Tuning
 from rlstable.precision import Precision
+from rlstable.rarely import apply_if
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,31 +77,36 @@ class PPO:
 
             statistics = state.normalizer
             if ppo.normalize_observations and ppo.updates_normalizer_first:
-                statistics = self._observed(statistics, data)
+                statistics = self._observed(state.params, statistics, data, collects=True)
             read = statistics
+            data = self._with_reference(state, statistics, data)
             layout = Layout.of(state.params)
             with jax.named_scope("learn"):
                 learned = self._learn(state, layout, statistics, data, states, sharding.own_key(key_sgd))
+                if ppo.normalize_observations and not ppo.updates_normalizer_first:
+                    statistics = self._observed(layout.split(learned.progress.params), statistics, data)
+                learned, shift = self._closed(state, layout, statistics, data, learned)
             params = layout.split(learned.progress.params)
             opt_state = layout.split_in(learned.progress.opt_state, state.opt_state)
-            if ppo.normalize_observations and not ppo.updates_normalizer_first:
-                statistics = self._observed(statistics, data)
             if ppo.normalize_values:
                 readable = prepared(self.networks, statistics, data)
                 statistics, params = self._objective.follow_targets(params, statistics, readable)
 
             values = values_of(self.config, self.networks, state, read, data, learned) | rollout.metrics | shaping
+            if shift is not None:
+                values |= {"training/policy_distance": shift.mean, "training/policy_distance_p99": shift.p99}
             joined = layout.join(params) if ppo.normalize_values else learned.progress.params
             kept = (joined, learned.progress.opt_state, (statistics, returns.statistics))
             judged = StateContext(kept, report_of(values, state.normalizer.value, self.networks.action_size))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
+            tuning = overshoot.recover(learned.passed_over, learned.tuning)
             new_state = dataclasses.replace(
                 state,
                 params=params,
                 opt_state=opt_state,
                 normalizer=statistics,
                 env_state=rollout.env_state,
-                tuning=overshoot.recover(learned.passed_over, learned.tuning),
+                tuning=held(tuning) if self.optimizer.separate else tuning,
                 key=key,
                 return_statistics=returns.statistics,
                 running_return=returns.running,
@@ -118,10 +125,9 @@ class PPO:
         data = prepared(self.networks, statistics, data)
         if self.config.ppo.gae == "per_iteration":
             data = self._objective.with_estimates(state.params, statistics, data)
-        data = self._with_reference(state, statistics, data)
         none = jnp.zeros((), jnp.int32)
         passed_over = None if self.config.guards.limiters.kl is None else none
-        start = Progress(layout.join(state.params), layout.join_in(state.opt_state), Packed.of({}), none)
+        start = self._start(state, layout)
         learning = Learning(start, state.tuning, states, key, passed_over)
         # Traced once, for the shapes of its metrics and for the loop.
         gradient = jax.jit(lambda *args: self.gradient(*args), inline=True)
@@ -191,21 +197,19 @@ class PPO:
             tuning = select(under_way, adapted, tuning)
         # At the iteration's end: a warm-up must not spend its first iteration at a rate of zero.
         reached = counters.env_steps + self.config.env_steps_per_iteration
-        rate = self.optimizer.rate(tuning, lambda: reached.progress(self.config.total_steps))
+        rates = self.optimizer.rates(tuning, lambda: reached.progress(self.config.total_steps))
 
         clip_scale = tuning.clip_scale if self.config.tightens else None
-        candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rate, clip_scale, layout)
+        candidate = self.optimizer.candidate(gradients, norm, opt_state, params, rates, clip_scale, layout)
         context = UpdateContext(
             (candidate.params, candidate.opt_state), norm, candidate.update_norm, candidate.parameter_norm
         )
         (new_params, new_opt), ok, states = fold(self.update_guards, context, learning.guard_state)
         ok = learnable if ok is True else ok & learnable
-        going, passed_over, tuning = overshoot.judge(
-            learning.passed_over, metrics, tuning, self.config.guards.limiters.kl
-        )
+        going, passed_over, tuning = overshoot.judge(learning.passed_over, metrics, tuning, self._limit(tuning))
         if going is not True:
-            # Where a KL is not even a number, a guard may be able to say why.
-            excused |= ~going & ~(under_way & jnp.isnan(metrics["training/kl_update"]))
+            # Where a distance is not even a number, a guard may be able to say why.
+            excused |= ~going & ~(under_way & jnp.isnan(metrics["training/policy_distance"]))
             ok = going if ok is True else ok & going
         if excused is not False:
             # Rejected in any case, and nothing is wrong: guards neither count nor remember it.
@@ -214,8 +218,10 @@ class PPO:
         metrics |= {
             "training/grad_norm": norm,
             "training/update_norm": candidate.update_norm,
-            "training/learning_rate": rate,
+            "training/learning_rate": rates.policy,
         }
+        if rates.value is not rates.policy:
+            metrics["training/value_learning_rate"] = rates.value
         metrics |= {f"limiters/{name}/active": active for name, active in candidate.activity.items()}
         if self.precision.loss_scale is not None:
             metrics["training/loss_scale"] = tuning.loss_scale
@@ -228,26 +234,79 @@ class PPO:
         )
         return Learning(progress, tuning, states, learning.key, passed_over)
 
-    def _with_reference(self, state: TrainState, statistics: Any, data: Transition) -> Transition:
-        """Adds the policy as it is when SGD starts; with a normaliser that has just moved it is not the collecting one.
+    def _with_reference(self, state: TrainState, statistics: Statistics, data: Transition) -> Transition:
+        """Adds what the distance of the policy is measured from: the policy that collected.
 
-        The KL from there is that of the updates alone.
+        The first batch is read by statistics that have just come to be, and there is nothing learnt that they could
+        harm: only there the reference is the policy under those.
         """
-        asked = self.config.guards.limiters.kl is not None or self.config.guards.policy.enabled
-        if not asked or statistics is state.normalizer:
+        guards = self.config.guards
+        if guards.limiters.kl is None and not guards.policy.enabled:
             return data
+        reference = distance.moments(data.distribution)
+        if statistics is not state.normalizer:
 
-        def policy(observation: Any) -> Any:
-            return self.networks.bare.distribution(state.params, statistics, observation)[0]
+            def under_new(_: Any) -> Any:
+                observation = masked.finite(data.observation, data.valid)
+                return distance.moments(self.networks.distribution(state.params, statistics, observation)[0])
 
-        parts, rows = self._objective.parts_of_batch, data.log_prob.shape[0]
-        if parts == 1:
-            return data._replace(reference=policy(data.observation))
-        return data._replace(reference=jax.lax.map(policy, data.observation, batch_size=rows // parts))
+            reference = apply_if(state.normalizer.count == 0, under_new, reference)
+        return data._replace(reference=reference)
 
-    def _observed(self, statistics: Any, data: Transition) -> Any:
-        outlier = self.config.guards.limiters.observation_outlier
-        return normalizer.update(statistics, data.observation, data.valid, self.config.ppo, outlier)
+    def _closed(
+        self, state: TrainState, layout: Layout, statistics: Statistics, data: Transition, learned: Learning
+    ) -> tuple[Learning, distance.Shift | None]:
+        """Measures how far the iteration moved the policy, and takes back what is beyond the KL limiter's bound."""
+        if data.reference is None:
+            return learned, None
+        sample = distance.sampled(data)
+        limit, bound = self.config.guards.limiters.kl, self._limit(learned.tuning)
+
+        def shift(params: Any) -> distance.Shift:
+            return distance.shift(self.networks, layout.split(params), statistics, sample, sample.reference, limit)
+
+        found = shift(learned.progress.params)
+        if learned.passed_over is None or bound is None:
+            return learned, found
+        minibatches = state.tuning.epochs * self.config.ppo.num_minibatches
+        over, passed_over, tuning = overshoot.close(learned.passed_over, found.mean, learned.tuning, bound, minibatches)
+        start = self._start(state, layout)
+        start = start._replace(sums=jax.tree.map(jnp.zeros_like, learned.progress.sums))
+        progress, _, found = apply_if(
+            over, lambda kept: (kept[1], kept[1], shift(kept[1].params)), (learned.progress, start, found)
+        )
+        return learned._replace(progress=progress, passed_over=passed_over, tuning=tuning), found
+
+    def _start(self, state: TrainState, layout: Layout) -> Progress:
+        """What SGD begins with."""
+        none = jnp.zeros((), jnp.int32)
+        return Progress(layout.join(state.params), layout.join_in(state.opt_state), Packed.of({}), none)
+
+    def _limit(self, tuning: Tuning) -> jax.Array | float | None:
+        """The bound of the policy's distance, as tight as a remedy has made it."""
+        limit = self.config.guards.limiters.kl
+        return limit if limit is None or not self.config.tightens else limit * tuning.clip_scale
+
+    def _observed(self, params: Any, statistics: Statistics, data: Transition, collects: bool = False) -> Statistics:
+        """The statistics with a batch taken in, as far as the policy of these parameters bears it.
+
+        Args:
+            params: Of the policy.
+            statistics: Before.
+            data: The batch.
+            collects: Whether the batch was collected with these parameters and statistics.
+        """
+        limits = self.config.guards.limiters
+        new = normalizer.update(statistics, data.observation, data.valid, self.config.ppo, limits.observation_outlier)
+        if limits.kl is None:
+            return new
+        sample = distance.sampled(data)
+        policy = sample.distribution
+        if not collects:
+            observation = masked.finite(sample.observation, sample.valid)
+            policy = self.networks.distribution(params, statistics, observation)[0]
+        before = distance.moments(policy)
+        return distance.bounded(self.networks, params, statistics, new, sample, before, limits.kl, self.config.ppo)[0]
 
     def gradient(
         self,

@@ -11,6 +11,7 @@ from rlstable import sharding
 from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters, masked
 from rlstable.ppo import gae
+from rlstable.ppo.distance import distance, moments, most
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
@@ -19,7 +20,6 @@ from rlstable.ppo_config import PPOConfig
 
 _EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
 _GREATEST_KL = 1e6
-_GREATEST_SHARE = 10.0  # of the KL limit that a single sample can contribute
 
 
 def estimate(
@@ -96,7 +96,7 @@ def ppo_loss(
         return masked.mean(x, data.valid, valid_share)
 
     log_ratio = masked.kept(distribution.log_prob(raw_action) - data.log_prob, data.valid)
-    ratio = jnp.exp(limiters.clip(log_ratio, limits.log_ratio))
+    ratio = jnp.exp(limiters.restored(log_ratio, limits.log_ratio))
     epsilon = _times(config.clipping_epsilon, clip_scale)
     policy_loss = -mean(jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages))
 
@@ -218,11 +218,9 @@ def _measures(
         "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
         "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
     }
-    if greatest_kl is not None or data.reference is not None:
-        start = data.distribution if data.reference is None else data.reference
-        # A state far off the beaten track may be a thousand nats away while the policy as a whole has hardly moved.
-        most = _GREATEST_KL if greatest_kl is None else _GREATEST_SHARE * greatest_kl
-        metrics["training/kl_update"] = mean(_kl(start, distribution, most))
+    if greatest_kl is not None and data.reference is not None:
+        moved = distance(data.reference, moments(distribution))
+        metrics["training/policy_distance"] = mean(jnp.minimum(moved, most(greatest_kl)))
     return metrics
 
 

@@ -61,7 +61,7 @@ def report_of(values: dict[str, jax.Array], unit: Any, action_size: int) -> Repo
         greatest_reward=values["training/reward_greatest"],
         # In units of rewards, whatever values are learnt in.
         value_loss=values["training/v_loss"] * (1.0 if unit is None else jnp.square(unit.std)),
-        kl=values.get("training/kl_update", values["training/kl_mean"]),
+        distance=values.get("training/policy_distance", jnp.zeros(())),
         std=values["training/policy_dist_mean_std"],
         entropy=values["training/entropy"] / action_size,
     )

@@ -110,13 +110,40 @@ def update(
     pairs = jax.tree.map(moments, observation, statistics.mean, statistics.variance)
     mean = jax.tree.map(lambda _, pair: pair[0], statistics.mean, pairs)
     variance = jax.tree.map(lambda _, pair: jnp.maximum(pair[1], 0.0), statistics.mean, pairs)
-    std = jax.tree.map(
-        lambda v: jnp.clip(jnp.sqrt(v + config.normalize_observations_std_eps), _STD_MIN, _STD_MAX), variance
-    )
+    std = _deviation(variance, config)
     if valid is not None:
         # Nothing has a variance of 0, and dividing by the least std would make every observation enormous.
         std = select(added > 0, std, statistics.std)
     return Statistics(count, mean, variance, std, statistics.value)
+
+
+def blend(old: Statistics, new: Statistics, share: jax.Array, config: PPOConfig) -> Statistics:
+    """Statistics between two others; the samples that are left out count as not seen.
+
+    Args:
+        old: Before a batch, with at least one sample.
+        new: After it.
+        share: How far from `old` to `new`, above 0 and at most 1.
+        config: Epsilon of the standard deviation.
+    """
+
+    def between(a: jax.Array, b: jax.Array) -> jax.Array:
+        return a + share * (b - a)
+
+    variance = jax.tree.map(between, old.variance, new.variance)
+    added = (new.count.lo - old.count.lo).astype(jnp.float32)  # one batch: far below 2^32, so a wrap is harmless
+    return Statistics(
+        old.count + jnp.int32(share * added),
+        jax.tree.map(between, old.mean, new.mean),
+        variance,
+        _deviation(variance, config),
+        new.value,
+    )
+
+
+def _deviation(variance: Any, config: PPOConfig) -> Any:
+    eps = config.normalize_observations_std_eps
+    return jax.tree.map(lambda v: jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX), variance)
 
 
 def outlying(observation: Any, statistics: Statistics, outlier: float) -> jax.Array:

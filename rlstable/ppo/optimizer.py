@@ -17,6 +17,20 @@ from rlstable.ppo.flat import Layout
 from rlstable.ppo.state import Tuning
 from rlstable.ppo_config import PPOConfig
 
+CRITIC_RATE = 1e-3  # the critic is never slowed below this rate, or the configured one where that is lower
+
+
+class Rates(NamedTuple):
+    """Learning rates of one update, float32 scalars.
+
+    Attributes:
+        policy: Of the policy network.
+        value: Of the value network.
+    """
+
+    policy: jax.Array
+    value: jax.Array
+
 
 class Candidate(NamedTuple):
     """What would follow if an update were accepted.
@@ -43,10 +57,12 @@ class Optimizer:
     Attributes:
         config: Learning rate, schedule, kind of optimizer, `max_grad_norm`.
         limits: Bounds of gradients and updates.
+        separate: Whether policy and critic may come to have rates of their own.
     """
 
     config: PPOConfig
     limits: LimiterConfig
+    separate: bool = False
 
     @property
     def max_norm(self) -> float | None:
@@ -64,7 +80,7 @@ class Optimizer:
         gradient_norm: jax.Array,
         opt_state: Any,
         params: Any,
-        rate: jax.Array,
+        rates: Rates,
         clip_scale: jax.Array | None = None,
         layout: Layout | None = None,
     ) -> Candidate:
@@ -75,7 +91,7 @@ class Optimizer:
             gradient_norm: Their global norm.
             opt_state: Before.
             params: Before.
-            rate: Learning rate, float32 scalar.
+            rates: Learning rates; of one and the same array they are one rate.
             clip_scale: A factor on the bounds of gradient and update; None for none.
             layout: Of the vectors; None for trees.
         """
@@ -89,7 +105,7 @@ class Optimizer:
         if self.max_norm is not None:
             activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm * tighter)
         direction, new_state = self._transform(tighter).update(gradients, opt_state, params)
-        update = jax.tree.map(lambda d: -rate * d, direction)
+        update = _scaled(direction, rates, layout)
         norm, parameter_norm = optax.global_norm(update), optax.global_norm(params)
         if self.limits.update_norm is not None:
             bound = self.limits.update_norm * tighter * jnp.maximum(parameter_norm, 1.0)
@@ -99,8 +115,11 @@ class Optimizer:
             update, norm = jax.tree.map(lambda u: u * shrink, update), norm * shrink
         return Candidate(optax.apply_updates(params, update), new_state, norm, parameter_norm, activity)
 
-    def rate(self, tuning: Tuning, progress: Callable[[], jax.Array]) -> jax.Array:
-        """The learning rate, float32 scalar.
+    def rates(self, tuning: Tuning, progress: Callable[[], jax.Array]) -> Rates:
+        """The learning rates.
+
+        A policy that has to be slowed must not slow its critic: advantages would become the critic's error, and the
+        policy would follow them. So the critic keeps a rate of `CRITIC_RATE`, or the configured one where it is lower.
 
         Args:
             tuning: The rate and what remedies and limiters have made of it.
@@ -108,10 +127,14 @@ class Optimizer:
                 different lengths have one program.
         """
         config = self.config
-        scaled = tuning.learning_rate * tuning.learning_rate_scale
-        if self.limits.kl is not None:
-            scaled *= tuning.step_scale
-        return scaled * self._schedule(progress()) if config.schedules_by_progress else scaled
+        rate = tuning.learning_rate * tuning.learning_rate_scale
+        if config.schedules_by_progress:
+            rate = rate * self._schedule(progress())
+        if not self.separate:
+            return Rates(rate, rate)
+        slowed = rate * tuning.step_scale
+        policy = jnp.where(tuning.policy_hold > 0, 0.0, slowed * tuning.policy_rate_scale)
+        return Rates(policy, jnp.maximum(slowed, jnp.minimum(rate, CRITIC_RATE)))
 
     def _transform(self, tighter: Any) -> optax.GradientTransformation:
         own = self.config.optimizer
@@ -139,12 +162,29 @@ class Optimizer:
         return optax.join_schedules([warmup, main], [config.learning_rate_warmup])
 
 
+def _scaled(direction: Any, rates: Rates, layout: Layout | None) -> Any:
+    """The update of a direction, a tree `{"policy", "value"}` or the vector that a layout makes of one."""
+    if rates.policy is rates.value:
+        return jax.tree.map(lambda d: -rates.policy * d, direction)
+    if layout is not None and layout.joined:
+        return -layout.spread({"policy": rates.policy, "value": rates.value}) * direction
+    return {
+        name: jax.tree.map(lambda d, rate=rate: -rate * d, direction[name])
+        for name, rate in (("policy", rates.policy), ("value", rates.value))
+    }
+
+
 def _clip_blocks(gradients: Any, params: Any, limit: float) -> tuple[Any, jax.Array]:
     """Adaptive gradient clipping (Brock et al. 2021, arXiv:2102.06171), and the share of blocks that it shortened."""
     clipped, _ = optax.adaptive_grad_clip(limit).update(gradients, optax.EmptyState(), params)
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(clipped), strict=True)
     shortened = [jnp.any(before != after).astype(jnp.float32) for before, after in pairs]
     return clipped, jnp.mean(jnp.stack(shortened))
+
+
+def held(tuning: Tuning) -> Tuning:
+    """The tuning of the next iteration: one less in which the policy stands still."""
+    return dataclasses.replace(tuning, policy_hold=jnp.maximum(tuning.policy_hold - 1, 0))
 
 
 def adapt_to_kl(tuning: Tuning, kl: jax.Array, config: PPOConfig) -> Tuning:

@@ -1,10 +1,13 @@
-"""The KL limiter: SGD that moves the policy too far is taken back and over, and later steps are shorter.
+"""The KL limiter: SGD that moves the policy too far is taken back, and later steps of the policy are shorter.
 
-The KL is measured where it costs nothing, in the loss of the next minibatch, against the policy at the start of SGD
-under the same observation statistics. It is a mean in which no sample counts for more than ten times the limit, so that
-a tenth of the samples have to agree: a plain mean is often that of a single one, in a state that is hardly ever seen.
-What an epoch began with is proven once the whole epoch was within the bound, so going back costs an epoch or two, and
-carries nothing from minibatch to minibatch. The very last update is not measured.
+What is measured is the distance from the policy that collected the batch, as the environment sees it (`distance`), in
+the loss of the next minibatch, where it costs next to nothing. It is a mean in which no sample counts for more than ten
+times the limit, so that a tenth of the samples have to agree. What an epoch began with is proven once the whole epoch
+was within the bound, so going back costs an epoch or two, and carries nothing from minibatch to minibatch. The end of
+the iteration is measured once more, last update and normaliser included: what is beyond the bound there is taken back
+to where the iteration began, so no policy beyond the bound ever collects.
+
+Only the policy's steps are shortened: a critic that is slowed with them falls behind (`Optimizer.rates`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ def under_way(passed_over: jax.Array | None) -> jax.Array | bool:
 
 
 def judge(
-    passed_over: jax.Array | None, metrics: dict[str, jax.Array], tuning: Tuning, limit: float | None
+    passed_over: jax.Array | None, metrics: dict[str, jax.Array], tuning: Tuning, limit: jax.Array | float | None
 ) -> tuple[jax.Array | bool, jax.Array | None, Tuning]:
     """Whether SGD goes on.
 
@@ -36,21 +39,35 @@ def judge(
         passed_over: int32, minibatches since the policy moved too far; None where the limiter is off.
         metrics: Of the loss.
         tuning: Before.
-        limit: Largest mean KL, None for any.
+        limit: Largest mean distance in nats, None for any.
 
     Returns:
-        Whether it goes on; the count and the tuning after. Steps are shortened where one was too long; a KL that is NaN
-        says nothing of that.
+        Whether it goes on; the count and the tuning after. Steps are shortened where one was too long; a distance that
+        is NaN says nothing of that.
     """
     if passed_over is None or limit is None:
         return True, passed_over, tuning
-    kl = metrics["training/kl_update"]
-    overshot = (passed_over == 0) & ~(kl <= limit)
+    moved = metrics["training/policy_distance"]
+    overshot = (passed_over == 0) & ~(moved <= limit)
     going = ~overshot & (passed_over == 0)
-    shorter = jnp.maximum(tuning.step_scale * _SHORTER, _LEAST)
-    scale = jnp.where(overshot & jnp.isfinite(kl), shorter, tuning.step_scale)
-    tuning = dataclasses.replace(tuning, step_scale=scale)
+    tuning = _shortened(overshot & jnp.isfinite(moved), tuning)
     return going, jnp.where(going, 0, passed_over + 1), tuning
+
+
+def close(
+    passed_over: jax.Array, moved: jax.Array, tuning: Tuning, limit: jax.Array | float, minibatches: jax.Array
+) -> tuple[jax.Array, jax.Array, Tuning]:
+    """Whether the end of an iteration is too far from its beginning, the count and the tuning after.
+
+    Args:
+        passed_over: int32, minibatches since the policy moved too far.
+        moved: Mean distance from the collecting policy to the one that would collect next.
+        tuning: Before.
+        limit: Largest mean distance in nats.
+        minibatches: int32, of the iteration, all of which are lost where it is too far.
+    """
+    over = ~(moved <= limit)
+    return over, jnp.where(over, minibatches, passed_over), _shortened(over & (passed_over == 0), tuning)
 
 
 def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> tuple[Any, Any]:
@@ -75,3 +92,8 @@ def recover(passed_over: jax.Array | None, tuning: Tuning) -> Tuning:
         return tuning
     longer = jnp.minimum(tuning.step_scale * _LONGER, 1.0)
     return dataclasses.replace(tuning, step_scale=jnp.where(passed_over == 0, longer, tuning.step_scale))
+
+
+def _shortened(overshot: jax.Array, tuning: Tuning) -> Tuning:
+    shorter = jnp.maximum(tuning.step_scale * _SHORTER, _LEAST)
+    return dataclasses.replace(tuning, step_scale=jnp.where(overshot, shorter, tuning.step_scale))

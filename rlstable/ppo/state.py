@@ -44,7 +44,10 @@ class Tuning:
     Attributes:
         learning_rate: The adaptive-KL rate; with another schedule the base rate.
         learning_rate_scale: A factor on whatever the schedule says.
-        step_scale: A factor on the rate, below 1 while the policy has been overshooting `guards.limiters.kl`.
+        step_scale: A factor on the policy's rate, below 1 after its steps overshot `guards.limiters.kl`. The critic's
+            rate follows it down to `optimizer.CRITIC_RATE` and no further.
+        policy_rate_scale: A factor on the policy's rate alone; remedies lower it.
+        policy_hold: int32, iterations left in which only the critic learns.
         clip_scale: A factor on the bounds of ratio, value, gradient and update; read where a remedy may tighten them.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
         good_steps: int32, minibatches with finite gradients since the loss scale changed.
@@ -54,6 +57,8 @@ class Tuning:
     learning_rate: jax.Array
     learning_rate_scale: jax.Array
     step_scale: jax.Array
+    policy_rate_scale: jax.Array
+    policy_hold: jax.Array
     clip_scale: jax.Array
     loss_scale: jax.Array
     good_steps: jax.Array
@@ -139,7 +144,8 @@ class Transition(NamedTuple):
         advantage_std: Of the minibatch's advantages before they were standardised, where that was done beforehand.
         noise: Standard normal draws for the entropy estimate, `[..., A]`; None until the minibatch is formed.
         time_out: 1.0 where the environment's own time limit ended the episode; None where nobody asks, or no longer.
-        reference: The policy at the start of SGD, where that is not `distribution`; None where it is, or nobody asks.
+        reference: Moments of the action under the policy that the distance is measured from; None where neither the
+            KL limiter nor the policy guard asks for them.
     """
 
     observation: Any

@@ -21,6 +21,9 @@ _NEXT = {
     "ppo.normalize_rewards=true or ppo.normalize_values=true; lower ppo.learning_rate.",
     Ending.policy_diverged: "Lower ppo.learning_rate, set guards.limiters.kl=0.05 or "
     "ppo.learning_rate_schedule=adaptive_kl, and take fewer epochs (ppo.num_updates_per_batch).",
+    Ending.policy_collapsed: "Lower ppo.learning_rate, set ppo.normalize_values=true and "
+    "ppo.normalize_advantage=true, or take larger batches; the signs in the report say which network was at fault. "
+    "Where returns swing by themselves, raise guards.return_watch.tolerance.",
     Ending.guard_exhausted: "A guard of your own gave up; its trips are in events.jsonl with their causes.",
 }
 

@@ -23,6 +23,7 @@ class Attempts:
         recent: When the attempts of the window were made, each `{"at", "cause", "remedy"}`; `at` counts iterations,
             those given up included.
         position: How many remedies of the list have been used since the last healthy stretch.
+        collapse_position: Likewise of the list for collapses of the return.
         applied: Remedies in effect, as written in the configuration, the latest last.
         healthy: Healthy iterations in a row since the last attempt or relaxation.
         stretch: As many of them as it takes to take a remedy back; grows when that was a mistake.
@@ -38,6 +39,7 @@ class Attempts:
     healthy: int = 0
     stretch: int = 0
     relaxed: Any = None
+    collapse_position: int = 0
 
 
 class Plan(NamedTuple):
@@ -67,19 +69,22 @@ class Recovery:
     def __post_init__(self) -> None:
         self.attempts.stretch = self.attempts.stretch or self.config.relax_after
 
-    def plan(self, cause: str, at: int, applicable: Callable[[Remedy], bool] = lambda _: True) -> Plan | None:
+    def plan(
+        self, cause: str, at: int, applicable: Callable[[Remedy], bool] = lambda _: True, collapse: bool = False
+    ) -> Plan | None:
         """The next attempt, which is counted by this; None where there have been too many.
 
         Args:
             cause: Why the last one failed.
             at: Iterations so far, those given up included.
             applicable: Whether a remedy can change anything now; one that cannot is passed over.
+            collapse: Whether it was the return that collapsed, which has remedies of its own.
         """
         own, config = self.attempts, self.config
         own.recent = [attempt for attempt in own.recent if at - attempt["at"] < config.window]
         if not config.enabled or len(own.recent) >= config.attempts:
             return None
-        remedy = self._next(applicable)
+        remedy = self._next(applicable, collapse)
         if remedy is None:
             return None
         own.count += 1
@@ -90,7 +95,7 @@ class Recovery:
             own.relaxed = None
         written = remedy.model_dump(mode="json")
         own.recent.append({"at": at, "cause": cause, "remedy": written})
-        if _can_be_taken_back(remedy):
+        if remedy.lasts:
             own.applied.append(written)
         return Plan(own.count, remedy)
 
@@ -102,26 +107,24 @@ class Recovery:
             return None
         own.healthy = 0
         own.relaxed = None
-        own.position = 0
+        own.position = own.collapse_position = 0
         if not own.applied:
             return None
         own.relaxed = own.applied.pop()
         return Remedy.model_validate(own.relaxed)
 
-    def _next(self, applicable: Callable[[Remedy], bool]) -> Remedy | None:
+    def _next(self, applicable: Callable[[Remedy], bool], collapse: bool) -> Remedy | None:
         """The remedy taken back last if that was it, else the next of the list, from its beginning again at its end."""
-        own, remedies = self.attempts, self.config.remedies
+        own = self.attempts
+        remedies = self.config.collapse_remedies if collapse else self.config.remedies
+        place = "collapse_position" if collapse else "position"
         if own.relaxed is not None:
             again = Remedy.model_validate(own.relaxed)
             if applicable(again):
                 return again
         for _ in remedies:
-            remedy = remedies[own.position % len(remedies)]
-            own.position += 1
+            remedy = remedies[getattr(own, place) % len(remedies)]
+            setattr(own, place, getattr(own, place) + 1)
             if applicable(remedy):
                 return remedy
         return None
-
-
-def _can_be_taken_back(remedy: Remedy) -> bool:
-    return remedy.factor is not None

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.state import TrainState
 from rlstable.supervise_config import Remedy
 
 # The numbers of `Tuning` that a remedy with a factor multiplies.
-_SCALES = {"scale_learning_rate": "learning_rate_scale", "tighten_clipping": "clip_scale"}
+_SCALES = {
+    "scale_learning_rate": "learning_rate_scale",
+    "scale_policy_rate": "policy_rate_scale",
+    "tighten_clipping": "clip_scale",
+}
 
 
 def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState:
@@ -22,12 +28,18 @@ def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState
     """
     if remedy.name == "reset_optimizer":
         return dataclasses.replace(state, opt_state=optimizer.init(state.params))
+    if remedy.name == "refit_critic" and remedy.factor is not None:
+        hold = jnp.full_like(state.tuning.policy_hold, int(remedy.factor))
+        return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, policy_hold=hold))
     return state if remedy.factor is None else _scaled(remedy, state, remedy.factor)
 
 
 def take_back(remedy: Remedy, state: TrainState) -> TrainState:
     """The state without the change of a remedy that has a factor."""
     return state if remedy.factor is None else _scaled(remedy, state, 1.0 / remedy.factor)
+
+
+SCALES = tuple(_SCALES.values())
 
 
 def _scaled(remedy: Remedy, state: TrainState, factor: float) -> TrainState:
