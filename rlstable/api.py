@@ -49,7 +49,8 @@ def fit(
         ConfigError: A mistake in the configuration, in one line.
     """
     chosen = [] if env is None else ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]
-    config = compose([*chosen, *(item for key, value in keys.items() for item in _override(key, value)), *overrides])
+    words = [*chosen, *(item for key, value in keys.items() for item in _override(key, value)), *overrides]
+    config = compose(words, run_dir)
     if run_dir is None:
         run_dir = default_run_dir(config.resume, config.env.name)
     elif config.resume not in (None, "auto"):

@@ -48,14 +48,22 @@ def to_config(composed: DictConfig) -> Config:
     return typed.load({key: value for key, value in data.items() if key != "hydra"})
 
 
-def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
+def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Path | None = None) -> Config:
     """The configuration to run: with `resume=<folder>` the one saved there, changed by the single keys that were typed.
+
+    Args:
+        composed: By Hydra.
+        overrides: As typed.
+        run_dir: The run folder, if it is known already. `resume=auto` may find a run there.
 
     Raises:
         ConfigError: The first mistake.
     """
     resume = composed.get("resume")
     if resume in (None, "auto"):
+        resumes = resume == "auto" and run_dir is not None and (Path(run_dir) / "config.yaml").is_file()
+        if not resumes:
+            _reject_inherited_recipe(composed, overrides)
         return to_config(composed)
     saved_file = Path(str(resume)) / "config.yaml"
     if not saved_file.is_file():
@@ -76,8 +84,49 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
     return to_config(saved)
 
 
-def compose(overrides: Sequence[str]) -> Config:
+def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> None:
+    """Rejects `env.source=import` on top of an environment whose recipe the user's class would inherit.
+
+    Args:
+        composed: By Hydra.
+        overrides: As typed. A recipe that is named there is the user's choice.
+
+    Raises:
+        ConfigError: The recipe was made for another environment.
+    """
+    words = {key.lstrip("+~"): value.strip("'\"") for key, _, value in (word.partition("=") for word in overrides)}
+    if composed.env.source != "import" or "env.source" not in words or "ppo" in words:
+        return
+    folder = Path(config_dir())
+    name = words.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
+    file = folder / "env" / f"{name}.yaml"
+    if not file.is_file():
+        return  # a file of the user's own, from another folder of configurations
+    option: Any = OmegaConf.load(file)
+    option.device = composed.device  # which recipes depend on
+    recipe = _entry(option, "override /ppo")
+    if recipe is None or OmegaConf.select(option, "env.source") == "import":
+        return
+    raise ConfigError(
+        f"env.source: import with env={name} would train your class with ppo={recipe}, the recipe of another "
+        f"environment; write env=import env.name={words.get('env.name', '<package.module:Class>')}, and ppo=<recipe> "
+        "if ppo=default does not suit it"
+    )
+
+
+def _entry(file: Any, group: str) -> str | None:
+    """The option that a configuration file's defaults list selects for a group."""
+    return next(
+        (entry[group] for entry in file.get("defaults", ()) if isinstance(entry, DictConfig) and group in entry), None
+    )
+
+
+def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Config:
     """The configuration to run for overrides as typed on the command line, without running anything.
+
+    Args:
+        overrides: As typed.
+        run_dir: The run folder, if it is known already.
 
     Raises:
         ConfigError: The first mistake.
@@ -90,7 +139,7 @@ def compose(overrides: Sequence[str]) -> Config:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(config_dir(), version_base="1.3"):
-            return with_saved(hydra.compose("config", overrides=list(overrides)), overrides)
+            return with_saved(hydra.compose("config", overrides=list(overrides)), overrides, run_dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
 

@@ -22,6 +22,8 @@ class NetworkConfig(Section):
     policy_hidden_layer_sizes: Layers = (32, 32, 32, 32)
     value_hidden_layer_sizes: Layers = (256, 256, 256, 256, 256)
     activation: Activation = "swish"
+    policy_layer_norm: Flag = False
+    value_layer_norm: Flag = False
     policy_obs_key: str = "state"
     value_obs_key: str = "state"
     distribution_type: Literal["tanh_normal", "normal"] = "tanh_normal"

@@ -80,7 +80,7 @@ def resume(
         configured = [saved["config"]["precision"][key] for key in Level._fields]
         if configured != [new["precision"][key] for key in Level._fields]:
             host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
-        if any(_at(saved["config"], path) != _at(new, path) for path in _PLANNED_FOR):
+        if any(_differs(_at(saved["config"], path), _at(new, path)) for path in _PLANNED_FOR):
             host.plan = MemoryPlan()
         if _at(saved["config"], "supervise.warm_start") != new["supervise"]["warm_start"]:
             host.growth = Growth()
@@ -111,6 +111,13 @@ def _num_envs(saved: Mapping[str, Any]) -> int:
     """How many environments a checkpoint has; an older one says it in its plan and its configuration."""
     configured: int = saved["config"]["ppo"]["num_envs"]
     return int(saved.get("num_envs", HostState.of(saved["host"]).plan.num_envs or configured))
+
+
+def _differs(old: Any, new: Any) -> bool:
+    """Whether a saved value is not the present one; keys that did not exist when a section was saved do not count."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {**new, **old} != new
+    return bool(old != new)
 
 
 def _at(data: Mapping[str, Any], path: str) -> Any:

@@ -97,7 +97,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     try:
         if str(options.sweeper.get("direction")).endswith("minimize"):
             raise ConfigError("hydra.sweeper.direction: would look for the least return; sweep=optuna maximizes it")
-        config = with_saved(composed, overrides)
+        config = with_saved(composed, overrides, run_dir)
         told = recipes.told(options.runtime.choices, overrides)
         if told is not None and config.resume is None and config.sinks.console != "off":
             print(told, flush=True)

@@ -13,6 +13,7 @@ import rlstable
 from rlstable.api import _literal
 from rlstable.compose import compose
 from rlstable.endings import Ending
+from rlstable.ppo_config import PPOConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -81,6 +82,32 @@ def test_the_environment_of_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.
 def test_a_mistake_is_one_line() -> None:
     with pytest.raises(rlstable.ConfigError, match=r"^ppo.num_env: unknown key; did you mean num_envs"):
         rlstable.fit("ant", ppo={"num_env": 1})
+
+
+@pytest.mark.parametrize("env", [None, "fast", "ant"])
+def test_fit_with_a_class_of_ones_own_inherits_no_recipe(env: str | None, tmp_path: Path) -> None:
+    own = ["env.source=import", "env.name=toys:PointMass"]
+    with pytest.raises(rlstable.ConfigError, match=rf"^env.source: import with env={env or 'inverted_pendulum'} would"):
+        rlstable.fit(env, run_dir=tmp_path, overrides=own)
+    assert not list(tmp_path.iterdir())
+
+
+def test_recipe_of_a_class_of_ones_own_is_default_or_the_one_chosen() -> None:
+    own = ["env.source=import", "env.name=toys:PointMass"]
+    supported = compose(["env=import", own[1]])
+    assert supported.ppo == PPOConfig()
+    assert compose(["env=import", *own]) == supported
+    chosen = compose(["env=fast", *own, "ppo=default"])
+    assert (chosen.env.source, chosen.env.name, chosen.ppo) == ("import", "toys:PointMass", PPOConfig())
+    assert compose(["env=fast", *own, "ppo=fast"]).ppo == compose(["env=fast"]).ppo
+
+
+def test_resume_auto_goes_on_with_a_run_that_inherited_its_recipe(tmp_path: Path) -> None:
+    words = ["env=fast", "env.source=import", "env.name=toys:PointMass", "resume=auto"]
+    with pytest.raises(rlstable.ConfigError, match=r"^env.source: "):
+        compose(words, tmp_path)
+    (tmp_path / "config.yaml").write_text("")
+    assert compose(words, tmp_path).ppo == compose(["env=fast"]).ppo
 
 
 @pytest.mark.parametrize(

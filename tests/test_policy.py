@@ -377,10 +377,10 @@ def test_a_trace_cannot_raise(around: Any) -> None:
         jax.jit(lambda: policy.act(HEALTHY))()
 
 
-def saved(folder: Path, policy: Policy) -> Path:
+def saved(folder: Path, policy: Policy, spec: Mapping[str, Any] | None = None) -> Path:
     """A run folder with this policy, as the runner writes it."""
     state: Any = SimpleNamespace(params=policy.params, normalizer=policy.statistics)
-    host = {"policy": policy_spec(policy.networks, policy.matmul)}
+    host = {"policy": policy_spec(policy.networks, policy.matmul) if spec is None else spec}
     with Checkpoints(folder, CheckpointConfig(asynchronous=False)) as checkpoints:
         assert checkpoints.save(1, {"step": np.zeros(1)}, policy_arrays(state), host)
     return folder
@@ -403,6 +403,24 @@ def test_a_policy_keeps_the_precision_it_was_trained_with(tmp_path: Path, dtype:
         assert [x.aval.dtype for x in product.invars] == [jnp.dtype(dtype)] * 2
         assert product.params["precision"] == expected
     assert policy.act(HEALTHY).dtype == jnp.float32
+    np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(original, HEALTHY)))
+
+
+def test_layer_norm_is_saved_and_loaded_with_the_policy(tmp_path: Path) -> None:
+    original = untrained(network={"policy_layer_norm": True, "value_layer_norm": True})
+    policy = load_policy(saved(tmp_path, original))
+    assert policy.networks.config == original.networks.config
+    assert set(policy.params["policy"]["params"]["mlp"]) == {"hidden_0", "LayerNorm_0", "hidden_1"}
+    np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(original, HEALTHY)))
+
+
+def test_policy_saved_before_layer_norm_existed_loads_without_it(tmp_path: Path) -> None:
+    original = untrained()
+    spec = policy_spec(original.networks, original.matmul)
+    for key in ("policy_layer_norm", "value_layer_norm"):
+        assert spec["network"].pop(key) is False
+    policy = load_policy(saved(tmp_path, original, spec))
+    assert policy.networks.config == original.networks.config
     np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(original, HEALTHY)))
 
 

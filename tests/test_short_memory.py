@@ -15,6 +15,7 @@ from rlstable.assembly import Assembly, Program
 from rlstable.config import Config
 from rlstable.endings import Ending
 from rlstable.io.rundir import read_result
+from rlstable.resume import _differs
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -126,6 +127,15 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
     other = Runner(small(resume="auto", total_steps=6 * ITERATION, ppo=ppo), tmp_path)
     other.close()
     assert other.host.plan == MemoryPlan()
+
+
+def test_key_added_since_the_save_does_not_discard_the_memory_plan() -> None:
+    new = {"value_layer_norm": False, "activation": "swish"}
+    assert not _differs({"activation": "swish"}, new)
+    assert not _differs(dict(new), new)
+    assert _differs({"activation": "relu"}, new)
+    assert _differs({**new, "no longer a key": 1}, new)
+    assert _differs(None, new) and _differs(8, 16) and not _differs(8, 8)
 
 
 def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(

@@ -57,6 +57,15 @@ BAD_INPUT = {
     "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you"),
     "no such module": (["env=import", "env.name=nowhere:Env"], "env.name: no module 'nowhere'"),
     "no environment given": (["env=import"], "env.name: '???' must read 'package.module:Class'"),
+    "a class of one's own with the recipe of env=fast": (
+        ["env=fast", "env.source=import", "env.name=toys:PointMass"],
+        "env.source: import with env=fast would train your class with ppo=fast, the recipe of another environment; "
+        "write env=import env.name=toys:PointMass, and ppo=<recipe> if ppo=default does not suit it",
+    ),
+    "a class of one's own with the recipe of the default environment": (
+        ["env.source=import", "env.name=toys:PointMass", "ppo.num_envs=8"],
+        "env.source: import with env=inverted_pendulum would train your class with ppo=inverted_pendulum, ",
+    ),
     "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built"),
     "a reset that is never clean": ([*TINY, "env.kwargs={bad_resets: 1.0}"], "env.name: none of 80 resets"),
     "seeds that grow": (
@@ -83,6 +92,20 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(printed) == 1
     assert printed[0].startswith(f"rlstable: {message}")
     assert not list(tmp_path.glob("runs/*/*/*")), "a mistake leaves nothing behind"
+
+
+def test_run_that_inherited_a_recipe_can_still_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its folder and by `resume=auto`, though the same words would start no new run."""
+    own = ["env.source=import", "env.name=toys:PointMass", *TINY[2:]]
+    assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "ppo=inverted_pendulum") == 0
+    assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "resume=auto", "total_steps=192") == 0
+    assert run(monkeypatch, tmp_path, *own, "resume=here", "total_steps=256") == 0
+    result = read_result(tmp_path / "here")
+    assert result is not None and result["step"] == 256
+    assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=there", "resume=auto") == 2
+    assert capsys.readouterr().err.startswith("rlstable: env.source: import with env=inverted_pendulum")
 
 
 def test_a_torn_configuration_is_one_line_too(

@@ -1,7 +1,8 @@
 """A traced function of one observation as an ONNX graph over batches of them.
 
 The function is traced without its batch axis. Whatever depends on the observation is then a vector, and the batch axis
-in front of it needs no mention: ONNX broadcasts from the last axis. What depends on nothing is computed once, here.
+in front of it needs no mention: ONNX broadcasts from the last axis. A scalar that depends on the observation, as the
+mean in layer normalisation, is a vector of one element. What depends on nothing is computed once, here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _BINARY = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "max": "Max", "min": "Min", "and": "And", "or": "Or",
     "gt": "Greater", "ge": "GreaterOrEqual", "lt": "Less", "le": "LessOrEqual", "eq": "Equal", "pow": "Pow",
 }  # fmt: skip
+_SCALARS = ((), (1,))  # shapes that ONNX gets as one element behind the batch axis
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
@@ -68,8 +70,7 @@ def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -
     argument = _Value("", {}, (), 0, (size,), np.float32)
     (result,) = _run(closed.jaxpr, closed.consts, [argument])
     builder = _Builder(argument, names[0])
-    last = builder.name_of(result)
-    builder.nodes.append(onnx.helper.make_node("Identity", [last], [names[1]]))
+    builder.give(result, names[1])
     kind = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(
         builder.nodes,
@@ -129,6 +130,15 @@ class _Builder:
             self._names[value] = self._translated(value)
         return self._names[value]
 
+    def give(self, value: Any, name: str) -> None:
+        """Makes a value or an array the output of this name."""
+        import onnx
+
+        last = self.name_of(value)
+        if isinstance(value, _Value) and value.shape == ():
+            last = self._node("Squeeze", last, np.array([-1], np.int64))
+        self.nodes.append(onnx.helper.make_node("Identity", [last], [name]))
+
     def _translated(self, value: _Value) -> str:
         primitive, params, inputs = value.primitive, value.params, value.inputs
         if primitive in _UNARY:
@@ -139,6 +149,8 @@ class _Builder:
         match primitive:
             case "ne":
                 return self._node("Not", self._node("Equal", *inputs))
+            case "rsqrt":
+                return self._node("Reciprocal", self._node("Sqrt", first))
             case "log1p":
                 return self._node("Log", self._node("Add", first, np.float32(1)))
             case "expm1":
@@ -153,6 +165,12 @@ class _Builder:
                 return self._node("Where", first, inputs[2], inputs[1])
             case "convert_element_type":
                 return self._converted(first, value.dtype)
+            case "reduce_sum" if len(first.shape) == 1:
+                return self._node("ReduceSum", first, np.array([-1], np.int64))
+            case "reshape" | "broadcast_in_dim" | "squeeze" if value.shape in _SCALARS and first.shape in _SCALARS:
+                return self.name_of(first)
+            case "broadcast_in_dim" if len(value.shape) == 1 and first.shape in _SCALARS:
+                return self._node("Expand", first, np.array([1, *value.shape], np.int64))
             case "dot_general":
                 return self._product(inputs[0], inputs[1], params["dimension_numbers"])
             case "split" if params["axis"] == 0:
@@ -171,7 +189,8 @@ class _Builder:
             left, right, contracted_left, contracted_right = right, left, contracted_right, contracted_left
         if isinstance(right, _Value) or len(left.shape) != 1 or any(batches) or len(contracted_left) != 1:
             raise Untranslatable("no ONNX for a product of two values that depend on the observation")
-        return self._node("MatMul", left, np.moveaxis(right, contracted_right[0], 0))
+        matrix = np.moveaxis(right, contracted_right[0], 0)
+        return self._node("MatMul", left, matrix if matrix.ndim > 1 else matrix[:, None])
 
     def _slice(self, value: Any, start: int, end: int) -> str:
         bounds = [np.array([number], np.int64) for number in (start, end, -1)]

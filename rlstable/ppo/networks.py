@@ -28,20 +28,29 @@ _MIN_STD = 0.001  # Brax's tanh-normal: softplus + 0.001
 
 
 class MLP(linen.Module):
-    """Dense layers with an activation between them."""
+    """Dense layers with an activation between them, and layer normalisation before each activation if asked for.
+
+    Parameters of layer normalisation have Brax's names. Brax normalises after the activation, this class before.
+    """
 
     layer_sizes: Sequence[int]
     activation: Callable[[jax.Array], jax.Array]
     kernel_init: Callable[..., jax.Array]
     dtype: Any = jnp.float32
     activate_final: bool = False
+    layer_norm: bool = False
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[..., in]` to `[..., layer_sizes[-1]]`."""
+        wide = jnp.promote_types(self.dtype, jnp.float32)
         for index, size in enumerate(self.layer_sizes):
             x = linen.Dense(size, name=f"hidden_{index}", kernel_init=self.kernel_init, dtype=self.dtype)(x)
             if index < len(self.layer_sizes) - 1 or self.activate_final:
+                if self.layer_norm:
+                    # The fast variance is a difference of two squares: NaN if both overflow.
+                    norm = linen.LayerNorm(name=f"LayerNorm_{index}", dtype=wide, use_fast_variance=False)
+                    x = norm(x).astype(self.dtype)
                 x = self.activation(x)
         return x
 
@@ -79,6 +88,7 @@ class GaussianHead(linen.Module):
             init,
             self.dtype,
             activate_final=True,
+            layer_norm=config.policy_layer_norm,
             name="MLP_0",
         )(x)
         mean_init = _initializer("mean_kernel_init", config) if config.mean_kernel_init else init
@@ -108,8 +118,9 @@ class TanhGaussianHead(linen.Module):
         """Means and standard deviations before the squashing, each `[..., A]`."""
         sizes = (*self.config.policy_hidden_layer_sizes, 2 * self.action_size)
         init = _initializer("policy_network_kernel_init", self.config)
-        out = MLP(sizes, _activation(self.config), init, self.dtype, name="mlp")(x).astype(jnp.float32)
-        loc, raw = jnp.split(out, 2, axis=-1)
+        norm = self.config.policy_layer_norm
+        mlp = MLP(sizes, _activation(self.config), init, self.dtype, layer_norm=norm, name="mlp")
+        loc, raw = jnp.split(mlp(x).astype(jnp.float32), 2, axis=-1)
         return loc, jax.nn.softplus(raw) + _MIN_STD
 
 
@@ -252,7 +263,8 @@ class Networks:
     @property
     def _value(self) -> Any:
         init = _initializer("value_network_kernel_init", self.config)
-        return MLP((*self.config.value_hidden_layer_sizes, 1), _activation(self.config), init, self.dtype)
+        sizes = (*self.config.value_hidden_layer_sizes, 1)
+        return MLP(sizes, _activation(self.config), init, self.dtype, layer_norm=self.config.value_layer_norm)
 
 
 def _in_rows(network: linen.Module, params: Params, inputs: jax.Array) -> Any:

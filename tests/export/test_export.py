@@ -75,10 +75,21 @@ def test_both_files_act_as_the_policy_does(run_dir: Path, tmp_path: Path, capsys
         {"network": {"activation": "gelu"}},
         {"network": {"activation": "leaky_relu"}},
         {"env": {"name": "toys:NamedPointMass"}, "network": {"value_obs_key": "privileged_state"}},
+        {"network": {"policy_layer_norm": True, "policy_hidden_layer_sizes": (8, 6)}},
+        {"network": GAUSSIAN | {"policy_layer_norm": True, "state_dependent_std": True}},
         {"ppo": {"normalize_observations": False}},
         {"precision": {"network": "bfloat16"}},
     ],
-    ids=["normal elu", "gelu", "leaky relu", "named observations", "not normalised", "bfloat16"],
+    ids=[
+        "normal elu",
+        "gelu",
+        "leaky relu",
+        "named observations",
+        "layer normalisation",
+        "normal layer normalisation",
+        "not normalised",
+        "bfloat16",
+    ],
 )
 def test_every_kind_of_policy(sections: dict[str, Any], tmp_path: Path) -> None:
     function = policy_function(open_run(trained(tmp_path / "run", **sections)))

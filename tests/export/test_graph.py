@@ -44,6 +44,12 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "a truth as a number": lambda x: (x > 0).astype(jnp.float32),
     "powers": lambda x: x**3 + jnp.square(x),
     "error function": lambda x: jax.scipy.special.erf(x) + jax.scipy.special.erfc(x),
+    "layer normalisation": lambda x: (x - jnp.mean(x)) * jax.lax.rsqrt(jnp.var(x) + 1e-6) * MATRIX[:, 0],
+    "a sum as a number": jnp.sum,
+    "a product of vectors": lambda x: x @ MATRIX[:, 0],
+    "a product of vectors in a vector": lambda x: x * (x @ MATRIX[:, 0]),
+    "a sum in every element": lambda x: jnp.split(jnp.broadcast_to(jnp.sum(x, keepdims=True), (5,)) + x, [2])[1],
+    "a sum through a matrix": lambda x: jnp.broadcast_to(jnp.sum(x), (5,)) @ MATRIX,
     "constants": lambda x: x + jnp.sin(jnp.arange(5.0)),  # there is no rule for a sine, and none is needed
     "nobody needs it": lambda x: (x, jnp.sort(x))[0],
 }

@@ -4,11 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from toys import equations, experience
 
+from rlstable.counter import WideCounter
 from rlstable.guard_config import LimiterConfig
 from rlstable.network_config import NetworkConfig
-from rlstable.ppo.networks import Networks
+from rlstable.ppo.flat import Layout
+from rlstable.ppo.networks import MLP, Networks
+from rlstable.ppo.normalizer import Statistics
 
 T, B, A = 3, 5, 2
 KINDS = {
@@ -16,6 +20,9 @@ KINDS = {
     "normal": {"distribution_type": "normal"},
     "normal, std from the network": {"distribution_type": "normal", "state_dependent_std": True},
 }
+NORM = {"policy_layer_norm": True, "value_layer_norm": True}
+for kind in list(KINDS):
+    KINDS[f"{kind}, layer normalisation"] = KINDS[kind] | NORM
 
 
 @pytest.fixture(params=KINDS)
@@ -23,6 +30,20 @@ def case(request):
     sizes = {"policy_hidden_layer_sizes": [8, 8], "value_hidden_layer_sizes": [8, 8]}
     networks = Networks(NetworkConfig(**sizes, **KINDS[request.param]), LimiterConfig(), A, normalize=True)
     return (networks, *experience(networks, T, B)[:3])
+
+
+def networks_of(dtype="float32", **config):
+    """Two hidden layers each, observations as they are."""
+    sizes = {"policy_hidden_layer_sizes": [6, 5], "value_hidden_layer_sizes": [6, 5]}
+    return Networks(NetworkConfig(**sizes | config), LimiterConfig(observation=None), A, False, jnp.dtype(dtype))
+
+
+def shapes_of(networks):
+    params = jax.eval_shape(networks.init, jax.random.PRNGKey(0), jax.ShapeDtypeStruct((4,), jnp.float32))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+    }
 
 
 def test_more_axes_are_more_rows(case):
@@ -52,3 +73,109 @@ def test_no_product_of_more_than_matrices(case):
     products = [e for e, _ in equations(program.jaxpr) if e.primitive.name == "dot_general"]
     assert len(products) >= 3 * 6 - 2  # forward, of the input but for the first, of the kernel
     assert {x.aval.ndim for equation in products for x in equation.invars} == {2}
+
+
+class PlainMLP(linen.Module):
+    """The networks as they were before there was layer normalisation."""
+
+    layer_sizes: tuple[int, ...]
+    activate_final: bool = False
+    dtype: type = jnp.float32
+
+    @linen.compact
+    def __call__(self, x):
+        for index, size in enumerate(self.layer_sizes):
+            init = jax.nn.initializers.lecun_uniform()
+            x = linen.Dense(size, name=f"hidden_{index}", kernel_init=init, dtype=self.dtype)(x)
+            if index < len(self.layer_sizes) - 1 or self.activate_final:
+                x = jax.nn.swish(x)
+        return x
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("final", [False, True])
+def test_layer_norm_off_leaves_program_and_parameters_as_they_were(final, dtype):
+    plain = PlainMLP((6, 5, 3), final, dtype)
+    ours = MLP((6, 5, 3), jax.nn.swish, jax.nn.initializers.lecun_uniform(), dtype, final)
+    x = jnp.ones((7, 4))
+    params = plain.init(jax.random.PRNGKey(0), x)
+    jax.tree.map(np.testing.assert_array_equal, ours.init(jax.random.PRNGKey(0), x), params)
+    one, other = (str(jax.make_jaxpr(network.apply)(params, x)) for network in (plain, ours))
+    assert one == other
+
+
+@pytest.mark.parametrize("kind", ["tanh_normal", "normal", "normal, std from the network"])
+def test_each_flag_adds_layer_norm_to_the_hidden_layers_of_its_own_network(kind):
+    off = shapes_of(networks_of(**KINDS[kind]))
+    assert not any("LayerNorm" in name for name in off)
+    policy = "policy/params/mlp" if kind == "tanh_normal" else "policy/params/MLP_0"
+    for flag, prefix in {"policy_layer_norm": policy, "value_layer_norm": "value/params"}.items():
+        on = shapes_of(networks_of(**KINDS[kind], **{flag: True}))
+        assert {name: on[name] for name in off} == off
+        added = {name: (x.shape, x.dtype) for name, x in on.items() if name not in off}
+        assert added == {
+            f"{prefix}/LayerNorm_{index}/{name}": ((size,), jnp.float32)
+            for index, size in enumerate((6, 5))
+            for name in ("bias", "scale")
+        }
+
+
+def hand_made():
+    """An MLP of one hidden layer of two units, and the parameters of the examples below."""
+    network = MLP((2, 1), jax.nn.relu, jax.nn.initializers.lecun_uniform(), layer_norm=True)
+    params = {
+        "hidden_0": {"kernel": jnp.array([[1.0, 0.0], [0.0, 1.0]]), "bias": jnp.array([1.0, -1.0])},
+        "LayerNorm_0": {"scale": jnp.array([3.0, 2.0]), "bias": jnp.array([-1.0, 5.0])},
+        "hidden_1": {"kernel": jnp.array([[10.0], [100.0]]), "bias": jnp.array([0.5])},
+    }
+    return network, {"params": params}
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        # Dense [6, 2]: mean 4, deviation 2, so [1, -1]; scaled and shifted [2, 3]; relu changes nothing.
+        ([5.0, 3.0], 10.0 * 2.0 + 100.0 * 3.0 + 0.5),
+        # Dense [0, 8]: [-1, 1], then [-4, 7]; relu comes after the normalisation and leaves [0, 7].
+        ([-1.0, 9.0], 700.5),
+        # Dense [7, 7] has no deviation: the bias alone, [-1, 5], then [0, 5].
+        ([6.0, 8.0], 500.5),
+    ],
+)
+def test_layer_norm_is_between_the_dense_layer_and_its_activation(x, expected):
+    network, params = hand_made()
+    np.testing.assert_allclose(network.apply(params, jnp.array([x])), [[expected]], rtol=1e-5)
+
+
+def test_huge_activations_stay_finite_and_so_do_their_gradients():
+    """The mean of squares overflows float32; the fast variance would be NaN."""
+    network, params = hand_made()
+    x = jnp.array([[1e25, -3e25]])
+    value, gradient = jax.value_and_grad(lambda params: jnp.sum(network.apply(params, x)))(params)
+    assert np.isfinite(value)
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(np.isfinite(leaf), True), gradient)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_networks_normalise_in_float32(dtype):
+    networks = networks_of(dtype, **NORM)
+    params = networks.init(jax.random.PRNGKey(0), jax.ShapeDtypeStruct((4,), jnp.float32))
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    statistics = Statistics(WideCounter.zero(), jnp.zeros(4), jnp.ones(4), jnp.ones(4))
+    x = jax.random.normal(jax.random.PRNGKey(1), (7, 4))
+    program = jax.make_jaxpr(lambda params: networks.value(params, statistics, x))(params)
+    types = {}
+    for equation, _ in equations(program.jaxpr):
+        types.setdefault(equation.primitive.name, set()).add(str(equation.outvars[0].aval.dtype))
+    assert types["rsqrt"] == types["reduce_sum"] == {"float32"}
+    assert types["dot_general"] == types["logistic"] == {dtype}
+    wide = networks_of(**NORM)
+    np.testing.assert_allclose(networks.value(params, statistics, x), wide.value(params, statistics, x), atol=0.05)
+
+
+def test_parameters_of_layer_norm_are_joined_and_split():
+    networks = networks_of(**NORM)
+    params = networks.init(jax.random.PRNGKey(0), jax.ShapeDtypeStruct((4,), jnp.float32))
+    layout = Layout.of(params)
+    assert layout.joined
+    jax.tree.map(np.testing.assert_array_equal, layout.split(layout.join(params)), params)

@@ -31,9 +31,11 @@ NOTHING = dataclasses.replace(target_statistics(0, 1, 0), variance=jnp.float32(0
 
 
 @functools.cache
-def ppo(normalized=True, limits=(), **settings):
+def ppo(normalized=True, limits=(), layer_norm=False, **settings):
     config = tiny_config(
-        ppo={"normalize_values": normalized, **settings}, guards={"limiters": LIMITERS_OFF | dict(limits)}
+        ppo={"normalize_values": normalized, **settings},
+        network={"policy_layer_norm": layer_norm, "value_layer_norm": layer_norm},
+        guards={"limiters": LIMITERS_OFF | dict(limits)},
     )
     return make_ppo(config, VectorEnv(PointMass(), 12, 1, {}), 2)
 
@@ -59,11 +61,12 @@ def following(*limits):
     return on_one_device(ppo(True, limits)._objective.follow_targets)
 
 
+@pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer normalisation"])
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (50.0, 30.0), (-2000.0, 1e-3), (0.5, 1e4)])
-def test_estimates_stand_still_while_the_units_move(sample, mean, std):
+def test_estimates_stand_still_while_the_units_move(sample, mean, std, layer_norm):
     """Of every observation, and back again."""
-    params, statistics, data = sample
-    networks, old, new = ppo().networks, target_statistics(3.0, 7.0), target_statistics(mean, std)
+    networks, old, new = ppo(layer_norm=layer_norm).networks, target_statistics(3.0, 7.0), target_statistics(mean, std)
+    params, statistics, data = experience(networks, T, B)[:3] if layer_norm else sample
 
     @on_one_device
     def values(params, value):
