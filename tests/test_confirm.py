@@ -284,15 +284,17 @@ def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatc
     result = Fleet(learning(seeds=2), tmp_path).run()
     assert result.ending is Ending.completed
     assert {len(judged) for judged in evaluators.played} == {2}
-    found, candidates = {}, 0
+    found, candidates, iterations = {}, 0, set()
     for own in result.seeds:
         left = read_result(own.run_dir) or {}
         assert left["best_return"] == LUCKY
-        assert left["confirmed_iteration"] != 3
+        assert left["confirmed_return"] < LUCKY
         assert iteration_of(own.policy) == left["confirmed_iteration"]
         found[own.run_dir] = left["confirmed_return"]
+        iterations.add(left["confirmed_iteration"])
         [event] = events(own.run_dir, "best_confirmed")
         candidates += event["candidates"]
+    assert iterations != {3}  # of one seed the lucky policy is indeed the best
     assert len(evaluators.played[4:]) == -(-candidates // 2)
     assert best_seed(tmp_path) == max(found, key=lambda folder: found[folder])
     whole = read_result(tmp_path) or {}
