@@ -88,10 +88,19 @@ def fields_of(seeds: Mapping[int, Fields], ending: Ending | None = None) -> Fiel
         "step": max((fields["step"] for fields in own), default=0),
         "return": _iqm(fields["return"] for fields in own),
         "best_return": _iqm(fields["best_return"] for fields in own),
+        **_confirmed(own),
         "seconds": max((fields["seconds"] for fields in own), default=0.0),
         "rollbacks": sum(fields["rollbacks"] for fields in own),
         "seeds": {seed: seeds[seed] for seed in sorted(seeds)},
     }
+
+
+def _confirmed(seeds: list[Fields]) -> Fields:
+    """The interquartile mean of the confirmed returns; empty unless it is confirmed for each seed with a return."""
+    scored = [fields for fields in seeds if fields["best_return"] is not None]
+    if not scored or any("confirmed_return" not in fields for fields in scored):
+        return {}
+    return {"confirmed_return": _iqm(fields["confirmed_return"] for fields in scored)}
 
 
 def _iqm(values: Iterable[float | int | None]) -> float | None:

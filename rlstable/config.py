@@ -123,7 +123,8 @@ class CheckpointConfig(Section):
     enabled: Flag = True
     every: Count = 100
     keep: Count = 2
-    keep_best: CountOrZero = 1
+    keep_best: CountOrZero = 3
+    confirm_best: CountOrZero = 3
     keep_period: Count | None = None
     asynchronous: Flag = True
 

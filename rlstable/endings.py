@@ -126,8 +126,8 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
 
     Args:
         ending: Why it stopped.
-        fields: `step`, `return`, `best_return` and `seconds`, `advice` where there is any, and `seeds`, the fields of
-            each, where several were trained together.
+        fields: `step`, `return`, `best_return` and `seconds`, `confirmed_*` where the best policy is confirmed,
+            `advice` where there is any, and `seeds`, the fields of each, where several were trained together.
         run_dir: The run folder.
         policy: The folder with its policy, of several seeds the best one's; None where nothing was saved.
     """
@@ -161,6 +161,12 @@ def _of_seed(fields: Mapping[str, Any]) -> str:
 
 
 def _returns(fields: Mapping[str, Any]) -> str:
+    best = fields.get("confirmed_return")
+    if best is not None:
+        how = ""
+        if "confirmed_step" in fields:
+            how = f" on {fields['confirmed_episodes']:,} fresh episodes, step {fields['confirmed_step']:,}"
+        return f"{_number(fields['return'])} at the end, {_number(best)} best (confirmed{how})"
     return f"{_number(fields['return'])} (best {_number(fields['best_return'])})"
 
 

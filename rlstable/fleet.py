@@ -22,6 +22,7 @@ from rlstable.assembly import Assembly, Program
 from rlstable.closing import close
 from rlstable.compiling import Compiling
 from rlstable.config import Config, ConfigError
+from rlstable.confirm import CONFIRMED_AT, confirm
 from rlstable.endings import FROM_OUTSIDE, Ending, stays_ended
 from rlstable.envs.foreign import interruptible
 from rlstable.evaluation import Evaluator, Worth, make_evaluator
@@ -221,9 +222,10 @@ class Fleet:
         return {seed: run for seed, run in self._going.items() if run.logged_step < before}
 
     def _loop(self) -> None:
-        for seed, run in self._going.items():
-            if run.step >= self.config.total_steps:
-                self._end(seed, Ending.completed)
+        trained = [seed for seed, run in self._going.items() if run.step >= self.config.total_steps]
+        self._confirm(dict.fromkeys(trained, Ending.completed))
+        for seed in trained:
+            self._end(seed, Ending.completed)
         if self._going:
             training = self._training
             self._places.fill(training)
@@ -277,12 +279,12 @@ class Fleet:
                 run.save_if_due()
                 endings[seed] = endings[seed] or Ending.stopped
         # Only now that all of them are saved: to end takes its time. Those that wait are as they were saved.
-        for seed in sorted(self._going):
-            ending = endings.get(seed, told)
-            if ending is not None:
-                self._end(seed, ending)
-                if seed in training:
-                    self._places.leave(seed, training[seed].state)
+        ended = {seed: ending for seed in sorted(self._going) if (ending := endings.get(seed, told)) is not None}
+        self._confirm(ended)
+        for seed, ending in ended.items():
+            self._end(seed, ending)
+            if seed in training:
+                self._places.leave(seed, training[seed].state)
 
     def _conclude(self, run: Run, report: Metrics, worth: Row, told: Ending | None) -> Ending | None:
         """The ending of a seed, if it has one; what fails of it is its own."""
@@ -357,6 +359,12 @@ class Fleet:
         self._logbook.log(self._reached, row)
         self.history.append({"step": self._reached, **row})
         return self._callback is not None and self._callback(self._reached, row) is True
+
+    def _confirm(self, ended: dict[int, Ending]) -> None:
+        """Confirms the best policies of seeds that end now, in full batches of the one evaluation program."""
+        runs = [self.seeds[seed] for seed, ending in ended.items() if ending in CONFIRMED_AT]
+        if runs:
+            confirm(runs, lambda judged: self._evaluator.judge(judged), self.config.seeds, self._leaving.told)
 
     def _end(self, seed: int, ending: Ending) -> None:
         """The end of one seed; the others go on."""

@@ -57,7 +57,7 @@ class Policy:
         params: Its parameters, `{"policy": ...}`.
         statistics: Observation statistics.
         matmul: The precision of matrix products it was trained with.
-        host: What was saved beside it: iteration, step, return.
+        host: What was saved beside it: iteration, step, return; and `confirmed_return` if it is the confirmed best.
         safe_action: What `act` returns for a bad action, one finite number per action element; None for zeros.
         on_bad: `raise` raises instead. It waits for every action, and cannot be used inside jit, scan and vmap.
 
@@ -263,8 +263,9 @@ def load_policy(
 
     Args:
         run_dir: The run folder.
-        which: `best` by evaluation (the latest where none was evaluated), `latest`, or an iteration. Where the best or
-            the latest is damaged, the next best or the one before is loaded, with a warning.
+        which: `best`, `latest`, or an iteration. `best` is the policy that the end of the run has confirmed, else the
+            best by a single evaluation, else the latest. Where the best or the latest is damaged, the next best or the
+            one before is loaded, with a warning.
         safe_action: What stands in for a bad action, one finite number per action element; None for zeros.
         on_bad: `fallback` replaces bad actions, `raise` raises `NonFiniteAction`.
 

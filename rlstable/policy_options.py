@@ -15,7 +15,7 @@ class PolicyOptions(Section):
 
     run: Path = Field(description="folder of the run, runs/<env>/<time>")
     which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
-        "best", description="its checkpoint: best by evaluation, latest, or an iteration"
+        "best", description="its checkpoint: best (confirmed, else by evaluation), latest, or an iteration"
     )
 
 

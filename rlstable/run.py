@@ -28,7 +28,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import forget_result, open_run_dir, write_config, write_machine
+from rlstable.io.rundir import confirmed_of, forget_result, open_run_dir, write_config, write_machine
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
@@ -45,6 +45,7 @@ from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
 
 Callback = Callable[[int, Row], Any]
+_NO_ITERATION = 2**32 - 1  # no run has so many iterations
 
 
 def mesh_of(config: Config) -> Mesh:
@@ -70,6 +71,7 @@ class Run:
         supervisor: What stands between it and its end.
         telemetry: What its iterations reported.
         advice: What to do about its ending, where there is something to say.
+        confirmed: Fields `confirmed_*` of `result.json`; empty if no best policy is confirmed.
 
     Args:
         config: What to run.
@@ -110,6 +112,7 @@ class Run:
         self.step = self._before = self._episodes = 0
         self.history: list[Row] = []
         self.advice: str | None = None
+        self.confirmed: dict[str, Any] = {}
         self._last_evaluation: Row = {}
         self._stopped_by_callback = self._goes_on = False
         self._cause: Ending | None = None
@@ -167,6 +170,16 @@ class Run:
         return policy_of(self.state, jax.random.fold_in(self._key_eval, self.host.iteration))
 
     @property
+    def in_fresh_episodes(self) -> Judged:
+        """The present policy, in episodes that no evaluation of training plays."""
+        return policy_of(self.state, jax.random.fold_in(self._key_eval, _NO_ITERATION))
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints on disk."""
+        return self._checkpoints
+
+    @property
     def evaluates(self) -> bool:
         """Whether an evaluation is still to come."""
         return self._schedule.evaluates(self.step, self.config.total_steps)
@@ -190,6 +203,7 @@ class Run:
         if not self._goes_on:
             self._goes_on = True
             forget_result(self.run_dir)  # not sooner: what cannot start loses nothing
+            self.confirmed = {}
         self._before = self.step
         self.step = int(metrics.counters.env_steps)
         # Until it is concluded it would be saved without what is due after it; and a bad state is never saved.
@@ -342,6 +356,7 @@ class Run:
             "step": self.step,
             "return": self.host.last_return,
             "best_return": self.host.best_return,
+            **self.confirmed,
             "seconds": round(self.host.elapsed, 1),
             "rollbacks": self.host.attempts.count,
         }
@@ -385,6 +400,7 @@ class Run:
     def _resume(self) -> None:
         found = resume(self._checkpoints, self.config, self._mesh.size, self.supervisor, self.state)
         self.state, self.host = found.state, found.host
+        self.confirmed = confirmed_of(self.run_dir)
         self.step = int(self.state.counters.env_steps)
         self._episodes = int(self.state.counters.episodes)
         if found.other_envs:

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlstable.assembly import Program
 from rlstable.config import Config
+from rlstable.confirm import CONFIRMED_AT, confirm
 from rlstable.endings import Ending
 from rlstable.envs.foreign import interruptible
 from rlstable.guards.base import MoreGuards
@@ -62,6 +63,8 @@ class Runner(Run):
         ending = Ending.error
         try:
             ending = self._loop()
+            if ending in CONFIRMED_AT:
+                confirm([self], lambda judged: self.supervisor.evaluator.judge(judged), 1, self._leaving.told)
         except OutOfMemory as error:
             self.advice = str(error)
             ending = Ending.out_of_memory

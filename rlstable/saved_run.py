@@ -44,6 +44,12 @@ class SavedRun:
         """Environment steps that it was trained for."""
         return int(self.policy.host["step"])
 
+    @property
+    def checkpoint(self) -> str:
+        """Which checkpoint the policy is from, for people."""
+        confirmed = ", the confirmed best" if "confirmed_return" in self.policy.host else ""
+        return f"checkpoint of iteration {self.iteration:,}, step {self.step:,}{confirmed}"
+
     def config_on(self, backend: str | None) -> Config:
         """The configuration on another physics; the same where `backend` is None."""
         if backend is None:

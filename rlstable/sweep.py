@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstable.endings import Ending, command
-from rlstable.io.rundir import read_result
+from rlstable.io.rundir import read_result, return_of
 
 
 class SweepSummary(Callback):
@@ -39,7 +39,7 @@ class SweepSummary(Callback):
                 result.get("stop_reason"),
                 result.get("step"),
                 result.get("return"),
-                result.get("best_return"),
+                return_of(result),
             )
             overrides = " ".join(result.get("overrides", []))
             # As text, since square brackets in a string are rich's marks.

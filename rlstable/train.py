@@ -22,7 +22,7 @@ from rlstable import background, recipes, sources
 from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError
 from rlstable.endings import Ending
-from rlstable.io.rundir import read_result, write_result
+from rlstable.io.rundir import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
 from rlstable.sweep import SweepSummary
 
@@ -81,7 +81,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     """Runs one configuration to its ending; nothing but a keyboard interrupt gets out.
 
     Returns:
-        Exit code, and the best evaluation return, finite whatever happened.
+        Exit code, and the best return, confirmed if possible, finite whatever happened.
     """
     options = HydraConfig.get()
     run_dir = Path(options.runtime.output_dir)
@@ -118,8 +118,8 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         write_result(run_dir, result | {"overrides": overrides})
     elif ending is Ending.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
         run_dir.rmdir()  # Hydra made it; a mistake leaves nothing behind
-    score = result.get("best_return")
-    return ending.exit_code, WORST_SCORE if score is None else float(score)
+    score = return_of(result)
+    return ending.exit_code, WORST_SCORE if score is None else score
 
 
 def _complain(message: str) -> None:

@@ -63,8 +63,7 @@ class Worth:
         """What was played, in one line."""
         action = "of the mean action" if self.deterministic else "of sampled actions"
         physics = "" if self.backend is None else f", {self.backend}"
-        saved = f"checkpoint of iteration {self.run.iteration:,}, step {self.run.step:,}"
-        return f"{self.run.config.env.name}{physics}: {len(self.kept):,} episodes {action}, {saved}"
+        return f"{self.run.config.env.name}{physics}: {len(self.kept):,} episodes {action}, {self.run.checkpoint}"
 
     def table(self) -> Table:
         """The statistics of the return, for people."""

@@ -124,6 +124,14 @@ def test_a_signal_before_any_seed_was_there_has_an_ending_too() -> None:
     assert (fields["stop_reason"], fields["step"], fields["return"], fields["seeds"]) == ("preempted", 0, None, {})
 
 
+def test_confirmed_return_of_all_needs_that_of_every_seed_with_a_return() -> None:
+    seeds = {0: of_seed(0, "completed", 4.0, confirmed_return=3.0), 1: of_seed(0, "completed", 8.0)}
+    assert "confirmed_return" not in fields_of(seeds)
+    seeds[1]["confirmed_return"] = 5.0
+    seeds[2] = of_seed(5, "physics_unstable", None)
+    assert fields_of(seeds)["confirmed_return"] == 4.0
+
+
 def test_no_return_at_all_is_none() -> None:
     assert fields_of({0: of_seed(5, "physics_unstable", None)})["best_return"] is None
 

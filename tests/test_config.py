@@ -153,7 +153,7 @@ def test_a_size_is_an_index(key):
 
 ZERO_IS_SAID = {
     "env.reset_pool_refresh", "ppo.num_resets_per_eval", "eval.num_evals", "seed", "checkpoint.keep_best",
-    "fault.start", "fault.seed", "supervise.recovery.attempts",
+    "checkpoint.confirm_best", "fault.start", "fault.seed", "supervise.recovery.attempts",
 }  # fmt: skip
 
 

@@ -57,6 +57,16 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     assert rows["report"] == "runs/ant/1/report.html"
 
 
+def test_summary_says_on_what_the_best_return_was_confirmed(tmp_path: Path) -> None:
+    record = {"confirmed_return": 15.0, "confirmed_step": 98304, "confirmed_iteration": 3, "confirmed_episodes": 128}
+    rows = dict(describe(Ending.completed, FIELDS | record, tmp_path, tmp_path))
+    assert rows["return"] == "12.3 at the end, 15.0 best (confirmed on 128 fresh episodes, step 98,304)"
+    seeds = {0: FIELDS | record | {"stop_reason": "completed"}}
+    rows = dict(describe(Ending.completed, FIELDS | {"confirmed_return": 15.0, "seeds": seeds}, tmp_path, tmp_path))
+    assert rows["return"] == "interquartile mean 12.3 at the end, 15.0 best (confirmed)"
+    assert rows["seed 0"].endswith("15.0 best (confirmed on 128 fresh episodes, step 98,304)")
+
+
 def test_a_path_is_quoted_where_a_shell_would_take_it_apart() -> None:
     assert command("evaluate", Path("/my runs/ant"), "run=").endswith(" -m rlstable.evaluate 'run=/my runs/ant'")
     assert command("evaluate", Path("/runs/ant"), "run=").endswith(" -m rlstable.evaluate run=/runs/ant")

@@ -95,7 +95,9 @@ def test_people_read_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) 
     assert run(f"run={run_dir}", "which=latest", "episodes=10") == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    title = "toys:PointMass, toy: 10 episodes of the mean action, checkpoint of iteration 2, step 128"
+    title = (
+        "toys:PointMass, toy: 10 episodes of the mean action, checkpoint of iteration 2, step 128, the confirmed best"
+    )
     assert title in lines
     assert "95 % interval" in printed.out and "interquartile mean" in printed.out
     assert lines[-1].strip() == "0 of 10 episodes were aborted"

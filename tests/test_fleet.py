@@ -26,7 +26,7 @@ from rlstable.estimates import estimate, interquartile_mean
 from rlstable.fleet import Fleet, start
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonlines import JsonLines
-from rlstable.io.rundir import read_result
+from rlstable.io.rundir import read_result, return_of
 from rlstable.report.story import read_stories
 from rlstable.result import Result
 from rlstable.runner import Runner
@@ -124,13 +124,13 @@ def test_a_row_of_all_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple
 
 def test_the_policy_is_that_of_the_best_seed(healthy: tuple[Fleet, Result]) -> None:
     _, result = healthy
-    best = max(result.seeds, key=lambda own: read_result(own.run_dir)["best_return"])  # type: ignore[index]
+    best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0)
     same(result.policy.params, load_policy(best.run_dir).params)
 
 
 def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[Fleet, Result]) -> None:
     _, result = healthy
-    best = max(result.seeds, key=lambda own: read_result(own.run_dir)["best_return"]).run_dir  # type: ignore[index]
+    best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0).run_dir
     for use in (load_policy, open_run):
         with pytest.raises(ConfigError, match=rf"holds 3 seeds; give the folder of one, the best is {best}$"):
             use(result.run_dir)
@@ -142,7 +142,7 @@ def test_its_page_has_every_seed_and_what_they_come_to(healthy: tuple[Fleet, Res
     text = (result.run_dir / "report.html").read_text()
     assert "<h1>3 seeds</h1>" in text
     assert all(f"seed-{seed}" in text for seed in range(3))
-    best = [read_result(own.run_dir)["best_return"] for own in result.seeds]  # type: ignore[index]
+    best = [return_of(read_result(own.run_dir) or {}) for own in result.seeds]
     found = estimate(best, interquartile_mean)
     assert f"Best return over 3 seeds: interquartile mean <strong>{found.value:,.1f}</strong>" in text
     assert "Differences in the configuration" not in text
@@ -272,12 +272,13 @@ def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
 
 def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path: Path) -> None:
     """As after a kill in the middle of the first save of all."""
-    first = Fleet(together(total_steps=5 * ITERATION), tmp_path).run()
+    Fleet(together(total_steps=5 * ITERATION), tmp_path).run()
+    before = load_policy(tmp_path / "seed-1", "latest").params
     shutil.rmtree(tmp_path / "seed-1" / "checkpoints")
     (tmp_path / "seed-1" / "result.json").unlink()
     again = Fleet(together(total_steps=5 * ITERATION, resume="auto"), tmp_path).run()
     assert [own.ending for own in again.seeds] == [Ending.completed] * 3
-    same(load_policy(tmp_path / "seed-1", "latest").params, first.seeds[1].policy.params)
+    same(load_policy(tmp_path / "seed-1", "latest").params, before)
     assert [len(lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")) for seed in range(3)] == [5, 5, 5]
 
 

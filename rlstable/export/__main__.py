@@ -62,7 +62,9 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     from rlstable.export.function import policy_function
     from rlstable.saved_run import open_run
 
-    function = policy_function(open_run(options.run, options.which))
+    run = open_run(options.run, options.which)
+    command.note(f"exporting the policy of the {run.checkpoint}")
+    function = policy_function(run)
     folder = options.out or options.run / "export"
     written = []
     try:

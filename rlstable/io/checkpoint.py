@@ -128,9 +128,14 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The iteration with the highest score on disk, the later one of equals; None if none has a score."""
+        return next((iteration for iteration, _ in self.ranked()), None)
+
+    def ranked(self) -> list[tuple[int, float]]:
+        """Iterations on disk that have a score, each with its score; the best first, of equals the later one."""
         steps = self.all()
         self._open()
-        return next(iter(ranked(self._scores, steps)), None)
+        scores = {step: score for step in steps if (score := self._scores.get(step)) is not None}
+        return [(step, scores[step]) for step in ranked(scores, steps)]
 
     def all(self) -> list[int]:
         """Every iteration on disk, ascending; waits for a save under way."""

@@ -18,7 +18,7 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 _NEWS = frozenset(
     {
         "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "grown", "environments_redrawn",
-        "backend_chosen", "seed_ended",
+        "backend_chosen", "seed_ended", "best_confirmed",
     }
 )  # fmt: skip
 # What a verbose line has of a row: name and format by key.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from rlstable.config import ConfigError
 from rlstable.io.lock import RunLock
 
 _RESULT = "result.json"
+_CONFIRMED = "confirmed_"
 # Between the numbers of a checkpoint and of that which is about to take its place.
 ASIDE = ".superseded-by-"
 # How the folders of seeds begin that are trained together.
@@ -52,8 +54,8 @@ def seed_of(folder: Path) -> int:
 def best_seed(run_dir: Path) -> Path | None:
     """The folder of the seed with the best return, of several that trained together; None where none has any saved."""
     saved = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
-    scores = {folder: (read_result(folder) or {}).get("best_return") for folder in saved}
-    known = {folder: float(score) for folder, score in scores.items() if score is not None}
+    scores = {folder: return_of(read_result(folder) or {}) for folder in saved}
+    known = {folder: score for folder, score in scores.items() if score is not None}
     return max(known, key=lambda folder: known[folder], default=None)
 
 
@@ -160,6 +162,18 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def confirmed_of(run_dir: Path) -> dict[str, Any]:
+    """The fields `confirmed_*` of `result.json`; empty if no best policy is confirmed."""
+    return {key: value for key, value in (read_result(run_dir) or {}).items() if key.startswith(_CONFIRMED)}
+
+
+def return_of(result: Mapping[str, Any]) -> float | None:
+    """The return that runs are compared by: the confirmed one, else that of the best single evaluation."""
+    confirmed = result.get(f"{_CONFIRMED}return")
+    value = result.get("best_return") if confirmed is None else confirmed
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rlstable.config import ConfigError
 from rlstable.io.checkpoint import OnEvent, require_step
 from rlstable.io.manifest import Manifest
-from rlstable.io.rundir import steps_in
+from rlstable.io.rundir import confirmed_of, steps_in
 from rlstable.io.store import first_readable, open_manager, ranked, read_arrays, read_json, read_scores
 
 
@@ -23,11 +23,13 @@ def restore_policy(
 
     Args:
         directory: Folder of the run, or its folder `checkpoints`.
-        which: An iteration, or "latest", or "best", which is the latest where nothing was scored.
+        which: An iteration, or "latest", or "best": the confirmed best, else the best by a single evaluation, else the
+            latest.
         on_event: Called as `on_event(kind, fields)`; None to warn.
 
     Returns:
-        The policy as a nested dict of NumPy arrays, and the host data.
+        The policy as a nested dict of NumPy arrays, and the host data. These have `confirmed_return` if this checkpoint
+        is the confirmed best.
 
     Raises:
         ConfigError: There is no such checkpoint, or it cannot be read.
@@ -40,6 +42,7 @@ def restore_policy(
     tell = on_event or (lambda kind, fields: _warn(folder, kind, fields))
     if isinstance(which, int):
         require_step(folder, steps_in(folder), which)
+    confirmed = confirmed_of(folder.parent)
     manager = open_manager(folder, None)
 
     def candidates() -> list[int]:
@@ -49,8 +52,8 @@ def restore_policy(
             scores = read_scores(manager, folder, steps)
             # First those whose score cannot be read: they may be the best, so that it has to be said.
             unknown = [step for step in reversed(steps) if step not in scores]
-            best = unknown + ranked(scores, steps)
-            return best + [step for step in reversed(steps) if step not in best]
+            best = [step for step in steps if step == confirmed.get("confirmed_iteration")]
+            return list(dict.fromkeys([*best, *unknown, *ranked(scores, steps), *reversed(steps)]))
         return steps[::-1] if which == "latest" else [step for step in steps if step == which]
 
     def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], Manifest]:
@@ -74,6 +77,8 @@ def restore_policy(
         for key in leaf.keys[:-1]:
             inner = inner.setdefault(key, {})
         inner[leaf.keys[-1]] = arrays[leaf.path]
+    if step == confirmed.get("confirmed_iteration"):
+        host = {**host, "confirmed_return": confirmed.get("confirmed_return")}
     return policy, host
 
 

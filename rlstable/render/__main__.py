@@ -78,7 +78,9 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
     from rlstable.render.page import page
     from rlstable.render.recording import record
 
-    command.note(f"playing {options.episodes:,} episodes; what has to be compiled takes a while")
+    command.note(
+        f"playing {options.episodes:,} episodes of the {run.checkpoint}; what has to be compiled takes a while"
+    )
     reel = record(run, options.episodes, options.deterministic, options.backend, options.seed)
     folder = options.out or options.run / "episodes"
     about = [

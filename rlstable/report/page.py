@@ -11,6 +11,7 @@ import numpy as np
 
 from rlstable.endings import Ending, command
 from rlstable.estimates import estimate, interquartile_mean
+from rlstable.io.rundir import return_of
 from rlstable.report.chart import Line, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text
 from rlstable.report.story import Story, differences
@@ -105,6 +106,17 @@ def _steps(story: Story) -> float:
 
 
 def _best(story: Story) -> float | None:
+    """The confirmed return, else that of the best single evaluation."""
+    confirmed = _confirmed(story)
+    return _best_evaluation(story) if confirmed is None else confirmed
+
+
+def _confirmed(story: Story) -> float | None:
+    result = story.result or {}
+    return return_of(result) if result.get("confirmed_return") is not None else None
+
+
+def _best_evaluation(story: Story) -> float | None:
     values = story.series("eval/episode_reward")[1]
     return float(values.max()) if values.size else None
 
@@ -120,7 +132,8 @@ def _facts(story: Story) -> str:
         ("stop reason", f'<span class="{style}" title="{text(meaning)}">{text(name)}</span>'),
         ("steps", f"{_steps(story):,.0f}"),
         ("last return", number(story.last("eval/episode_reward"))),
-        ("best return", number(_best(story))),
+        ("best evaluation", number(_best_evaluation(story))),
+        *([("confirmed best", number(_confirmed(story)))] if _confirmed(story) is not None else []),
         ("training time", duration(story.last("training/walltime"))),
         ("steps per second", number(_median(story, "training/sps"), ",.0f")),
         ("guard trips", f'<span class="{"bad" if trips else "good"}">{trips:,.0f}</span>'),

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.estimates import Estimate, estimate, interquartile_mean
-from rlstable.io.rundir import read_result
+from rlstable.io.rundir import read_result, return_of
 from rlstable.report.chart import readable
 
 _WIDTH, _HEIGHT, _SIDE, _TOP, _BOTTOM = 1000.0, 320.0, 70.0, 40.0, 26.0
@@ -37,9 +37,8 @@ class Job:
 
     @property
     def score(self) -> float | None:
-        """Its best return, None where there was none."""
-        score = self.result.get("best_return")
-        return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
+        """Its best return, confirmed if possible; None where there was none."""
+        return return_of(self.result)
 
     @property
     def setting(self) -> tuple[tuple[str, str], ...]:

@@ -29,7 +29,8 @@ def sweep_page(folder: Path, jobs: Sequence[Job]) -> str:
         )
     parts = [
         f"<h1>{text(title)}</h1>",
-        f'<p class="sub">{len(jobs)} runs that have ended, {len(rows)} settings; the best return of a run counts</p>',
+        f'<p class="sub">{len(jobs)} runs that have ended, {len(rows)} settings; the best return of a run counts, '
+        "confirmed if possible</p>",
         table(head, rows, range(1, 5)),
     ]
     if drawn := parallel_coordinates(jobs):

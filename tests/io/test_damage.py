@@ -21,7 +21,7 @@ from rlstable.io import manifest as manifests
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.saved_policy import restore_policy
 
-SYNC = CheckpointConfig(asynchronous=False, keep=3)
+SYNC = CheckpointConfig(asynchronous=False, keep=3, keep_best=1)
 TEMPLATE = {"x": np.zeros(50), "noise": np.zeros(500, np.float32), "none": np.zeros((0, 2), np.int8)}
 
 
@@ -149,7 +149,7 @@ def test_a_policy_is_the_best_that_is_whole(whole, tmp_path, role, damage):
 @pytest.mark.parametrize("role", READ[:4])
 def test_the_run_goes_on_over_the_number_of_the_damaged_one(run, role, asynchronous):
     flip(next(run.glob(f"checkpoints/3/{role}")))
-    config = CheckpointConfig(asynchronous=asynchronous, keep=2)
+    config = CheckpointConfig(asynchronous=asynchronous, keep=2, keep_best=1)
     with Checkpoints(run, config) as checkpoints:
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
         for i in (3, 4):

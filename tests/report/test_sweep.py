@@ -67,6 +67,8 @@ def test_seeds_that_trained_together_are_seeds_of_their_setting(tmp_path: Path) 
 
 
 def test_a_setting_of_dead_runs_comes_last() -> None:
+    confirmed = Job("2", {"a": "2"}, {"stop_reason": "completed", "best_return": 9.0, "confirmed_return": 7.0})
+    assert confirmed.score == 7.0  # the best return is that of one lucky evaluation
     dead = Job("0", {"a": "1"}, {"stop_reason": "error", "best_return": None})
     alive = Job("1", {"a": "2"}, {"stop_reason": "completed", "best_return": -5.0})
     assert [setting.iqm is None for setting in settings_of([dead, alive])] == [False, True]

@@ -1,0 +1,138 @@
+"""Confirms the best policy of a run: evaluates its best checkpoints again, all of them in the same fresh episodes.
+
+The highest of many evaluations is partly luck. A second evaluation, in episodes that training never played, tells a
+lucky evaluation from a good policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.endings import GIVEN_UP, Ending
+from rlstable.evaluation import Judged, Worth
+from rlstable.io.saved_policy import restore_policy
+from rlstable.run import Run
+
+# Endings after which the process may still work; after the other endings it must exit soon.
+CONFIRMED_AT = (Ending.completed, Ending.target_reached, Ending.stopped, *GIVEN_UP)
+
+
+class Candidate(NamedTuple):
+    """A checkpoint that may hold the best policy.
+
+    Attributes:
+        run: The run that saved it.
+        iteration: Its number.
+        step: Environment steps trained by then.
+        score: Return of its single evaluation in training; None if it was not evaluated.
+        policy: Its policy, in the fresh episodes.
+    """
+
+    run: Run
+    iteration: int
+    step: int
+    score: float | None
+    policy: Judged
+
+
+def confirm(
+    runs: Sequence[Run],
+    judge: Callable[[list[Judged]], list[Worth]],
+    batch: int,
+    told: Callable[[float], Ending | None],
+) -> None:
+    """Evaluates the best checkpoints and the latest one of each run again, and records the best of them.
+
+    The record is `Run.confirmed` and the event `best_confirmed`. A failure never raises: it is the event
+    `best_not_confirmed`. Training states, checkpoints and random keys stay as they are.
+
+    Args:
+        runs: Runs that end now, all of one configuration apart from their seed.
+        judge: Evaluates policies, as `Evaluator.judge`.
+        batch: Number of policies that `judge` takes.
+        told: Gives the ending that a signal or the clock asks for, from the seconds that the next evaluation takes.
+    """
+    due = [run for run in runs if _is_due(run)]
+    waiting = (candidate for run in due for candidate in _candidates(run))
+    returns: dict[Run, list[tuple[float, Candidate]]] = {run: [] for run in due}
+    seconds = 0.0
+    try:
+        while part := list(itertools.islice(waiting, batch)):
+            ending = told(seconds)
+            if ending is not None:
+                return _give_up(due, because=ending.name)
+            started = time.perf_counter()
+            policies = [candidate.policy for candidate in part]
+            found = judge(policies + policies[-1:] * (batch - len(part)))
+            seconds = time.perf_counter() - started
+            for candidate, worth in zip(part, found, strict=False):
+                value = worth["eval/episode_reward"]
+                # If every episode was aborted, there is no return to compare.
+                returns[candidate.run].append((-np.inf if value is None else value, candidate))
+    except Exception as error:  # training is complete, and its ending must not change
+        return _give_up(due, error=f"{type(error).__name__}: {error}")
+    for run in due:
+        _record(run, returns[run])
+
+
+def _is_due(run: Run) -> bool:
+    """Whether there is a best policy to confirm that is not confirmed already."""
+    config = run.config.checkpoint
+    if not config.enabled or not config.confirm_best or not run.checkpoints.ranked():
+        return False
+    if run.confirmed.get("confirmed_iteration") in run.checkpoints.all():
+        return False  # a finished run was started again and has nothing more to train
+    run.confirmed = {}
+    return True
+
+
+def _candidates(run: Run) -> Iterator[Candidate]:
+    """The checkpoints to evaluate again, read one by one; damaged ones are reported and left out."""
+    scores = dict(run.checkpoints.ranked())
+    best = list(scores)[: run.config.checkpoint.confirm_best]
+    like = run.in_fresh_episodes
+    for iteration in dict.fromkeys([*best, *run.checkpoints.all()[-1:]]):
+        try:
+            arrays, host = restore_policy(run.run_dir, iteration, lambda kind, fields: run.event(kind, **fields))
+        except ConfigError:
+            continue
+        yield Candidate(run, iteration, int(host["step"]), scores.get(iteration), _policy_of(arrays, like))
+
+
+def _policy_of(arrays: dict[str, Any], like: Judged) -> Judged:
+    """The saved arrays of a policy in the structure, types and places of a policy to evaluate."""
+    statistics = dataclasses.replace(like.statistics, **arrays["statistics"])
+    saved = like._replace(params={**like.params, "policy": arrays["params"]}, statistics=statistics)
+    return jax.tree.map(
+        lambda x, old: x if x is old else jax.device_put(np.asarray(x, old.dtype), old.sharding), saved, like
+    )
+
+
+def _record(run: Run, returns: list[tuple[float, Candidate]]) -> None:
+    """Records the candidate with the highest return; the later one of equals."""
+    value, best = max(returns, key=lambda found: (found[0], found[1].iteration), default=(-np.inf, None))
+    if best is None or not np.isfinite(value):
+        return _give_up([run], because="no candidate has a return")
+    episodes = run.config.eval.num_envs
+    run.confirmed = {
+        "confirmed_return": float(value),
+        "confirmed_iteration": best.iteration,
+        "confirmed_step": best.step,
+        "confirmed_episodes": episodes,
+    }
+    fields = {"iteration": best.iteration, "step": best.step, "return": float(value), "score": best.score}
+    run.event("best_confirmed", **fields, candidates=len(returns), episodes=episodes)
+
+
+def _give_up(runs: Sequence[Run], **why: str) -> None:
+    """Reports that the best single evaluation decides, since nothing was confirmed."""
+    for run in runs:
+        run.event("best_not_confirmed", **why)

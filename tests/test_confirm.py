@@ -1,0 +1,309 @@
+"""The best policy of a run is evaluated again: a lucky evaluation does not choose it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_runner import leaves, lines
+from toys import tiny_config
+
+from rlstable import fleet, load_policy, supervisor
+from rlstable.config import Config
+from rlstable.confirm import CONFIRMED_AT, confirm
+from rlstable.endings import Ending
+from rlstable.evaluation import Evaluator, Judged, Worth
+from rlstable.fleet import Fleet
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.rundir import best_seed, read_result
+from rlstable.report.story import read_story
+from rlstable.result import Result
+from rlstable.runner import Runner
+from rlstable.saved_run import open_run
+from rlstable.supervise.memory_plan import OutOfMemory
+from rlstable.supervisor import Builds
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+ITERATION = 64
+LUCKY = 1000.0
+
+
+def learning(**sections: Any) -> Config:
+    """Twelve iterations, evaluated after every third."""
+    defaults: dict[str, Any] = {
+        "guards": {}, "devices": 1, "total_steps": 12 * ITERATION, "eval": {"num_evals": 4, "num_envs": 16},
+        "sinks": {"console": "off"}, "checkpoint": {"every": 3, "asynchronous": False},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+class FirstEvaluationIsLucky:
+    """Evaluators whose first evaluation gives every policy a return of `LUCKY`; `played` has the policies of all.
+
+    Args:
+        make: Makes the evaluators otherwise.
+        error: Raised by every evaluation from the fifth on, that is, by those that confirm.
+        void_from: Number of the first evaluation that has no return, counted from 1.
+    """
+
+    def __init__(self, make: Any, error: Exception | None = None, void_from: float = float("inf")):
+        self._make = make
+        self._error = error
+        self._void_from = void_from
+        self.played: list[list[Judged]] = []
+
+    def __call__(self, *args: Any) -> Evaluator:
+        made = self._make(*args)
+        honest = made.judge
+
+        def judge(judged: list[Judged]) -> list[Worth]:
+            self.played.append(list(judged))
+            if self._error is not None and len(self.played) > 4:
+                raise self._error
+            found = honest(judged)
+            if len(self.played) >= self._void_from:
+                return [{**worth, "eval/episode_reward": None} for worth in found]
+            return [{**worth, "eval/episode_reward": LUCKY} for worth in found] if len(self.played) == 1 else found
+
+        made.judge = judge
+        return made  # type: ignore[no-any-return]
+
+    @property
+    def keys(self) -> list[tuple[int, ...]]:
+        """The random keys of all evaluations, in their order."""
+        return [tuple(np.asarray(one.key).tolist()) for judged in self.played for one in judged]
+
+
+def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> tuple[Result, FirstEvaluationIsLucky]:
+    evaluators = FirstEvaluationIsLucky(supervisor.ALONE.evaluator, **stub or {})
+    config = learning(checkpoint={"every": 3, "asynchronous": False, **checkpoint})
+    return Runner(config, folder, builds=Builds(evaluator=evaluators)).run(), evaluators
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in lines(folder / "events.jsonl") if event["kind"] == kind]
+
+
+def iteration_of(policy: Any) -> int:
+    return int(policy.host["host"]["iteration"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, FirstEvaluationIsLucky]:
+    return lucky_run(tmp_path_factory.mktemp("confirmed"))
+
+
+def test_without_confirmation_a_lucky_evaluation_chooses_the_policy(tmp_path: Path) -> None:
+    result, _ = lucky_run(tmp_path, confirm_best=0)
+    assert iteration_of(result.policy) == 3
+    left = read_result(tmp_path) or {}
+    assert left["best_return"] == LUCKY and "confirmed_return" not in left
+    assert not events(tmp_path, "best_confirmed") and not events(tmp_path, "best_not_confirmed")
+
+
+def test_with_confirmation_a_lucky_evaluation_does_not_choose_the_policy(
+    run: tuple[Result, FirstEvaluationIsLucky],
+) -> None:
+    result, evaluators = run
+    left = read_result(result.run_dir) or {}
+    assert left["best_return"] == LUCKY
+    assert left["confirmed_iteration"] != 3 and left["confirmed_return"] < LUCKY
+    assert left["confirmed_step"] == left["confirmed_iteration"] * ITERATION
+    assert iteration_of(result.policy) == iteration_of(load_policy(result.run_dir)) == left["confirmed_iteration"]
+    assert iteration_of(load_policy(result.run_dir, 3)) == 3
+    [event] = events(result.run_dir, "best_confirmed")
+    assert (event["iteration"], event["return"]) == (left["confirmed_iteration"], left["confirmed_return"])
+    assert event["candidates"] == len(evaluators.played) - 4
+
+
+def test_all_candidates_play_the_same_fresh_episodes(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
+    _, evaluators = run
+    training, confirming = evaluators.keys[:4], evaluators.keys[4:]
+    assert len(confirming) >= 3 and len(set(confirming)) == 1
+    assert not set(confirming) & set(training)
+
+
+def test_the_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
+    result, evaluators = run
+    runner = Runner(learning(resume="auto"), result.run_dir)
+    runner.close()
+    returns = [runner.supervisor.evaluator.judge(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]]
+    assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
+
+
+def test_reports_and_commands_say_that_the_best_is_confirmed(
+    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
+) -> None:
+    folder = run[0].run_dir
+    value = (read_result(folder) or {})["confirmed_return"]
+    assert load_policy(folder).host["confirmed_return"] == value
+    assert "confirmed_return" not in load_policy(folder, 3).host
+    assert open_run(folder).checkpoint.endswith(", the confirmed best")
+    assert open_run(folder, 3).checkpoint == "checkpoint of iteration 3, step 192"
+    text = (folder / "report.html").read_text()
+    assert f"<dt>confirmed best</dt><dd>{value:,.1f}</dd>" in text
+    assert read_story(folder).result == read_result(folder)
+
+
+def test_load_policy_chooses_by_evaluation_once_the_record_or_its_checkpoint_is_gone(
+    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
+    confirmed = (read_result(folder) or {})["confirmed_iteration"]
+    shutil.move(folder / "checkpoints" / str(confirmed), tmp_path / "moved")
+    assert iteration_of(load_policy(folder)) == 3
+    shutil.move(tmp_path / "moved", folder / "checkpoints" / str(confirmed))
+    (folder / "result.json").unlink()
+    assert iteration_of(load_policy(folder)) == 3
+
+
+def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
+    def damage(step: int, row: Any) -> None:
+        if step == 12 * ITERATION:
+            for path in (tmp_path / "checkpoints" / "3" / "policy").rglob("*"):
+                if path.is_file():
+                    path.write_bytes(b"")
+
+    config = learning()
+    result = Runner(config, tmp_path, damage).run()
+    assert result.ending is Ending.completed
+    [damaged] = events(tmp_path, "checkpoint_damaged")
+    [confirmed] = events(tmp_path, "best_confirmed")
+    assert damaged["iteration"] == 3 and confirmed["iteration"] != 3
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("no room"), RuntimeError("a device went away")])
+def test_failure_to_confirm_leaves_the_ending_and_the_unconfirmed_best(tmp_path: Path, error: Exception) -> None:
+    result, _ = lucky_run(tmp_path, {"error": error})
+    assert result.ending is Ending.completed
+    assert str(error) in events(tmp_path, "best_not_confirmed")[0]["error"]
+    assert iteration_of(result.policy) == 3
+    assert "confirmed_return" not in (read_result(tmp_path) or {})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"eval": {"num_evals": 0}},
+        {"checkpoint": {"enabled": False}},
+    ],
+    ids=["evaluations off", "checkpoints off"],
+)  # fmt: skip
+def test_run_without_scored_checkpoints_ends_without_a_confirmed_best(tmp_path: Path, sections: Any) -> None:
+    assert Runner(learning(**sections), tmp_path).run().ending is Ending.completed
+    assert "confirmed_return" not in (read_result(tmp_path) or {})
+    assert not events(tmp_path, "best_confirmed") and not events(tmp_path, "best_not_confirmed")
+
+
+def test_run_whose_evaluations_are_all_void_ends_without_a_confirmed_best(tmp_path: Path) -> None:
+    result, evaluators = lucky_run(tmp_path, {"void_from": 1})
+    assert result.ending is Ending.completed and len(evaluators.played) == 4
+    assert "confirmed_return" not in (read_result(tmp_path) or {})
+
+
+def test_candidates_whose_fresh_episodes_are_all_void_are_not_confirmed(tmp_path: Path) -> None:
+    result, _ = lucky_run(tmp_path, {"void_from": 5})
+    assert result.ending is Ending.completed and iteration_of(result.policy) == 3
+    assert [event["because"] for event in events(tmp_path, "best_not_confirmed")] == ["no candidate has a return"]
+
+
+class Diverging(Runner):
+    """A run whose policy guard loses its patience in the eighth iteration."""
+
+    def _cause_for_concern(self, *_: Any) -> Ending | None:
+        return Ending.policy_diverged if self.host.iteration == 8 else None
+
+
+def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path) -> None:
+    result = Diverging(learning(), tmp_path).run()
+    assert result.ending is Ending.policy_diverged
+    left = read_result(tmp_path) or {}
+    assert left["confirmed_iteration"] in (3, 6) and left["confirmed_return"] is not None
+    assert iteration_of(result.policy) == left["confirmed_iteration"]
+
+
+def test_signal_while_the_best_is_confirmed_ends_that(
+    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
+) -> None:
+    runner = Runner(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
+    runner.confirmed = {}
+    confirm([runner], runner.supervisor.evaluator.judge, 1, lambda _: Ending.interrupted)
+    runner.close()
+    assert not runner.confirmed
+    assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"
+
+
+def test_endings_that_must_be_quick_are_not_confirmed() -> None:
+    others = set(Ending) - set(CONFIRMED_AT)
+    assert {ending.name for ending in others} == {
+        "config_error", "out_of_memory", "time_limit", "error", "interrupted", "preempted",
+    }  # fmt: skip
+
+
+def test_confirming_changes_no_bit_of_a_run_that_is_resumed(tmp_path: Path) -> None:
+    states = []
+    for confirm_best in (0, 3):
+        folder = tmp_path / str(confirm_best)
+        checkpoint = {"every": 3, "asynchronous": False, "confirm_best": confirm_best}
+        Runner(learning(checkpoint=checkpoint, total_steps=6 * ITERATION), folder).run()
+        assert ("confirmed_return" in (read_result(folder) or {})) is (confirm_best > 0)
+        longer = Runner(learning(checkpoint=checkpoint, resume="auto"), folder)
+        longer.run()
+        states.append(leaves(longer.state))
+    for ours, theirs in zip(*states, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_completed_run_that_is_started_again_keeps_its_record(
+    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
+    before = read_result(folder) or {}
+    Runner(learning(resume="auto"), folder).run()
+    after = read_result(folder) or {}
+    assert {key: after.get(key) for key in before} == before
+    assert len(events(folder, "best_confirmed")) == 1
+
+
+def test_training_on_forgets_the_record(run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path) -> None:
+    folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
+    runner = Runner(learning(resume="auto", total_steps=15 * ITERATION), folder)
+    assert runner.confirmed
+    runner.advance()
+    runner.close()
+    assert not runner.confirmed and read_result(folder) is None
+    assert iteration_of(load_policy(folder)) == 3
+
+
+def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluators = FirstEvaluationIsLucky(fleet.make_evaluator)
+    monkeypatch.setattr(fleet, "make_evaluator", evaluators)
+    result = Fleet(learning(seeds=2), tmp_path).run()
+    assert result.ending is Ending.completed
+    assert {len(judged) for judged in evaluators.played} == {2}
+    found, candidates, iterations = {}, 0, set()
+    for own in result.seeds:
+        left = read_result(own.run_dir) or {}
+        assert left["best_return"] == LUCKY
+        assert left["confirmed_return"] < LUCKY
+        assert iteration_of(own.policy) == left["confirmed_iteration"]
+        found[own.run_dir] = left["confirmed_return"]
+        iterations.add(left["confirmed_iteration"])
+        [event] = events(own.run_dir, "best_confirmed")
+        candidates += event["candidates"]
+    assert iterations != {3}  # of one seed the lucky policy is indeed the best
+    assert len(evaluators.played[4:]) == -(-candidates // 2)
+    assert best_seed(tmp_path) == max(found, key=lambda folder: found[folder])
+    whole = read_result(tmp_path) or {}
+    assert whole["confirmed_return"] == pytest.approx(sum(found.values()) / 2)
+
+
+def test_best_ranks_checkpoints_by_score_and_the_later_of_equals_first(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, learning().checkpoint) as checkpoints:
+        for iteration, score in enumerate([2.0, 5.0, None, 5.0]):
+            checkpoints.save(iteration, {"x": np.ones(2)}, {"y": np.ones(2)}, {}, score=score)
+        assert checkpoints.ranked() == [(3, 5.0), (1, 5.0), (0, 2.0)]
+        assert checkpoints.best() == 3
