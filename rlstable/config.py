@@ -157,6 +157,8 @@ class Config(Section):
             raise KeyedError("total_steps", f"{self.total_steps} does not fit the 64-bit step counter")
         if self.seed + self.seeds > 2**32:
             raise KeyedError("seeds", f"{self.seeds} from seed={self.seed} on pass 2**32; a smaller seed would fit")
+        if self.fault.site == "normalizer" and not self.ppo.normalize_observations:
+            raise KeyedError("fault.site", "normalizer needs ppo.normalize_observations=true")
         if self.seeds > 1 and self.supervise.warm_start.enabled:
             raise KeyedError(
                 "seeds",

@@ -16,12 +16,15 @@ _FAULT_VALUES: dict[str, float | str] = {
     "loss": "inf",
     "learning_rate": 1000.0,
     "counters": 2.0**31,
+    "critic": 3.0,
+    "normalizer": 5.0,
 }
 _FAULT_CHANCES = {
     **dict.fromkeys(("gradient", "loss", "value_loss", "kl", "adam", "reset"), 0.05),
-    **dict.fromkeys(("learning_rate", "counters", "disk", "sinks"), 1.0),
+    **dict.fromkeys(("learning_rate", "counters", "disk", "sinks", "critic", "normalizer"), 1.0),
 }
 
+_POSITIVE = ("learning_rate", "counters", "critic", "normalizer")  # sites whose value is a positive number
 _NEVER = 2**31 - 1  # iterations, of which there are fewer
 
 
@@ -33,10 +36,11 @@ def _spelt(value: Any) -> Any:
 class FaultConfig(Section):
     """A fault on purpose, to see what a run does of it (`rlstable.faults`)."""
 
+    # Checkpoints hold a site by its position: add new sites at the end.
     site: Literal[
         "physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action",
         "policy_std", "log_ratio", "gradient", "loss", "value_loss", "kl", "adam", "learning_rate",
-        "counters", "disk", "sinks",
+        "counters", "disk", "sinks", "critic", "normalizer",
     ] | None = None  # fmt: skip
     value: Annotated[Literal["nan", "inf", "-inf"] | Finite, BeforeValidator(_spelt)] | None = None
     probability: Share | None = None
@@ -57,7 +61,7 @@ class FaultConfig(Section):
         if self.seed is not None and (self.site in ("reset", "counters") or self.eval):
             shared = "fault.eval=true" if self.eval else f"fault.site={self.site}"
             raise KeyedError("seed", f"{self.seed} cannot be struck alone by {shared}; leave it out")
-        if self.site in ("learning_rate", "counters") and not (math.isfinite(self.number) and self.number > 0):
+        if self.site in _POSITIVE and not (math.isfinite(self.number) and self.number > 0):
             raise KeyedError("value", f"{self.value!r} must be a positive number with fault.site={self.site}")
         return self
 

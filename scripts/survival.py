@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,15 @@ Row = dict[str, Any]
 
 # The recipe at a third of its rate: at its own rate a solved pendulum comes undone now and then, fault or not.
 STEADY = ("env=inverted_pendulum", "env.backend=generalized", "ppo.learning_rate=3e-4", "total_steps=204800")
-TASKS = {"generalized": STEADY, "mjx": (*STEADY, "env.backend=mjx")}
+# A second task, of seconds: 100 iterations too, so that a fault begins in the same iteration of each task.
+POINT_MASS = (
+    "env=import", "env.name=stability_tasks:PointMass", "ppo=fast", "network=small", "env.episode_length=50",
+    "ppo.learning_rate=1e-3", "ppo.normalize_advantage=true", "total_steps=256000", "eval.num_envs=32",
+)  # fmt: skip
+TASKS = {"generalized": STEADY, "mjx": (*STEADY, "env.backend=mjx"), "point_mass": POINT_MASS}
 RESULTS = Path("docs/survival.jsonl")
 EPISODES = 32
+SOLVED = 60  # iterations, of 100, after which the seeds 0 to 4 have solved the pendulum (docs/curves.jsonl)
 POOL = 64
 NO_INCIDENTS = ("supervise.incident.enabled=false",)  # the seeds are vmapped, and one slot is not theirs
 HEALTHY = {"site": "physics", "probability": 0.0}
@@ -62,6 +68,7 @@ class Case:
         unstable: What becomes of the physics of some episodes, by its place in the model.
         whole_run: Whether it strikes outside the iteration, and needs a `Runner`.
         rival: Brax's PPO meets the same fault as this site of `brax_rival`; None where it can have no such fault.
+        seeds: How many trainings, unless `--seeds` says another number.
     """
 
     name: str
@@ -70,6 +77,7 @@ class Case:
     unstable: Mapping[str, float] | None = None
     whole_run: bool = False
     rival: str | None = None
+    seeds: int = 3
 
 
 def _cases() -> Iterator[Case]:
@@ -101,6 +109,14 @@ def _cases() -> Iterator[Case]:
     yield Case("kl nan", {"site": "kl", **later})
     yield Case("adam in float16", {"site": "adam", **later})
     yield Case("learning rate x1000", {"site": "learning_rate", **later})
+    # Finite collapses of a solved task: their cure is a rollback by the supervisor, which a whole run has.
+    once = {"start": SOLVED, "iterations": 1}
+    for name, fault in {
+        f"learning rate x100 at iteration {SOLVED}": {"site": "learning_rate", "value": 100.0},
+        f"critic scrambled at iteration {SOLVED}": {"site": "critic"},
+        f"normaliser moved at iteration {SOLVED}": {"site": "normalizer"},
+    }.items():
+        yield Case(name, {**fault, **once}, whole_run=True, seeds=5)
     tiny = ("ppo.batch_size=1", "ppo.num_minibatches=64")
     yield Case("batch of 1 unroll, rate x1000", {"site": "learning_rate", **later}, tiny)
     yield Case("counters at 2^31", {"site": "counters", "value": 2.0**31})
@@ -277,8 +293,9 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequenc
                 for name, count in result.history[-1].items()
                 if name.startswith("guards/") and name.endswith("/trips")
             }
+            trips["rollback"] = runner.host.attempts.count
             finished = result.ending.name == "completed"
-            value = result.metrics["eval/episode_reward"]
+            value = result.metrics.get("eval/episode_reward")  # a run that stops early has none
             finite = brax_rival.all_finite(state)
             rows.append(_row(seed, finished, finite, value, trips, round(runner.host.elapsed, 1)))
     return rows
@@ -305,64 +322,87 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--task", choices=TASKS, action="append", help="all of them")
     parser.add_argument("--side", choices=survival_page.SIDES, action="append", help="all of them")
     parser.add_argument("--only", choices=CASES, action="append", metavar="CASE", help="all of them")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, help="3, and 5 for collapses")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", action="store_true", help="write the page and run nothing")
     asked = parser.parse_args(arguments)
-    if asked.seeds < 1:
+    if asked.seeds is not None and asked.seeds < 1:
         parser.error(f"--seeds: {asked.seeds} is none; 3 is the default")
     brax_rival.keep_compiled_programs()
     if not asked.page:
         for task in asked.task or TASKS:
             for side in asked.side or survival_page.SIDES:
-                run_side(task, side, [CASES[name] for name in asked.only or CASES], range(asked.seeds), asked.out)
+                run_side(task, side, [CASES[name] for name in asked.only or CASES], asked.seeds, asked.out)
     survival_page.write(survival_page.read(asked.out), [*CASES], asked.out, possible)
 
 
-def run_side(task: str, side: str, cases: Sequence[Case], seeds: Sequence[int], out: Path) -> None:
-    """Runs the cases of one side that are not in the results yet, and adds them case by case."""
-    known = {(row["task"], row["side"], row["case"]) for row in survival_page.read(out)}
+def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out: Path) -> None:
+    """Runs the cases of one side that are not in the results yet, and adds their rows.
+
+    The seeds of a case are one program and one step; the seeds of a whole run are added one by one.
+
+    Args:
+        task: One of `TASKS`.
+        side: One of `survival_page.SIDES`.
+        cases: The cases.
+        count: Seeds of every case; None for the number that the case says.
+        out: The results.
+    """
+    known = {
+        (row["case"], row["seed"]) for row in survival_page.read(out) if (row["task"], row["side"]) == (task, side)
+    }
+    measured = {case for case, _ in known}
     arenas: dict[Any, Arena] = {}
     for case in cases:
-        run = _how(task, side, case, seeds, arenas)
-        if (task, side, case.name) in known or run is None:
+        seeds = range(count or case.seeds)
+        if not possible(task, side, case.name):
             continue
-        rows = [{"task": task, "side": side, "case": case.name, **row} for row in run()]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-        shown = [None if row["return"] is None else round(row["return"]) for row in rows]
-        finite = all(row["finite"] for row in rows)
-        trips = {name for row in rows for name in row["trips"]}
-        print(f"{task:12} {side:8} {case.name:36} finite {finite!s:5} returns {shown} {' '.join(sorted(trips))}")
-        sys.stdout.flush()
+        if case.whole_run:
+            for seed in seeds:
+                if (case.name, seed) not in known:
+                    _add(out, task, side, case, run_whole(_overrides(task, side, case), case.fault, [seed]))
+        elif case.name not in measured:
+            _add(out, task, side, case, _run_together(task, side, case, seeds, arenas))
 
 
 def possible(task: str, side: str, case: str) -> bool:
-    """Whether a trainer and its physics can have a fault: only MuJoCo has a warm start."""
-    has_part = task == "mjx" or CASES[case].fault["site"] != "warm_start"
-    return has_part and (side != "brax" or CASES[case].rival is not None)
+    """Whether a trainer and its physics can have a fault.
+
+    Only MuJoCo has a warm start. The point mass has no model to change, and Brax's PPO is not run on it.
+    """
+    own = CASES[case]
+    if task == "point_mass" and (own.unstable is not None or side == "brax"):
+        return False
+    has_part = task == "mjx" or own.fault["site"] != "warm_start"
+    return has_part and (side != "brax" or own.rival is not None)
 
 
-def _how(
-    task: str, side: str, case: Case, seeds: Sequence[int], arenas: dict[Any, Arena]
-) -> Callable[[], list[Row]] | None:
-    """How to run a case, None where a side has no such fault."""
-    if not possible(task, side, case.name):
-        return None
+def _overrides(task: str, side: str, case: Case) -> tuple[str, ...]:
+    return (*TASKS[task], f"guards={side}", *case.overrides)
+
+
+def _run_together(task: str, side: str, case: Case, seeds: range, arenas: dict[Any, Arena]) -> list[Row]:
+    """All seeds of a case; cases that have an arena in common compile it once."""
     if side == "brax":
-        return functools.partial(run_rival, task, case, seeds)
-    overrides = (*TASKS[task], f"guards={side}", *case.overrides)
-    if case.whole_run:
-        return functools.partial(run_whole, overrides, case.fault, seeds)
+        return run_rival(task, case, seeds)
+    overrides = _overrides(task, side, case)
+    kind = (overrides, str(case.unstable), seeds)
+    if kind not in arenas:
+        arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable)
+    return arenas[kind].run(case.fault)
 
-    def run() -> list[Row]:
-        kind = (overrides, str(case.unstable))
-        if kind not in arenas:
-            arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable)
-        return arenas[kind].run(case.fault)
 
-    return run
+def _add(out: Path, task: str, side: str, case: Case, found: Sequence[Row]) -> None:
+    """Adds rows to the results and prints a line about them."""
+    rows = [{"task": task, "side": side, "case": case.name, **row} for row in found]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    shown = [None if row["return"] is None else round(row["return"]) for row in rows]
+    finite = all(row["finite"] for row in rows)
+    trips = {name for row in rows for name in row["trips"]}
+    print(f"{task:12} {side:8} {case.name:36} finite {finite!s:5} returns {shown} {' '.join(sorted(trips))}")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

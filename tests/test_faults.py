@@ -139,7 +139,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def window(site: str, **changes: Any) -> FaultConfig:
-    chance = {} if site in ("learning_rate", "counters") else {"probability": 0.6 if site in PER_MINIBATCH else 0.2}
+    chance = {} if site in ALWAYS else {"probability": 0.9 if site in PER_MINIBATCH else 0.2}
     return FaultConfig(site=site, start=START, iterations=LENGTH, **chance | changes)
 
 
@@ -148,6 +148,7 @@ def active(metrics: Metrics) -> set[str]:
     return {name.split("/")[1] for name in metrics.values if name.startswith("limiters/") and metrics.values[name] > 0}
 
 
+ALWAYS = ("learning_rate", "counters", "critic", "normalizer")  # sites that strike with probability 1
 PER_MINIBATCH = ("gradient", "loss", "value_loss", "kl", "adam")
 # What a fault trips while it lasts, guards as `guard.cause`, and the limiters that it sets to work.
 EXPECTED: dict[str, tuple[set[str], set[str]]] = {
@@ -172,8 +173,11 @@ EXPECTED: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
+COLLAPSES = ("critic", "normalizer")  # finite, and their effect outlasts the iteration: they have tests of their own
+
+
 def test_every_site_of_a_program_is_expected() -> None:
-    assert set(EXPECTED) == set(SITES) - set(ON_HOST)
+    assert set(EXPECTED) | set(COLLAPSES) == set(SITES) - set(ON_HOST)
 
 
 @pytest.mark.parametrize("site", EXPECTED)
@@ -198,7 +202,7 @@ def test_a_fault_trips_its_guard_in_its_window_and_nothing_else(
     assert same(learnt(after), learnt(history[START][0])) == (not guards | limiters)
 
 
-@pytest.mark.parametrize("site", ["physics", "policy_std", "gradient", "learning_rate"])
+@pytest.mark.parametrize("site", ["physics", "policy_std", "gradient", "learning_rate", "critic", "normalizer"])
 def test_a_window_that_is_over_has_left_nothing_behind(site: str, guarded: Program) -> None:
     """What follows is what the same state without a fault would do, bit for bit."""
     state = guarded.run(window(site), START + LENGTH)[-1][0]
@@ -223,7 +227,7 @@ KILLED = (
     "physics", "warm_start", "observation", "reward", "done", "action", "policy_std", "log_ratio", "gradient", "loss",
     "adam",
 )  # fmt: skip
-SURVIVED = ("metrics", "info", "reset", "kl", "counters", "learning_rate", "value_loss")
+SURVIVED = ("metrics", "info", "reset", "kl", "counters", "learning_rate", "value_loss", "critic", "normalizer")
 
 
 @pytest.mark.parametrize("site", KILLED)
@@ -236,7 +240,7 @@ def test_without_guards_a_fault_kills(site: str, unguarded: Program) -> None:
 
 
 def test_without_guards_the_others_do_not_kill(unguarded: Program) -> None:
-    assert set(KILLED) | set(SURVIVED) == set(EXPECTED)
+    assert set(KILLED) | set(SURVIVED) == set(EXPECTED) | set(COLLAPSES)
     for site in SURVIVED:
         assert finite(learnt(unguarded.run(window(site))[-1][0])), site
 
@@ -348,13 +352,113 @@ def test_bad_resets_are_left_out_where_there_are_guards() -> None:
 
 def test_a_fault_is_the_same_on_every_device() -> None:
     own = program({}, devices=8)
-    for site, guard in (("physics", "quarantine.physics"), ("gradient", "update.gradient")):
+    guards = {"physics": {"quarantine.physics"}, "gradient": {"update.gradient"}, "critic": set(), "normalizer": set()}
+    for site, expected in guards.items():
         history = own.run(window(site))
         for index, (state, metrics) in enumerate(history):
             for leaf in jax.tree.leaves((learnt(state), state.tuning, state.guard_memory, metrics)):
                 assert len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
-            assert set(own.trips(metrics)) == ({guard} if START <= index < START + LENGTH else set())
+            assert set(own.trips(metrics)) == (expected if START <= index < START + LENGTH else set())
         assert finite(learnt(history[-1][0]))
+
+
+# --- collapses: finite faults of the training state ----------------------------------------------------------
+
+
+def collapse(site: str, **changes: Any) -> FaultConfig:
+    return FaultConfig(site=site, start=START, iterations=1, **changes)
+
+
+def idle(own: Program) -> Program:
+    """The same program from a state that collects and learns nothing, so that only a fault changes its parameters."""
+    tuning = dataclasses.replace(own.state.tuning, epochs=jnp.zeros((), jnp.int32))
+    return dataclasses.replace(own, state=placed(dataclasses.replace(own.state, tuning=tuning), own.devices))
+
+
+@pytest.mark.parametrize("guards", ["guarded", "unguarded"])
+@pytest.mark.parametrize("value", [None, 7.0])
+def test_critic_fault_replaces_value_parameters_by_noise_of_their_size(
+    guards: str, value: float | None, request: pytest.FixtureRequest
+) -> None:
+    history = idle(request.getfixturevalue(guards)).run(collapse("critic", value=value))
+    params = [jax.device_get(state.params) for state, _ in history]
+    assert same(params[START - 1]["value"], idle(request.getfixturevalue(guards)).state.params["value"])
+    assert same(params[START]["value"], params[-1]["value"])
+    assert all(same(own["policy"], params[0]["policy"]) for own in params)
+    key = jax.random.fold_in(history[START - 1][0].key, SITES.index("critic"))
+    before, after = (jax.tree.leaves(params[index]["value"]) for index in (START - 1, START))
+    keys = jax.random.split(jax.random.split(key)[1], len(before))
+    for old, new, own in zip(before, after, keys, strict=True):
+        size = np.float32(value or 3.0) * np.sqrt(np.mean(np.square(old)))
+        np.testing.assert_allclose(new, size * jax.random.normal(own, old.shape), rtol=1e-5)
+    assert any(new.any() for new in after)
+
+
+def test_critic_fault_draws_other_noise_for_another_key(guarded: Program) -> None:
+    own = idle(guarded)
+    other = dataclasses.replace(own, state=dataclasses.replace(own.state, key=jax.random.PRNGKey(77)))
+    values = [run.run(collapse("critic"))[-1][0].params["value"] for run in (own, own, other)]
+    assert same(values[0], values[1]) and not same(values[0], values[2])
+
+
+@pytest.mark.parametrize("guards", ["guarded", "unguarded"])
+@pytest.mark.parametrize("value", [None, 2.0])
+def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
+    guards: str, value: float | None, request: pytest.FixtureRequest
+) -> None:
+    """The iteration with the fault equals an iteration from statistics that the test moved."""
+    own: Program = request.getfixturevalue(guards)
+    never, number = faults.as_data(FaultConfig(site="physics", start=NEVER)), np.float32(value or 5.0)
+    history = own.run(collapse("normalizer", value=value), START + 1)
+    state = own.run(FaultConfig(site="physics", start=NEVER), START)[-1][0]
+    before = jax.device_get(state.normalizer)
+    moved = dataclasses.replace(
+        before,
+        mean=before.mean + number * before.std,
+        variance=before.variance * np.square(number),
+        std=before.std * number,
+    )
+    state, _ = own.go_on(placed(dataclasses.replace(state, normalizer=moved, fault=never)), 1)[-1]
+    for a, b in zip(jax.tree.leaves(learnt(state)), jax.tree.leaves(learnt(history[-1][0])), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    after = jax.device_get(history[-1][0].normalizer)
+    clean = jax.device_get(own.run(FaultConfig(site="physics", start=NEVER), START + 1)[-1][0].normalizer)
+    assert int(after.count) == int(clean.count)
+    assert (after.std > 1.2 * clean.std).all() and (after.mean > clean.mean + 0.5 * clean.std).all()
+
+
+@pytest.mark.parametrize("site", COLLAPSES)
+@pytest.mark.parametrize("guards", ["guarded", "unguarded"])
+def test_collapse_that_does_not_strike_leaves_every_bit_unchanged(
+    site: str, guards: str, request: pytest.FixtureRequest
+) -> None:
+    """Neither outside its iterations, nor with probability 0, nor for a seed that `fault.seed` spares."""
+    own: Program = request.getfixturevalue(guards)
+    free = own.run(FaultConfig(site="physics", start=NEVER))
+    spared = collapse(site, seed=1).of_seed(0)
+    for fault in (collapse(site, probability=0.0), FaultConfig(site=site, start=NEVER), spared):
+        assert same(learnt(own.run(fault)[-1][0]), learnt(free[-1][0]))
+    struck = own.run(collapse(site, seed=1).of_seed(1))
+    assert same(learnt(struck[START - 1][0]), learnt(free[START - 1][0]))
+    assert not same(learnt(struck[START][0]), learnt(free[START][0]))
+
+
+@pytest.mark.parametrize("site", COLLAPSES)
+@pytest.mark.parametrize("undone", [1, 2])
+def test_rollback_does_not_repeat_a_collapse(site: str, undone: int, guarded: Program) -> None:
+    """After a rollback of every iteration since the fault, the same iterations have no fault."""
+    fault = collapse(site)
+    good = (
+        guarded.run(fault, START + 1 - undone)[-1][0]
+        if undone <= START
+        else placed(dataclasses.replace(guarded.state, fault=faults.as_data(fault)))
+    )
+    state = faults.carried_on(good, undone)
+    healthy = placed(
+        dataclasses.replace(jax.device_get(state), fault=faults.as_data(FaultConfig(site="physics", start=NEVER)))
+    )
+    ours, theirs = guarded.go_on(state, 2)[-1][0], guarded.go_on(healthy, 2)[-1][0]
+    assert same(learnt(ours), learnt(theirs))
 
 
 # --- faults in a whole run -----------------------------------------------------------------------------------
@@ -405,6 +509,12 @@ def test_a_service_that_is_down_is_told_of_and_done_without(tmp_path: Path) -> N
     assert "the service does not answer" in json.dumps(events)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
     assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 4
+
+
+def test_normalizer_fault_needs_a_normalizer() -> None:
+    ppo = {"normalize_observations": False}
+    with pytest.raises(ConfigError, match=re.escape("fault.site: normalizer needs ppo.normalize_observations=true")):
+        quick(fault={"site": "normalizer"}, ppo=ppo)
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -190,6 +190,18 @@ def test_what_happens_to_one_seed_reaches_no_other(struck: tuple[Fleet, Result],
     assert of_learning(result.seeds[1].run_dir) != of_learning(spared.seeds[1].run_dir)
 
 
+@pytest.mark.parametrize("site", ["critic", "normalizer"])
+def test_collapse_of_one_seed_reaches_no_other(site: str, tmp_path: Path) -> None:
+    fault = {"site": site, "start": 3, "iterations": 1}
+    struck, spared = (
+        Fleet(together(fault={**fault, "seed": seed}, total_steps=5 * ITERATION), tmp_path / str(seed)).run()
+        for seed in (1, 99)
+    )
+    learning = [[of_learning(own.run_dir) for own in result.seeds] for result in (struck, spared)]
+    assert [a == b for a, b in zip(*learning, strict=True)] == [True, False, True]
+    assert learning[0][1][:3] == learning[1][1][:3]
+
+
 def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[Fleet, Result]) -> None:
     fleet, result = struck
     assert result.ending is Ending.completed

@@ -18,7 +18,7 @@ class Fault(NamedTuple):
 
     Attributes:
         site: int32, index in SITES.
-        value: float32, the bad number, or what another one is multiplied by.
+        value: float32, the bad number, a factor, or a distance in standard deviations.
         probability: float32, per chance: an environment's step, a sample, a minibatch.
         start: uint32, the first iteration, counted from 0.
         end: uint32, the first one without it.

@@ -16,9 +16,11 @@ from rlstable.faults.env import under
 from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
 from rlstable.guards.base import select
 from rlstable.ppo.iteration import PPO
+from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
 from rlstable.ppo.rollout import Collected
 from rlstable.ppo.state import Metrics, TrainState
+from rlstable.rarely import apply_if
 from rlstable.supervise_config import MATMUL_LEVELS
 
 
@@ -119,6 +121,7 @@ class FaultyPPO(PPO):
         strong = injection.active & (fault.site == SITES.index("learning_rate"))
         factor = jnp.where(strong, fault.value, 1.0)
         scale = state.tuning.learning_rate_scale
+        state = _collapsed(state, injection)
         new_state, metrics = _ArmedPPO(**parts, injection=injection).iteration(_with_scale(state, scale * factor))
         return _with_scale(new_state, scale), metrics
 
@@ -127,6 +130,46 @@ class FaultyPPO(PPO):
         """Whether the level is one that the fault strikes at."""
         below = self.config.fault.below
         return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
+
+
+def _collapsed(state: TrainState, injection: Injection) -> TrainState:
+    """The state with a scrambled critic or a moved normaliser, if one of these faults strikes in this iteration."""
+    value = injection.fault.value
+    key_hit, key_noise = jax.random.split(jax.random.fold_in(state.key, SITES.index("critic")))
+    critic = apply_if(
+        injection.hits("critic", key_hit),
+        lambda params: _scrambled(params, key_noise, value),
+        state.params["value"],
+    )
+    normalizer = apply_if(
+        injection.hits("normalizer", key_hit), lambda statistics: _moved(statistics, value), state.normalizer
+    )
+    return dataclasses.replace(state, params={**state.params, "value": critic}, normalizer=normalizer)
+
+
+def _scrambled(params: Any, key: jax.Array, factor: jax.Array) -> Any:
+    """Normal random numbers instead of parameters, with the root mean square of each array times a factor."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+
+    def scramble(x: jax.Array, key: jax.Array) -> jax.Array:
+        size = factor * jnp.sqrt(jnp.mean(jnp.square(x)))
+        return size.astype(x.dtype) * jax.random.normal(key, x.shape, x.dtype)
+
+    return jax.tree.unflatten(structure, [scramble(x, own) for x, own in zip(leaves, keys, strict=True)])
+
+
+def _moved(statistics: Statistics, value: jax.Array) -> Statistics:
+    """Observation statistics after a burst of rare observations.
+
+    Args:
+        statistics: Before the burst.
+        value: Standard deviations that the mean moves by, and the factor on the standard deviation.
+    """
+    mean = jax.tree.map(lambda x, std: x + value * std, statistics.mean, statistics.std)
+    variance = jax.tree.map(lambda x: x * jnp.square(value), statistics.variance)
+    std = jax.tree.map(lambda x: x * value, statistics.std)
+    return dataclasses.replace(statistics, mean=mean, variance=variance, std=std)
 
 
 def _with_scale(state: TrainState, scale: jax.Array) -> TrainState:

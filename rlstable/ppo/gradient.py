@@ -17,6 +17,10 @@ from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition, Tuning
 from rlstable.ppo_config import PPOConfig
+from rlstable.rarely import apply_if
+
+# Weight of an iteration's value targets in their statistics: targets grow with the policy, so old ones must fade.
+_VALUE_RATE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +103,32 @@ class Objective:
         Returns:
             New statistics, and the parameters that give the same values under them.
         """
-        targets = self.with_estimates(params, statistics, data).target
         old: Any = statistics.value
-        new = normalizer.update(old, limiters.clip(targets, self.limits.value_target), data.valid, self.config)
+        new = self._value_statistics(params, statistics, data)
         return dataclasses.replace(statistics, value=new), self.networks.rescale_value(params, old, new)
+
+    def first_targets(self, params: Any, statistics: Statistics, data: Transition) -> Statistics:
+        """The statistics with those of the first batch's value targets; later ones are left to `follow_targets`.
+
+        Before the first batch the unit of values is 1, whatever the task pays. The critic would spend its first
+        iteration on numbers of another magnitude, and its gradient would drown that of the policy.
+
+        Args:
+            params: Network parameters at the start of the iteration.
+            statistics: Observation statistics, with those of value targets.
+            data: `[rows, T]`.
+        """
+        value: Any = statistics.value
+
+        def first(_: Statistics) -> Statistics:
+            return self._value_statistics(params, statistics, data)
+
+        return dataclasses.replace(statistics, value=apply_if(value.count == 0, first, value))
+
+    def _value_statistics(self, params: Any, statistics: Statistics, data: Transition) -> Statistics:
+        targets = limiters.clip(self.with_estimates(params, statistics, data).target, self.limits.value_target)
+        value: Any = statistics.value
+        return normalizer.update(value, targets, data.valid, self.config, least_rate=_VALUE_RATE)
 
     def _accumulate(
         self,

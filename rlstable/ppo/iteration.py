@@ -78,6 +78,9 @@ class PPO:
             statistics = state.normalizer
             if ppo.normalize_observations and ppo.updates_normalizer_first:
                 statistics = self._observed(state.params, statistics, data, collects=True)
+            if ppo.normalize_values:
+                readable = prepared(self.networks, statistics, data)
+                statistics = self._objective.first_targets(state.params, statistics, readable)
             read = statistics
             data = self._with_reference(state, statistics, data)
             layout = Layout.of(state.params)
@@ -244,7 +247,7 @@ class PPO:
         if guards.limiters.kl is None and not guards.policy.enabled:
             return data
         reference = distance.moments(data.distribution)
-        if statistics is not state.normalizer:
+        if self.config.ppo.normalize_observations and self.config.ppo.updates_normalizer_first:
 
             def under_new(_: Any) -> Any:
                 observation = masked.finite(data.observation, data.valid)

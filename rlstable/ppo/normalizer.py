@@ -63,7 +63,12 @@ def normalize(observation: Any, statistics: Statistics) -> Any:
 
 
 def update(
-    statistics: Statistics, observation: Any, valid: Mask, config: PPOConfig, outlier: float | None = None
+    statistics: Statistics,
+    observation: Any,
+    valid: Mask,
+    config: PPOConfig,
+    outlier: float | None = None,
+    least_rate: float = 0.0,
 ) -> Statistics:
     """Takes in a batch, the samples of all devices together.
 
@@ -76,6 +81,7 @@ def update(
         config: Mode, epsilon, and the count at which `ema` freezes.
         outlier: Standard deviations from the mean beyond which an element enters as if it were there; None for any
             distance, as for the first batch.
+        least_rate: Least weight of the batch against all samples before it, for numbers whose scale keeps moving.
     """
     if outlier is not None:
         observation = _drawn_in(observation, statistics, outlier)
@@ -88,6 +94,8 @@ def update(
         # An iteration without a valid sample must not divide by zero.
         samples, total = jnp.maximum(samples, 1.0), jnp.maximum(total, 1.0)
     rate = added.astype(jnp.float32) / total
+    if least_rate:
+        rate = jnp.where(added > 0, jnp.maximum(rate, least_rate), rate)
     if config.normalize_until_count is not None:
         rate = jnp.where(total > float(config.normalize_until_count), 0.0, rate)
 
