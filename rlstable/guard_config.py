@@ -121,7 +121,7 @@ class ReturnWatchConfig(Section):
     """The guard of what was learnt: the return has fallen credibly below the best that was reached."""
 
     enabled: Flag = True
-    tolerance: Annotated[Share, Field(gt=0, lt=1)] = 0.2
+    tolerance: Annotated[Share, Field(gt=0, lt=1)] = 0.5
     episodes: Count = 16
 
 

@@ -118,6 +118,7 @@ class Run:
         self._cause: Ending | None = None
         self._unsaved = self._healthy = self._collapsed = False
         self._look: bool | None = None
+        self._best_again: float | None = None
         self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(self._fault)] if config.fault.site == "sinks" else []
@@ -234,7 +235,7 @@ class Run:
         value = worth.get("eval/episode_reward")
         if worth:
             watch.evaluate(value)
-        ends_below = self.step >= self.config.total_steps and watch.ends_below(value)
+        ends_below = self._finished and watch.ends_below(value)
         return (watch.suspects or ends_below) and not best.empty and best.iteration < self.host.iteration
 
     @property
@@ -259,11 +260,12 @@ class Run:
             "return": float(np.nanmean(of_now)) if np.isfinite(of_now).any() else None,
             "best_iteration": self.supervisor.best.iteration,
         }
-        self._collapsed = watch.is_worse(of_best, of_now)
+        self._collapsed = watch.is_worse(of_best, of_now, self._finished)
         if self._collapsed:
             watch.confirmed()
             self.event("guard_tripped", guard="return_watch", collapsed=1)
             self.event("return_collapsed", **returns)
+            self._best_again = returns["best_return"]
         else:
             watch.refute()
             self.event("return_fall_refuted", **returns)
@@ -279,8 +281,7 @@ class Run:
         Returns:
             The ending where it was the last iteration.
         """
-        config = self.config
-        finished = self.step >= config.total_steps
+        finished = self._finished
         healthy = bool(metrics.healthy)
         row = self._judged(worth) if worth else {}
         cause = self._cause_for_concern(metrics, finished)
@@ -289,6 +290,8 @@ class Run:
         asked = told() is not None
         if row or finished or cause or asked or self._schedule.logs(self.host.iteration):
             self._log(row)
+        if cause is Ending.policy_collapsed and finished:
+            return self._end_with_best()
         if cause is not None:
             return self._try_again(cause)
         # Before saving: what is saved is what the next iteration starts from.
@@ -462,6 +465,18 @@ class Run:
             return found
         self._go_back(found)
         return None
+
+    def _end_with_best(self) -> Ending:
+        """Ends with the best state as the last one: there are no steps left in which the fall could be made good."""
+        best = self.supervisor.give_up(self.state, self.host.iteration, self.step)
+        if best is not None:
+            self._go_back(best)
+            self.host.last_return = self._best_again
+        return Ending.completed
+
+    @property
+    def _finished(self) -> bool:
+        return self.step >= self.config.total_steps
 
     def _go_back(self, to: Rollback) -> None:
         self.state, self.host.iteration, self.step = to

@@ -22,10 +22,11 @@ import numpy as np
 FALSE_ALARM = 1e-4  # per look; its inverse bounds the average number of looks until a false suspicion from below
 SUSPICION = math.log(1.0 / FALSE_ALARM)
 _MOST = SUSPICION / 4.0  # that a single look adds
-_RECENT = 3  # looks that a level is the mean of
 _WINDOW = 20  # looks whose differences give the noise
 _NOISE_SHARE = 0.02  # of the gain: the least noise that looks are credited with
 _DEVIATIONS = 3.0  # of the noise: a smaller fall is never a suspicion
+_LEARNT = 5.0  # deviations of the noise that must have been gained: before that nothing is learnt that could be lost
+_AT_THE_END = 0.2  # of the gain: what the last state of a run may have lost
 _CONFIRMING = 3.1  # standard errors of the paired difference: one confirmation in 1,000 is false
 _FEWEST_PAIRS = 4
 
@@ -35,12 +36,15 @@ class Track:
     """What the test remembers of one kind of look, as plain JSON.
 
     Attributes:
+        held: Looks that a level is the mean of. A policy is good when it stays so: in the first iterations returns
+            leap and fall while the critic knows nothing.
         recent: Latest looks, the newest last.
         start: First look; None before it.
-        best: Greatest mean of `_RECENT` looks; None before there were so many.
+        best: Greatest level; None before there were enough looks.
         evidence: Logarithm of the test's e-value, never below 0.
     """
 
+    held: int
     recent: list[float] = dataclasses.field(default_factory=list)
     start: float | None = None
     best: float | None = None
@@ -55,13 +59,13 @@ class Track:
         """
         if self.start is None:
             self.start = value
-        if self.best is not None:
-            noise = self._noise()
+        noise = self._noise()
+        if self.best is not None and self._gain >= _LEARNT * noise:
             bound = self.best - max(tolerance * self._gain, _DEVIATIONS * noise)
             # exp(z - 1/2) has expectation 1 at most where the look is normal around the bound or above it.
             self.evidence = max(0.0, self.evidence + min((bound - value) / noise - 0.5, _MOST))
         self.recent = [*self.recent, value][-_WINDOW:]
-        if len(self.recent) < _RECENT:
+        if len(self.recent) < self.held:
             return False
         level = self.level
         if self.best is not None and level < self.best:
@@ -72,7 +76,7 @@ class Track:
     @property
     def level(self) -> float:
         """Mean of the latest looks."""
-        return float(np.mean(self.recent[-_RECENT:]))
+        return float(np.mean(self.recent[-self.held :]))
 
     def lower(self) -> None:
         """Takes the present level as the best one: what was suspected is no fall of the policy."""
@@ -107,8 +111,8 @@ class WatchMemory:
         refuted: Suspicions that were not.
     """
 
-    training: Track = dataclasses.field(default_factory=Track)
-    evaluation: Track = dataclasses.field(default_factory=Track)
+    training: Track = dataclasses.field(default_factory=lambda: Track(held=10))
+    evaluation: Track = dataclasses.field(default_factory=lambda: Track(held=3))
     total: float = 0.0
     episodes: int = 0
     collapses: int = 0
@@ -170,14 +174,15 @@ class ReturnWatch:
         if last is None or track.best is None or track.start is None:
             return False
         best = max(track.best, *track.recent)
-        return last < best - self.tolerance * max(best - track.start, 0.0)
+        return last < best - _AT_THE_END * max(best - track.start, 0.0)
 
-    def is_worse(self, best: np.ndarray, now: np.ndarray) -> bool:
-        """Whether a policy returns credibly less than the best one in the same episodes.
+    def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool:
+        """Whether a policy returns credibly less than the best one in the same episodes, and less than is tolerated.
 
         Args:
             best: Returns of the best policy, `[episodes]`, NaN where an episode was aborted.
             now: Returns of the present one in episodes from the same first states.
+            at_the_end: Whether nothing can mend it any more, so that little is tolerated.
         """
         # An episode that only the present policy breaks counts for nothing: the quarantine judges those.
         both = np.isfinite(best) & np.isfinite(now)
@@ -187,8 +192,8 @@ class ReturnWatch:
         error = float(lost.std(ddof=1)) / math.sqrt(lost.size)
         start = self.memory.training.start
         gain = abs(float(best[both].mean())) if start is None else float(best[both].mean()) - start
-        fall = float(lost.mean())
-        return fall > _CONFIRMING * error and fall > self.tolerance * max(gain, 0.0) and fall > 0.0
+        fall, tolerance = float(lost.mean()), _AT_THE_END if at_the_end else self.tolerance
+        return fall > _CONFIRMING * error and fall > tolerance * max(gain, 0.0) and fall > 0.0
 
     def confirmed(self) -> None:
         """The policy is given up for the best one."""
