@@ -26,7 +26,7 @@ _LEARNING = {
     "training/policy_loss": ("policy loss", ".3g"),
     "training/v_loss": ("value loss", ".3g"),
     "training/entropy": ("entropy", ".3g"),
-    "training/kl_mean": ("KL", ".2g"),
+    "training/policy_distance": ("distance", ".2g"),
     "training/clip_fraction": ("clipped", ".0%"),
     "training/explained_variance": ("explained", ".2f"),
     "training/policy_dist_mean_std": ("std", ".2g"),

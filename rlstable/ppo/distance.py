@@ -50,7 +50,7 @@ class Shift(NamedTuple):
 
     Attributes:
         mean: Over the valid samples.
-        p99: 99th percentile; with several devices the mean of the percentiles of each.
+        p99: 99th percentile of the valid samples, 0 without any; with several devices the mean of their percentiles.
     """
 
     mean: jax.Array
@@ -89,7 +89,7 @@ def shift(
     statistics: Statistics,
     data: Transition,
     reference: ActionMoments,
-    limit: float | None,
+    limit: jax.Array | float | None,
 ) -> Shift:
     """Distance from a reference to the policy of some parameters and statistics.
 
@@ -104,14 +104,16 @@ def shift(
     observation = masked.finite(data.observation, data.valid)
     present = moments(networks.distribution(params, statistics, observation)[0])
     found = distance(reference, present)
-    if data.valid is not None:
-        found = jnp.where(data.valid, found, 0.0)
     mean = masked.mean(jnp.minimum(found, most(limit)), data.valid, masked.share(data.valid))
-    percentile = jnp.quantile(jnp.ravel(found), 0.99)
+    if data.valid is None:
+        percentile = jnp.quantile(found, 0.99)
+    else:
+        known = jnp.nanquantile(jnp.where(data.valid, found, jnp.nan), 0.99)
+        percentile = jnp.where(jnp.any(data.valid), known, 0.0)
     return Shift(sharding.mean(mean), sharding.mean(percentile))
 
 
-def most(limit: float | None) -> float:
+def most(limit: jax.Array | float | None) -> jax.Array | float:
     """The greatest distance that a single sample contributes to a mean.
 
     A state far off the beaten track may be hundreds of nats away while the policy as a whole has hardly moved.
@@ -129,7 +131,7 @@ def bounded(
     new: Statistics,
     data: Transition,
     reference: ActionMoments,
-    limit: float,
+    limit: jax.Array | float,
     config: PPOConfig,
 ) -> tuple[Statistics, jax.Array]:
     """The new statistics, or a part of the way to them, so that the normaliser moves the policy little.

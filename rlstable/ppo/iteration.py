@@ -77,7 +77,7 @@ class PPO:
 
             statistics = state.normalizer
             if ppo.normalize_observations and ppo.updates_normalizer_first:
-                statistics = self._observed(state.params, statistics, data, collects=True)
+                statistics = self._observed(state, state.params, data, collects=True)
             if ppo.normalize_values:
                 readable = prepared(self.networks, statistics, data)
                 statistics = self._objective.first_targets(state.params, statistics, readable)
@@ -87,8 +87,8 @@ class PPO:
             with jax.named_scope("learn"):
                 learned = self._learn(state, layout, statistics, data, states, sharding.own_key(key_sgd))
                 if ppo.normalize_observations and not ppo.updates_normalizer_first:
-                    statistics = self._observed(layout.split(learned.progress.params), statistics, data)
-                learned, shift = self._closed(state, layout, statistics, data, learned)
+                    statistics = self._observed(state, layout.split(learned.progress.params), data)
+                learned, statistics, shift = self._closed(state, layout, statistics, data, learned)
             params = layout.split(learned.progress.params)
             opt_state = layout.split_in(learned.progress.opt_state, state.opt_state)
             if ppo.normalize_values:
@@ -258,27 +258,36 @@ class PPO:
 
     def _closed(
         self, state: TrainState, layout: Layout, statistics: Statistics, data: Transition, learned: Learning
-    ) -> tuple[Learning, distance.Shift | None]:
-        """Measures how far the iteration moved the policy, and takes back what is beyond the KL limiter's bound."""
+    ) -> tuple[Learning, Statistics, distance.Shift | None]:
+        """Measures how far the iteration moved the policy, and takes back what is beyond the KL limiter's bound.
+
+        Statistics that were updated after SGD fit the parameters that SGD left, so they go back with them.
+        """
         if data.reference is None:
-            return learned, None
-        sample = distance.sampled(data)
+            return learned, statistics, None
+        sample, back = distance.sampled(data), statistics
+        if self.config.ppo.normalize_observations and not self.config.ppo.updates_normalizer_first:
+            sample = self._with_reference(state, statistics, sample)
+            back = select(state.normalizer.count == 0, statistics, state.normalizer)
         limit, bound = self.config.guards.limiters.kl, self._limit(learned.tuning)
 
-        def shift(params: Any) -> distance.Shift:
-            return distance.shift(self.networks, layout.split(params), statistics, sample, sample.reference, limit)
+        def shift(progress: Progress, statistics: Statistics) -> distance.Shift:
+            params = layout.split(progress.params)
+            return distance.shift(self.networks, params, statistics, sample, sample.reference, limit)
 
-        found = shift(learned.progress.params)
+        found = shift(learned.progress, statistics)
         if learned.passed_over is None or bound is None:
-            return learned, found
+            return learned, statistics, found
         minibatches = state.tuning.epochs * self.config.ppo.num_minibatches
         over, passed_over, tuning = overshoot.close(learned.passed_over, found.mean, learned.tuning, bound, minibatches)
         start = self._start(state, layout)
         start = start._replace(sums=jax.tree.map(jnp.zeros_like, learned.progress.sums))
-        progress, _, found = apply_if(
-            over, lambda kept: (kept[1], kept[1], shift(kept[1].params)), (learned.progress, start, found)
+        (progress, statistics), _, found = apply_if(
+            over,
+            lambda kept: (kept[1], kept[1], shift(*kept[1])),
+            ((learned.progress, statistics), (start, back), found),
         )
-        return learned._replace(progress=progress, passed_over=passed_over, tuning=tuning), found
+        return learned._replace(progress=progress, passed_over=passed_over, tuning=tuning), statistics, found
 
     def _start(self, state: TrainState, layout: Layout) -> Progress:
         """What SGD begins with."""
@@ -290,18 +299,19 @@ class PPO:
         limit = self.config.guards.limiters.kl
         return limit if limit is None or not self.config.tightens else limit * tuning.clip_scale
 
-    def _observed(self, params: Any, statistics: Statistics, data: Transition, collects: bool = False) -> Statistics:
+    def _observed(self, state: TrainState, params: Any, data: Transition, collects: bool = False) -> Statistics:
         """The statistics with a batch taken in, as far as the policy of these parameters bears it.
 
         Args:
+            state: With the statistics before.
             params: Of the policy.
-            statistics: Before.
             data: The batch.
             collects: Whether the batch was collected with these parameters and statistics.
         """
-        limits = self.config.guards.limiters
-        new = normalizer.update(statistics, data.observation, data.valid, self.config.ppo, limits.observation_outlier)
-        if limits.kl is None:
+        statistics, limit = state.normalizer, self._limit(state.tuning)
+        outlier = self.config.guards.limiters.observation_outlier
+        new = normalizer.update(statistics, data.observation, data.valid, self.config.ppo, outlier)
+        if limit is None:
             return new
         sample = distance.sampled(data)
         policy = sample.distribution
@@ -309,7 +319,7 @@ class PPO:
             observation = masked.finite(sample.observation, sample.valid)
             policy = self.networks.distribution(params, statistics, observation)[0]
         before = distance.moments(policy)
-        return distance.bounded(self.networks, params, statistics, new, sample, before, limits.kl, self.config.ppo)[0]
+        return distance.bounded(self.networks, params, statistics, new, sample, before, limit, self.config.ppo)[0]
 
     def gradient(
         self,

@@ -67,7 +67,8 @@ def close(
         minibatches: int32, of the iteration, all of which are lost where it is too far.
     """
     over = ~(moved <= limit)
-    return over, jnp.where(over, minibatches, passed_over), _shortened(over & (passed_over == 0), tuning)
+    long = over & (passed_over == 0) & jnp.isfinite(moved)
+    return over, jnp.where(over, minibatches, passed_over), _shortened(long, tuning)
 
 
 def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ from rlstable.ppo.distributions import Normal
 from rlstable.ppo.loss import ppo_loss, standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.optimizer import Candidate, Optimizer
+from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
 from rlstable.ppo.state import Transition
 from rlstable.ppo_config import PPOConfig
 
@@ -393,18 +393,40 @@ def test_value_error():
     np.testing.assert_allclose(slopes["value"], [[-0.125, -0.25, 0.25, -0.25]], rtol=1e-6)
 
 
-def test_log_ratio():
-    """The ratio ends at the exponential of the limit; beyond it a sample has no gradient, within it it has its own."""
+@pytest.mark.parametrize(
+    ("advantage", "policy_loss", "slopes"),
+    [
+        (-1.0, (np.e + 2 * np.exp(2) + 0.7) / 4, [np.e / 8, np.exp(2) / 8, np.exp(2) / 8, 0.0]),
+        (1.0, -(3 * 1.3 + np.exp(-2)) / 4, [0.0, 0.0, 0.0, -np.exp(-2) / 8]),
+    ],
+)
+def test_log_ratio(advantage, policy_loss, slopes):
+    """The ratio ends at the exponential of the limit; beyond it the gradient is that at the limit, and leads back.
+
+    Log-ratios are 1, 2.5, 1000 and -1000. A bad action that became far likelier gets less likely again, a good one that
+    became far less likely gets likelier, and what PPO clips has no gradient.
+    """
     now = -0.5 * 0.25 - 0.9189385332046727
     data = samples(
-        log_prob=now - jnp.array([[1.0, 2.5, 1000.0, -1000.0]]), target=jnp.zeros((1, 4)), advantage=-jnp.ones((1, 4))
+        log_prob=now - jnp.array([[1.0, 2.5, 1000.0, -1000.0]]),
+        target=jnp.zeros((1, 4)),
+        advantage=jnp.full((1, 4), advantage),
     )
-    metrics, slopes = loss(only(log_ratio=2.0), data)
-    assert metrics["training/policy_loss"] == pytest.approx((np.e + 2 * np.exp(2) + 0.7) / 4, rel=1e-5)
+    metrics, found = loss(only(log_ratio=2.0), data)
+    assert metrics["training/policy_loss"] == pytest.approx(policy_loss, rel=1e-5)
     assert metrics["limiters/log_ratio/active"] == 0.75
-    policy = slopes["loc"][0, :, 0]
-    assert policy[0] == pytest.approx(0.5 * np.e / 4 - 0.0, rel=1e-4) and (np.abs(policy[1:]) < 1e-3).all()
-    assert not finite(loss(only(), data)[1])
+    np.testing.assert_allclose(found["loc"][0, :, 0], slopes, rtol=1e-4, atol=1e-7)
+    assert advantage > 0 or not finite(loss(only(), data)[1])
+
+
+def test_restored_has_no_gradient_that_leads_out():
+    """Downhill from beyond a bound only towards it; within the bounds the gradient is what it is."""
+    x = jnp.array([-3.0, -3.0, -1.0, 1.0, 3.0, 3.0])
+    slopes = jnp.array([1.0, -1.0, 1.0, -1.0, -1.0, 1.0])
+    found, back = jax.vjp(lambda x: limiters.restored(x, 2.0), x)
+    assert found.tolist() == [-2.0, -2.0, -1.0, 1.0, 2.0, 2.0]
+    assert back(slopes)[0].tolist() == [0.0, -1.0, 1.0, -1.0, 0.0, 1.0]
+    assert limiters.restored(x, None) is x
 
 
 @pytest.mark.parametrize(
@@ -445,7 +467,7 @@ def watched(*kls: float, start: float = 0.0, scale: float = 1.0) -> tuple[list[b
     passed_over, going = jnp.int32(0), []
     for kl in kls:
         goes_on, passed_over, tuning = overshoot.judge(
-            passed_over, {"training/kl_update": jnp.float32(kl)}, tuning, limit
+            passed_over, {"training/policy_distance": jnp.float32(kl)}, tuning, limit
         )
         going.append(bool(goes_on))
         current = current + 1 if goes_on else current
@@ -478,11 +500,11 @@ def test_kl_shortens_steps_and_lets_them_grow_back():
     assert (scale, iterations) == (1.0, 29)
 
 
-def test_kl_prefers_that_of_the_updates_alone():
-    """Where the normaliser has moved, the KL from the collecting policy is not the updates' doing."""
-    told = {"training/kl_mean": jnp.float32(9.0), "training/kl_update": jnp.float32(0.1)}
+def test_kl_judges_the_policy_distance_and_not_the_kl_of_brax():
+    """Brax's KL explodes where actions are saturated."""
+    told = {"training/kl_mean": jnp.float32(9.0), "training/policy_distance": jnp.float32(0.1)}
     assert overshoot.judge(jnp.int32(0), told, TUNING, 0.5)[0]
-    told["training/kl_update"] = jnp.float32(9.0)
+    told["training/policy_distance"] = jnp.float32(9.0)
     assert not overshoot.judge(jnp.int32(0), told, TUNING, 0.5)[0]
 
 
@@ -492,8 +514,8 @@ def test_kl_off_is_not_there():
     assert overshoot.recover(None, TUNING) is TUNING
     off = Optimizer(PPOConfig(), only())
     halved = dataclasses.replace(TUNING, step_scale=jnp.float32(0.5))
-    assert off.rate(halved, lambda: jnp.float32(0)) == 1.0
-    assert Optimizer(PPOConfig(), only(kl=0.5)).rate(halved, lambda: jnp.float32(0)) == 0.5
+    assert off.rates(halved, lambda: jnp.float32(0)) == (1.0, 1.0)
+    assert Optimizer(PPOConfig(), only(kl=0.5), True).rates(halved, lambda: jnp.float32(0)) == (0.5, 0.5)
 
 
 # --- gradients and updates
@@ -508,7 +530,7 @@ def candidate(limits: LimiterConfig, gradients: Any, rate: float = 1e-3, params:
 
     def step(gradients: Any, params: Any) -> Candidate:
         norm = optax.global_norm(gradients)
-        return optimizer.candidate(gradients, norm, optimizer.init(params), params, jnp.float32(rate))
+        return optimizer.candidate(gradients, norm, optimizer.init(params), params, Rates(*[jnp.float32(rate)] * 2))
 
     return jax.jit(step)(gradients, params)
 

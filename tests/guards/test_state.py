@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 NAN, INF = float("nan"), float("inf")
 GUARDS = state_guards(GuardsConfig(), PPOConfig())
-NUMBERS = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5, kl=0.01, std=0.5, entropy=-0.3)
+NUMBERS = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5, distance=0.01, std=0.5, entropy=-0.3)
 
 
 def report(updated: bool = True, **numbers: float) -> Report:
@@ -51,7 +51,7 @@ def judge(guard: Any, *told: Report) -> tuple[list[bool], dict[str, int], GuardS
 BAD = {
     "storm": report(valid_share=0.0),
     "value_loss": report(value_loss=2e10),
-    "policy": report(kl=1e3),
+    "policy": report(distance=1e3),
 }
 
 
@@ -172,7 +172,7 @@ def test_no_bad_reward_is_remembered(greatest):
 
 
 @pytest.mark.parametrize(("name", "fine", "bad", "cause"), [
-    ("kl", 100.0, 100.00001, "kl"), ("kl", 0.0, INF, "kl"),
+    ("distance", 5.0, 5.00001, "kl"), ("distance", 0.0, INF, "kl"),
     ("std", 2e-4, 1.999e-4, "std_collapsed"), ("std", 9.0, 9.000001, "std_exploded"), ("std", 0.1, 1e6, "std_exploded"),
     ("entropy", -20.0, -20.00001, "entropy_collapsed"), ("entropy", 50.0, -INF, "entropy_collapsed"),
 ])  # fmt: skip
@@ -181,7 +181,9 @@ def test_each_cause_at_its_boundary(name, fine, bad, cause):
     assert ok == [True, False] and trips == {cause: 1}
 
 
-@pytest.mark.parametrize(("name", "cause"), [("kl", "kl"), ("std", "std_exploded"), ("entropy", "entropy_collapsed")])
+@pytest.mark.parametrize(
+    ("name", "cause"), [("distance", "kl"), ("std", "std_exploded"), ("entropy", "entropy_collapsed")]
+)
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_policy_that_is_not_finite_trips_where_it_was_updated(name, cause, bad):
     """With every limit as with none."""
@@ -192,7 +194,7 @@ def test_a_policy_that_is_not_finite_trips_where_it_was_updated(name, cause, bad
 
 
 LIMITS = {
-    "max_kl": ("kl", 101.0),
+    "max_kl": ("distance", 5.01),
     "min_std": ("std", 1e-5),
     "max_std": ("std", 10.0),
     "min_entropy": ("entropy", -21.0),
@@ -211,7 +213,12 @@ def test_a_limit_of_none_asks_nothing(without):
 def test_a_policy_guard_without_limits():
     """It asks for numbers, and no more."""
     guard = PolicyGuard(20, None, None, None, None)
-    told = report(), report(kl=1e9, std=1e9), report(kl=-1e9, std=0.0, entropy=-1e9), report(kl=NAN, std=NAN)
+    told = (
+        report(),
+        report(distance=1e9, std=1e9),
+        report(distance=-1e9, std=0.0, entropy=-1e9),
+        report(distance=NAN, std=NAN),
+    )
     assert judge(guard, *told)[0] == [True] * 3 + [False]
 
 
@@ -222,7 +229,7 @@ def test_a_policy_guard_without_limits():
 @pytest.mark.parametrize("name", ["value_loss", "policy"])
 def test_where_nothing_was_updated_there_is_nothing_to_judge(name, bad):
     """Means over no update are NaN; that none was accepted is the update guard's affair. It ends a row, too."""
-    nothing = report(updated=False, value_loss=bad, kl=bad, std=bad, entropy=bad, greatest_reward=bad)
+    nothing = report(updated=False, value_loss=bad, distance=bad, std=bad, entropy=bad, greatest_reward=bad)
     ok, trips, state, _ = judge(GUARDS[name], BAD[name], nothing, report())
     assert ok == [False, True, True] and sum(trips.values()) == 1
     assert state.memory.length.tolist() == [1, 0, 0]

@@ -249,10 +249,10 @@ def test_long_work_is_said_to_be_under_way(capsys):
 def test_a_verbose_line_has_what_there_is_of_learning():
     stream = io.StringIO()
     console = Console("plain", 1000, verbose=True, interval=1e9, stream=stream)
-    console.log(64, {"training/v_loss": 0.25, "training/kl_mean": 0.0123, "training/clip_fraction": 0.125})
+    console.log(64, {"training/v_loss": 0.25, "training/policy_distance": 0.0123, "training/clip_fraction": 0.125})
     console.log(128, {"training/v_loss": float("nan"), "training/policy_loss": None, "training/sps": 5.0})
     lines = [line.split() for line in stream.getvalue().splitlines()]
-    assert ["step", "64", "value", "loss", "0.25", "KL", "0.012", "clipped", "12%"] in lines
+    assert ["step", "64", "value", "loss", "0.25", "distance", "0.012", "clipped", "12%"] in lines
     assert ["step", "128", "value", "loss", "nan"] in lines
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, experience, mesh, tiny_config
+from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
 
 from rlstable import sharding
 from rlstable.config import LossScaleConfig
@@ -17,7 +17,7 @@ from rlstable.packed import Packed
 from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.learning import Learning, Progress
-from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl
+from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, held
 from rlstable.ppo.state import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -35,7 +35,7 @@ def optimizer(limits=None, **ppo):
 
 
 def candidate(ours, gradient, state, params, rate=LR):
-    return ours.candidate(gradient, optax.global_norm(gradient), state, params, jnp.float32(rate))
+    return ours.candidate(gradient, optax.global_norm(gradient), state, params, Rates(*[jnp.float32(rate)] * 2))
 
 
 # --- schedules
@@ -58,17 +58,17 @@ QUARTER = MIN + (LR - MIN) * 0.5 * (1 + np.cos(np.pi / 4))
     ],
 )
 def test_schedules_at_their_corners(schedule, warmup, expected):
-    rate = optimizer(learning_rate_schedule=schedule, learning_rate_warmup=warmup, **SHAPES).rate
+    rates = optimizer(learning_rate_schedule=schedule, learning_rate_warmup=warmup, **SHAPES).rates
     for progress, value in expected.items():
-        np.testing.assert_allclose(rate(tuning(), lambda p=progress: jnp.float32(p)), value, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(rates(tuning(), lambda p=progress: jnp.float32(p)), value, rtol=1e-5, atol=1e-9)
         halved = tuning(learning_rate_scale=jnp.float32(0.5))  # as a remedy does
-        np.testing.assert_allclose(rate(halved, lambda p=progress: jnp.float32(p)), value / 2, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(rates(halved, lambda p=progress: jnp.float32(p)), value / 2, rtol=1e-5, atol=1e-9)
 
 
 def test_a_decay_never_rises():
     """A floor above the learning rate is no reason to climb to it."""
-    rate = optimizer(learning_rate_schedule="linear", learning_rate_schedule_min_lr=2 * LR).rate
-    np.testing.assert_allclose([rate(tuning(), lambda p=p: jnp.float32(p)) for p in (0, 0.5, 1)], LR, rtol=1e-6)
+    rates = optimizer(learning_rate_schedule="linear", learning_rate_schedule_min_lr=2 * LR).rates
+    np.testing.assert_allclose([rates(tuning(), lambda p=p: jnp.float32(p)) for p in (0, 0.5, 1)], LR, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,9 @@ def test_the_rate_follows_the_kl(kl, factor):
 def test_a_rate_that_does_not_follow_progress_does_not_ask_for_it(schedule):
     """Or a run of another length would be another program."""
     tuned = tuning()
-    assert optimizer(learning_rate_schedule=schedule).rate(tuned, lambda: pytest.fail("asked")) == tuned.learning_rate
+    assert (
+        optimizer(learning_rate_schedule=schedule).rates(tuned, lambda: pytest.fail("asked"))[0] == tuned.learning_rate
+    )
 
 
 def test_the_rate_stays_within_its_bounds():
@@ -106,6 +108,104 @@ def test_the_rate_stays_within_its_bounds():
         high = adapt_to_kl(high, jnp.float32(1e-4), config)
     assert low.learning_rate == np.float32(config.learning_rate_schedule_min_lr)
     assert high.learning_rate == np.float32(config.learning_rate_schedule_max_lr)
+
+
+# --- rates of policy and critic
+
+
+def separate(rate, **tuned):
+    settings = tiny_config(ppo={"learning_rate": rate})
+    now = dataclasses.replace(first_tuning(settings), **{name: jnp.float32(x) for name, x in tuned.items()})
+    return Optimizer(settings.ppo, settings.guards.limiters, separate=True).rates(now, lambda: jnp.float32(0))
+
+
+@pytest.mark.parametrize(
+    ("rate", "tuned", "policy", "value"),
+    [
+        (1e-3, {}, 1e-3, 1e-3),
+        (1e-3, {"step_scale": 1e-4}, 1e-7, 1e-3),  # the critic is not slowed
+        (3e-4, {"step_scale": 1e-4}, 3e-8, 3e-4),  # nor quicker than configured
+        (0.3, {"step_scale": 0.25}, 0.075, 0.075),  # a rate that is too high for both
+        (0.3, {"step_scale": 1e-2}, 3e-3, 3e-3),
+        (0.3, {"step_scale": 1e-4}, 3e-5, 1e-3),  # and not below 1e-3
+        (1e-3, {"policy_rate_scale": 0.5}, 5e-4, 1e-3),
+        (0.3, {"policy_rate_scale": 0.5}, 0.15, 0.3),
+        (0.3, {"policy_rate_scale": 0.5, "step_scale": 0.25}, 0.0375, 0.075),
+        (1e-3, {"learning_rate_scale": 0.1}, 1e-4, 1e-4),  # a remedy for both
+        (1e-3, {"policy_hold": 1.0}, 0.0, 1e-3),
+        (0.3, {"policy_hold": 3.0, "step_scale": 1e-4}, 0.0, 1e-3),
+    ],
+)
+def test_policy_is_slowed_and_critic_keeps_its_rate(rate, tuned, policy, value):
+    np.testing.assert_allclose(separate(rate, **tuned), (policy, value), rtol=1e-5)
+
+
+def test_rates_are_one_where_nothing_may_separate_them():
+    """One array, so that the program is that of a single rate."""
+    rates = optimizer().rates(tuning(step_scale=jnp.float32(0.1), policy_hold=jnp.int32(3)), lambda: jnp.float32(0))
+    assert rates.policy is rates.value and rates.policy == np.float32(LR)
+
+
+@pytest.mark.parametrize(("hold", "next_one"), [(3, 2), (1, 0), (0, 0)])
+def test_hold_of_the_policy_counts_down_to_zero(hold, next_one):
+    after = held(tuning(policy_hold=jnp.int32(hold)))
+    assert (int(after.policy_hold), after.policy_hold.dtype) == (next_one, jnp.int32)
+
+
+NETWORKS = {
+    "policy": {"w": jnp.ones((3, 2)), "b": jnp.full(2, 0.5)},
+    "value": {"w": jnp.full((3, 1), 2.0), "c": jnp.zeros(4)},
+}
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("rates", [(1e-3, 1e-3), (0.0, 1e-3), (1e-5, 1e-2)])
+def test_each_network_takes_steps_of_its_own_rate(joined, rates):
+    """As a vector and as a tree: first steps of Adam are as long as the rate, in the direction of each gradient."""
+    ours, gradient = optimizer(), jax.tree.map(lambda x: jnp.full_like(x, 0.1), NETWORKS)
+    layout = dataclasses.replace(Layout.of(NETWORKS), joined=joined)
+    params, gradients = layout.join(NETWORKS), layout.join(gradient)
+    own = Rates(*map(jnp.float32, rates))
+    found = ours.candidate(gradients, optax.global_norm(gradients), ours.init(params), params, own, layout=layout)
+    after = layout.split(found.params)
+    for name, rate in zip(("policy", "value"), rates, strict=True):
+        for before, now in zip(jax.tree.leaves(NETWORKS[name]), jax.tree.leaves(after[name]), strict=True):
+            np.testing.assert_allclose(before - now, rate, rtol=1e-4, atol=3e-7)
+            assert rate or np.array_equal(now, before)
+    np.testing.assert_allclose(found.update_norm, np.sqrt(8 * rates[0] ** 2 + 7 * rates[1] ** 2), rtol=1e-4)
+
+
+def iterated(sizes=(8,), steps=1, **tuned):
+    """Iterations of a run whose policy may be held: parameters before and after, tuning, metrics."""
+    network = {"policy_hidden_layer_sizes": sizes, "value_hidden_layer_sizes": sizes}
+    own, state = assemble(tiny_config(guards=GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": 1.0}}, network=network))
+    assert Layout.of(state.params).joined == (sizes == (8,))
+    changes = {name: jnp.asarray(x, getattr(state.tuning, name).dtype) for name, x in tuned.items()}
+    first = now = placed(dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **changes)))
+    iteration, rows = compiled(own), []
+    for _ in range(steps):
+        now, metrics = iteration(now)
+        rows.append(metrics.values)
+    return first, now, rows
+
+
+@pytest.mark.parametrize("sizes", [(8,), (160, 160)], ids=["vector", "tree"])
+def test_held_policy_stays_bit_for_bit_while_the_critic_learns(sizes):
+    first, after, (values,) = iterated(sizes, policy_hold=2)
+    assert same(after.params["policy"], first.params["policy"])
+    pairs = zip(*(jax.tree.leaves(x.params["value"]) for x in (first, after)), strict=True)
+    assert not any(np.array_equal(a, b) for a, b in pairs)
+    assert int(after.tuning.policy_hold) == 1
+    assert values["training/learning_rate"] == 0.0
+    np.testing.assert_allclose(values["training/value_learning_rate"], 1e-3 * 3, rtol=1e-6)
+    assert values["training/accepted_share"] == 1.0
+
+
+def test_policy_learns_again_after_its_hold():
+    first, after, rows = iterated(steps=2, policy_hold=1)
+    assert [float(row["training/learning_rate"]) for row in rows] == pytest.approx([0.0, 3e-3])
+    assert int(after.tuning.policy_hold) == 0
+    assert not same(after.params["policy"], first.params["policy"])
 
 
 # --- loss scale

@@ -1,4 +1,7 @@
-"""The KL limiter: what overshot is taken back and ends the epochs, steps shrink and recover, health is not touched."""
+"""The KL limiter: what overshot is taken back and ends the epochs, steps shrink and recover, health is not touched.
+
+The end of the iteration is measured once more, and what is beyond the bound there goes back to its start.
+"""
 
 import dataclasses
 import functools
@@ -17,6 +20,7 @@ from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.packed import Packed
 from rlstable.ppo import overshoot
 from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
+from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO
@@ -104,7 +108,7 @@ def steps():
     ppo = make_ppo(tiny_config(guards=limited(LIMIT)), VectorEnv(PointMass(), 12, 1, {}), 2)
     params, statistics, data, _ = experience(ppo.networks, T, B)
     policy, _ = ppo.networks.distribution(params, statistics, data.observation)
-    data = prepared(ppo.networks, statistics, data._replace(distribution=policy))
+    data = prepared(ppo.networks, statistics, data._replace(distribution=policy, reference=moments(policy)))
     zero = WideCounter.zero()
     counters = Counters(zero, zero, zero, zero, Packed.of({}))
     settings = tiny_config(ppo={"learning_rate": RATE, "num_updates_per_batch": 1})
@@ -121,20 +125,19 @@ def steps():
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)
-    moments = layout.join_in(ppo.optimizer.init(params))
-    start = proven = Progress(layout.join(params), moments, Packed.of({}), none)
-    history, kls = [Learning(start, tuning, {}, jax.random.PRNGKey(0), none)], []
+    start = proven = Progress(layout.join(params), layout.join_in(ppo.optimizer.init(params)), Packed.of({}), none)
+    history, moved = [Learning(start, tuning, {}, jax.random.PRNGKey(0), none)], []
     for n in range(1, 13):
         after = program(history[-1])
-        kls.append(float(after.progress.sums["training/kl_update"]))
+        moved.append(float(after.progress.sums["training/policy_distance"]))
         if n % EPOCH == 0:
             end, proven = overshoot.settle(after.passed_over, start, proven, bare(after.progress))
             after, start = after._replace(progress=end), end
         history.append(after)
-    return history, kls
+    return history, moved
 
 
-RATE, LIMIT, EPOCH = 1e-4, 0.04, 2
+RATE, LIMIT, EPOCH = 1e-4, 0.0021, 2
 
 
 def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
@@ -142,12 +145,12 @@ def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
 
     What was accepted since is so no longer, and the step is shortened once.
     """
-    steps, kls = steps
+    steps, moved = steps
     passed = [int(x.passed_over) for x in steps]
-    first = passed.index(1)  # here the KL of the parameters before was seen to be beyond the limit
+    first = passed.index(1)  # here the parameters before were seen to be beyond the limit
     epoch, within = divmod(first - 1, EPOCH)
     assert epoch > 1 and within != 0
-    assert kls[first - 1] > LIMIT >= max(kls[: first - 1])
+    assert moved[first - 1] > LIMIT >= max(moved[: first - 1])
     assert passed == [max(0, n - first + 1) for n in range(len(steps))]
     kept = steps[(epoch - 1) * EPOCH]
     assert not np.array_equal(kept.progress.params, steps[0].progress.params)
@@ -159,18 +162,18 @@ def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
 
 
 @pytest.mark.parametrize(
-    ("kl", "going", "scale"),
+    ("moved", "going", "scale"),
     [(0.0, True, 1.0), (1.0, True, 1.0), (1.01, False, 0.25), (1e6, False, 0.25), (np.nan, False, 1.0)],
 )
-def test_one_verdict(kl, going, scale):
-    """At the limit it goes on. A KL that is NaN stops it, but says nothing of the length of steps."""
+def test_one_verdict(moved, going, scale):
+    """At the limit it goes on. A distance that is NaN stops it, but says nothing of the length of steps."""
     tuning = training(1.0)[2].tuning
-    metrics = {"training/kl_mean": jnp.float32(99.0), "training/kl_update": jnp.float32(kl)}
+    metrics = {"training/kl_mean": jnp.float32(99.0), "training/policy_distance": jnp.float32(moved)}
     found, passed_over, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
     assert (bool(found), float(tuning.step_scale)) == (going, scale)
     assert int(passed_over) == (0 if going else 1)
     assert (overshoot.recover(passed_over, scaled(tuning, 0.5)).step_scale > 0.5) == going
-    # The minibatches that follow are passed over, whatever their KL, and shorten nothing more.
+    # The minibatches that follow are passed over, whatever their distance, and shorten nothing more.
     again, then, after = overshoot.judge(passed_over, metrics, tuning, 1.0)
     if not going:
         assert (bool(again), int(then)) == (False, 2)
@@ -183,7 +186,7 @@ def scaled(tuning, scale):
 
 def test_steps_do_not_shrink_for_ever():
     """There is a least one, from which they come back."""
-    tuning, metrics = training(1.0)[2].tuning, {"training/kl_update": jnp.float32(2)}
+    tuning, metrics = training(1.0)[2].tuning, {"training/policy_distance": jnp.float32(2)}
     for _ in range(100):
         _, _, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
     np.testing.assert_allclose(tuning.step_scale, 1e-6, rtol=1e-5)
@@ -192,31 +195,33 @@ def test_steps_do_not_shrink_for_ever():
 
 @pytest.mark.parametrize(("moved", "overshot"), [(1, False), (T * B, True)])
 def test_no_single_sample_is_an_overshoot(moved, overshot):
-    """A thousand nats in one sample are a mean of 25, far beyond the limit; the policy is where it was."""
-    settings = tiny_config(guards=limited(1.0))
+    """In one sample the policy went from one end of the action's range to the other; elsewhere it is where it was."""
+    settings = tiny_config(guards=limited(0.1))
     networks = make_networks(settings, 2)
     params, statistics, data, _ = experience(networks, T, B)
     now, _ = networks.distribution(params, statistics, data.observation)
-    away = jnp.where(jnp.arange(T * B).reshape(T, B, 1) < moved, 50.0, 0.0)
-    data = data._replace(distribution=dataclasses.replace(now, loc=now.loc + away * now.scale))
+    here = moments(now)
+    away = jnp.arange(T * B).reshape(T, B, 1) < moved
+    reference = ActionMoments(jnp.where(away, -jnp.sign(here.mean), here.mean), here.variance)
+    assert jnp.min(jnp.where(away[..., 0], distance(reference, here), jnp.inf)) > 1.0
+    data = data._replace(distribution=now, reference=reference)
     loss = functools.partial(ppo_loss, networks=networks, config=settings.ppo, limits=settings.guards.limiters)
     metrics = sharding.over_devices(lambda *x: loss(*x, None)[1], mesh(), R, R)(params, statistics, data)
-    assert metrics["training/kl_mean"] > 25
-    np.testing.assert_allclose(metrics["training/kl_update"], 10.0 * moved / (T * B), rtol=1e-3, atol=1e-3)
-    assert (metrics["training/kl_update"] > 1.0) == overshot
+    np.testing.assert_allclose(metrics["training/policy_distance"], 10.0 * 0.1 * moved / (T * B), rtol=1e-5)
+    assert (metrics["training/policy_distance"] > 0.1) == overshot
 
 
 @dataclasses.dataclass(frozen=True)
 class Blind(PPO):
-    """PPO whose KL is never a number."""
+    """PPO whose policy distance in the loss is never a number."""
 
     def gradient(self, *args):
         gradients, metrics = super().gradient(*args)
         nan = jnp.float32(jnp.nan)
-        return gradients, metrics | {"training/kl_update": nan, "training/kl_mean": nan}
+        return gradients, metrics | {"training/policy_distance": nan}
 
 
-def test_a_kl_that_is_nan_ends_the_epochs_without_shortening_steps():
+def test_a_distance_that_is_nan_ends_the_epochs_without_shortening_steps():
     _, iteration, state = training(1.0, Blind)
     start = tuned(state, step_scale=0.5)
     after, metrics = iteration(start)
@@ -279,7 +284,10 @@ def test_a_healthy_iteration_is_the_same_with_it_and_without():
         same(state, other)
         same({name: metrics.values[name] for name in plain.values}, dict(plain.values))
         assert metrics.values["limiters/kl/active"] == 0.0
-    assert set(metrics.values) - set(plain.values) == {"limiters/kl/active", "training/kl_update"}
+    assert set(metrics.values) - set(plain.values) == {
+        "limiters/kl/active", "training/policy_distance", "training/policy_distance_p99",
+        "training/value_learning_rate",
+    }  # fmt: skip
 
 
 def test_off_it_leaves_no_trace():
@@ -297,33 +305,72 @@ def test_off_it_leaves_no_trace():
     assert metrics.values["training/accepted_share"] == 1.0
 
 
-# --- what the KL is measured from
+# --- the end of the iteration
+
+ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # an update that no later one measures
+
+
+@pytest.mark.parametrize(
+    ("passed_over", "moved", "expected"),
+    [
+        (0, 1.0, (False, 0, 1.0)),
+        (0, 1.01, (True, 4, 0.25)),
+        (0, np.nan, (True, 4, 1.0)),
+        (3, 0.5, (False, 3, 1.0)),
+        (3, 1.01, (True, 4, 1.0)),
+    ],
+)
+def test_verdict_on_the_end_of_an_iteration(passed_over, moved, expected):
+    """Steps are shortened once per iteration, and not where the distance is no number."""
+    tuning = training(1.0)[2].tuning
+    over, passed_over, tuning = overshoot.close(
+        jnp.int32(passed_over), jnp.float32(moved), tuning, 1.0, jnp.int32(MINIBATCHES)
+    )
+    assert (bool(over), int(passed_over), float(tuning.step_scale)) == expected
+
+
+def watching():
+    """No limiter, but a guard that wants the distance."""
+    own, state = assemble(tiny_config(guards=GUARDS_OFF | {"policy": {"enabled": True}}, ppo=ONE))
+    return compiled(own), placed(state)
+
+
+def test_without_the_limiter_the_last_update_of_an_iteration_moves_the_policy_beyond_the_bound():
+    iteration, state = watching()
+    after, metrics = iteration(tuned(state, learning_rate=3.0))
+    assert metrics.values["training/policy_distance"] > 1.0
+    assert int(after.counters.updates) == 1
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_the_kl_is_that_of_the_updates_alone(order):
-    """The normaliser moves a lot; before the first update the policy is, under the new one, where it was."""
-    _, iteration, state = training(
-        1.0, batch_size=16, num_minibatches=1, num_updates_per_batch=1, normalizer_update=order
-    )
-    state = iteration(state)[0]
-    normalizer = dataclasses.replace(
-        state.normalizer, mean=state.normalizer.mean + 10.0, count=placed_count(state.normalizer.count, 1)
-    )
-    _, metrics = iteration(dataclasses.replace(state, normalizer=normalizer))
+def test_last_update_of_an_iteration_is_taken_back_to_its_start(order):
+    """Bit for bit, critic and moments included, and the distance is that of what the run goes on with."""
+    _, iteration, state = training(1.0, **ONE, normalizer_update=order)
+    state, _ = iteration(state)
+    start = tuned(state, learning_rate=3.0)
+    after, metrics = iteration(start)
+    same(learnt(after), learnt(start))
     values = metrics.values
-    zero = 2 * np.log(1 + 1e-5)  # of two action elements: Brax has 1e-5 inside its logarithm
-    if order == "before":
-        np.testing.assert_allclose(values["training/kl_update"], zero, rtol=0.05)
-        assert values["training/kl_mean"] > 0.1
-    else:  # the collecting policy is the reference, and that is why Brax's order is this one
-        np.testing.assert_allclose(values["training/kl_update"], zero, rtol=0.05)
-        np.testing.assert_allclose(values["training/kl_mean"], zero, rtol=0.05)
-    assert values["limiters/kl/active"] == 0.0
+    assert after.tuning.step_scale == 0.25
+    assert values["limiters/kl/active"] == 1.0
+    assert (int(after.counters.updates) - int(start.counters.updates), values["training/accepted_share"]) == (0, 0.0)
+    assert values["training/policy_distance"] < 0.25  # of the normaliser, which has a quarter of the bound
+    if order == "after":  # statistics that were bounded for the parameters of SGD went back with them
+        same(after.normalizer, start.normalizer)
+        assert abs(values["training/policy_distance"]) < 1e-6
+        assert abs(values["training/policy_distance_p99"]) < 1e-6
+    else:
+        assert int(after.normalizer.count) > int(start.normalizer.count)
+        assert values["training/policy_distance"] > 0.0
 
 
-def placed_count(count, value):
-    return jax.tree.map(lambda old, new: jnp.full_like(old, new), count, WideCounter.of(value))
+def test_last_update_within_the_bound_is_kept():
+    _, iteration, state = training(1.0, **ONE)
+    after, metrics = iteration(state)
+    assert metrics.values["limiters/kl/active"] == 0.0
+    assert int(after.counters.updates) == 1
+    assert 0.0 < metrics.values["training/policy_distance"] <= metrics.values["training/policy_distance_p99"]
+    assert metrics.values["training/policy_distance"] < 1.0
 
 
 # --- together with the rate that follows the KL

@@ -185,7 +185,8 @@ JUDGES = {name: GUARDS_OFF | {name: {"enabled": True}} for name in ("state", "st
 
 
 def test_nothing_that_can_be_on_is_forgotten():
-    assert {*SOMETHING_ON, *JUDGES} == {"guards=default"} | {*GUARDS_OFF, *LIMITERS_OFF} - {"limiters"}
+    on_the_host = {"return_watch"}
+    assert {*SOMETHING_ON, *JUDGES} == {"guards=default"} | {*GUARDS_OFF, *LIMITERS_OFF} - {"limiters"} - on_the_host
 
 
 def started(ppo, state):

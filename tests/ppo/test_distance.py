@@ -1,0 +1,392 @@
+"""Policy distance: exact values, its bounds, the mean and percentile of a batch, and the bounded normaliser."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import GUARDS_OFF, LIMITERS_OFF, assemble, compiled, experience, mesh, placed, tiny_config
+
+from rlstable import sharding
+from rlstable.counter import WideCounter
+from rlstable.ppo import distance, normalizer
+from rlstable.ppo.build import make_networks
+from rlstable.ppo.distance import ActionMoments, moments
+from rlstable.ppo.distributions import Normal, TanhNormal
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+R, SPLIT = sharding.REPLICATED, sharding.SPLIT
+KINDS = (Normal, TanhNormal)
+SETTINGS = tiny_config()
+
+
+def policy(kind, loc, scale):
+    """Of one action element unless lists are given."""
+    return kind(jnp.atleast_1d(jnp.float32(loc)), jnp.atleast_1d(jnp.float32(scale)))
+
+
+def between(kind, old, new):
+    return float(distance.distance(moments(policy(kind, *old)), moments(policy(kind, *new))))
+
+
+def divergence(kind, old, new):
+    """Brax's KL of the raw Gaussians."""
+    return float(policy(kind, *new).kl_from(policy(kind, *old)))
+
+
+# --- one pair of policies
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("one", [(0.0, 0.3), (-11.3, 0.001), (0.7, 5.0), (1e30, 1e-3), ([0.1, 2.0], [0.3, 1.0])])
+def test_equal_policies_have_no_distance(kind, one):
+    assert between(kind, one, one) == 0.0
+
+
+def test_distance_of_two_gaussians_is_their_kl_divergence():
+    """Means 0 and 0.2, variances 0.01 and 0.04: (0.25 + 1 - 1 + log 4) / 2, and twice that for two elements."""
+    old, new = (
+        ActionMoments(jnp.full(2, mean), jnp.full(2, variance)) for mean, variance in ((0.0, 0.01), (0.2, 0.04))
+    )
+    np.testing.assert_allclose(distance.distance(old, new), 0.25 + np.log(4), rtol=1e-5)
+
+
+def test_moments_of_a_normal_policy_add_the_resolution():
+    """No node of the quadrature is beyond 1, so only the resolution is added to the variance."""
+    found = moments(policy(Normal, 0.1, 0.2))
+    np.testing.assert_allclose(found.mean, 0.1, rtol=1e-5)
+    np.testing.assert_allclose(found.variance, 0.2**2 + 0.05**2, rtol=1e-5)
+
+
+def test_moments_of_a_tanh_normal_policy_are_those_of_many_samples():
+    loc, scale = np.float64(0.4), np.float64(0.3)
+    samples = np.tanh(loc + scale * np.random.default_rng(0).standard_normal(1_000_000))
+    found = moments(policy(TanhNormal, loc, scale))
+    np.testing.assert_allclose(found.mean, samples.mean(), rtol=5e-3)
+    np.testing.assert_allclose(found.variance, samples.var() + 0.05**2, rtol=0.03)
+
+
+def test_moments_of_a_normal_policy_clip_the_action():
+    """The environment bounds the action to [-1, 1], so means of 2 and 50 are one action, with no spread."""
+    for loc in (2.0, 50.0):
+        found = moments(policy(Normal, loc, 0.1))
+        assert (found.mean, found.variance) == (1.0, np.float32(0.05**2))
+    assert between(Normal, (2.0, 0.1), (50.0, 0.1)) == 0.0
+    assert between(Normal, (0.5, 0.1), (0.8, 0.1)) > 1.0
+
+
+def test_saturated_policy_that_acts_the_same_has_no_distance():
+    """The case of the module's docstring: Brax's KL is 18,000 nats, and the environment sees the same action."""
+    old, new = (-11.30, 0.001), (-11.11, 0.001)
+    assert divergence(TanhNormal, old, new) > 1e4
+    assert abs(between(TanhNormal, old, new)) < 1e-6
+
+
+def test_difference_below_the_resolution_hardly_counts():
+    """A shift of a fiftieth of the resolution without noise: a nat in Brax's KL, a five-thousandth here."""
+    old, new = (0.0, 0.0007), (0.001, 0.0007)
+    assert divergence(Normal, old, new) > 1.0
+    np.testing.assert_allclose(between(Normal, old, new), 0.5 * (0.001 / 0.05) ** 2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("old", "new"), [((0.0, 0.3), (0.1, 0.3)), ((0.2, 0.3), (0.3, 0.3)), ((0.0, 0.5), (0.2, 0.5))])
+def test_distance_of_noisy_policies_is_close_to_the_kl_divergence(kind, old, new):
+    np.testing.assert_allclose(between(kind, old, new), divergence(kind, old, new), rtol=0.2)
+
+
+def test_greatest_distance_is_800_nats_per_action_element():
+    """From one end of the action's range to the other, at the finest resolution."""
+    assert between(TanhNormal, (-20.0, 0.001), (20.0, 0.001)) == pytest.approx(800.0, rel=1e-5)
+    three = ([-20.0] * 3, [0.001] * 3), ([20.0] * 3, [0.001] * 3)
+    assert between(TanhNormal, *three) == pytest.approx(2400.0, rel=1e-5)
+
+
+EXTREMES = [(loc, scale) for loc in (0.0, -20.0, 1e10, -1e38) for scale in (1e-38, 1e-3, 1.0, 1e10, 1e38)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_distance_is_finite_and_bounded_for_extreme_policies(kind):
+    old = policy(kind, *zip(*[a for a in EXTREMES for _ in EXTREMES], strict=True))
+    new = policy(kind, *zip(*EXTREMES * len(EXTREMES), strict=True))
+    old, new = (jax.tree.map(lambda x: x[:, None], one) for one in (old, new))
+    found = np.asarray(distance.distance(moments(old), moments(new)))
+    assert found.shape == (len(EXTREMES) ** 2,)
+    assert (found >= -1e-4).all() and (found <= 801).all()
+    assert not np.isfinite(new.kl_from(old)).all()  # Brax's is not
+
+
+# --- a batch
+
+ROWS, T = 8, 16
+
+
+@functools.cache
+def parts():
+    networks = make_networks(SETTINGS, 2)
+    params, statistics, data, _ = experience(networks, ROWS, T)
+    return networks, params, statistics, data
+
+
+def under(params, statistics):
+    """Moments of a policy in the samples of the batch."""
+    networks, _, _, data = parts()
+    return moments(networks.distribution(params, statistics, data.observation)[0])
+
+
+@functools.cache
+def measuring(limit, devices=1):
+    networks, *_ = parts()
+    own = lambda *x: distance.shift(networks, *x, limit)  # noqa: E731
+    return sharding.over_devices(own, mesh(devices), (R, R, SPLIT, SPLIT), R)
+
+
+def measured(reference, valid=None, limit=None, devices=1, observation=None):
+    _, params, statistics, data = parts()
+    data = data._replace(valid=valid, bootstrap_observation=None)
+    if observation is not None:
+        data = data._replace(observation=observation)
+    return jax.device_get(measuring(limit, devices)(params, statistics, data, reference))
+
+
+def moved(where):
+    """A reference that is elsewhere in some samples, and the distance of each sample from it."""
+    _, params, statistics, _ = parts()
+    now = under(params, statistics)
+    mean = jnp.where(where[..., None], -0.5 * jnp.sign(now.mean), now.mean)
+    reference = ActionMoments(mean, now.variance)
+    return reference, np.asarray(distance.distance(reference, now))
+
+
+EVERYWHERE = np.ones((ROWS, T), bool)
+
+
+def test_batch_of_the_same_policy_has_no_distance():
+    reference, _ = moved(~EVERYWHERE)
+    found = measured(reference)
+    assert (abs(found.mean) < 1e-6, abs(found.p99) < 1e-6) == (True, True)
+
+
+def test_batch_has_mean_and_99th_percentile_of_its_samples():
+    reference, each = moved(EVERYWHERE)
+    found = measured(reference)
+    assert each.max() > 100.0  # a sample counts 100 nats at most where nothing is limited
+    np.testing.assert_allclose(found.mean, np.minimum(each, 100.0).mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.p99, np.quantile(each, 0.99), rtol=1e-5)
+
+
+def test_single_sample_counts_at_most_ten_times_the_limit():
+    """The percentile is not bounded."""
+    reference, each = moved(EVERYWHERE)
+    limit = float(np.median(each)) / 10.0
+    found = measured(reference, limit=limit)
+    np.testing.assert_allclose(found.mean, np.minimum(each, 10.0 * limit).mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.p99, np.quantile(each, 0.99), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf])
+def test_invalid_samples_do_not_count(bad):
+    """Neither in the mean nor in the percentile, and be their observations no numbers."""
+    valid = np.random.default_rng(0).random((ROWS, T)) > 0.5
+    reference, each = moved(EVERYWHERE)
+    observation = parts()[3].observation
+    if bad is not None:
+        observation = jnp.where(valid[..., None], observation, bad)
+    found = measured(reference, jnp.asarray(valid), observation=observation)
+    np.testing.assert_allclose(found.mean, np.minimum(each[valid], 100.0).mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.p99, np.quantile(each[valid], 0.99), rtol=1e-5)
+
+
+def test_batch_without_valid_samples_has_no_distance():
+    reference, _ = moved(EVERYWHERE)
+    assert tuple(measured(reference, jnp.asarray(~EVERYWHERE))) == (0.0, 0.0)
+
+
+def test_valid_sample_that_is_no_number_makes_the_mean_nan():
+    """So that the limiter cannot take the policy for one that stayed where it was."""
+    reference, _ = moved(EVERYWHERE)
+    observation = parts()[3].observation.at[0, 0].set(jnp.nan)
+    assert np.isnan(measured(reference, jnp.asarray(EVERYWHERE), observation=observation).mean)
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_two_devices_agree_with_one(masking):
+    """All of the distance is in the samples of one device, and both report the same mean."""
+    where = np.arange(ROWS)[:, None] >= ROWS // 2
+    reference, each = moved(np.broadcast_to(where, (ROWS, T)))
+    valid = None
+    if masking:
+        valid = np.random.default_rng(1).random((ROWS, T)) > 0.5
+        each = each[valid]
+    one, two = (measured(reference, None if valid is None else jnp.asarray(valid), devices=n) for n in (1, 2))
+    np.testing.assert_allclose([one.mean, two.mean], np.minimum(each, 100.0).mean(), rtol=1e-5)
+    own = distance.shift
+    networks, params, statistics, data = parts()
+    program = sharding.over_devices(
+        lambda *x: jax.tree.map(lambda y: y[None], own(networks, *x, None)), mesh(2), (R, R, SPLIT, SPLIT), SPLIT
+    )
+    data = data._replace(valid=None if valid is None else jnp.asarray(valid), bootstrap_observation=None)
+    for name, (first, second) in program(params, statistics, data, reference)._asdict().items():
+        assert first == second, name
+
+
+def test_sample_of_a_large_batch_has_unrolls_at_equal_distances():
+    """About 1,024 steps: of 512 unrolls of 16 steps every eighth. A small batch is taken in whole."""
+    _, _, _, data = parts()
+    large = data._replace(log_prob=jnp.broadcast_to(jnp.arange(512.0)[:, None], (512, 16)), observation=jnp.zeros(512))
+    rest = {name: None for name in ("raw_action", "distribution", "value", "reward", "truncation", "termination")}
+    large = large._replace(**rest, bootstrap_observation=None, noise=None)
+    found = distance.sampled(large).log_prob
+    np.testing.assert_array_equal(found[:, 0], np.arange(0.0, 512.0, 8.0))
+    assert distance.sampled(data).log_prob.shape == data.log_prob.shape
+
+
+# --- the normaliser
+
+LIMIT = 0.4
+
+
+@functools.cache
+def bounding(limit=LIMIT):
+    networks = parts()[0]
+    return sharding.over_devices(
+        lambda params, old, new, data, reference: distance.bounded(
+            networks, params, old, new, data, reference, limit, SETTINGS.ppo
+        ),
+        mesh(), R, R,
+    )  # fmt: skip
+
+
+def burst(count=5000):
+    """Statistics before and after a batch in which one feature is far from what it was; the latter as it is defined."""
+    _, params, statistics, data = parts()
+    old = normalizer.Statistics(WideCounter.of(count), statistics.mean, statistics.variance, statistics.std)
+    observation = data.observation.at[:2, :, 0].add(20.0)
+    update = sharding.over_devices(lambda s, x: normalizer.update(s, x, None, SETTINGS.ppo), mesh(), R, R)
+    return params, old, jax.device_get(update(old, observation)), data
+
+
+def _moved(params, old, new):
+    each = distance.distance(under(params, old), under(params, new))
+    return float(jnp.mean(jnp.minimum(each, 10.0 * LIMIT)))
+
+
+def test_normalizer_goes_part_of_the_way_where_the_policy_would_move_too_far():
+    """The whole way moves the policy beyond the limit; the largest of the halved steps that fits is taken."""
+    params, old, new, data = burst()
+    assert _moved(params, old, new) > LIMIT  # without the bound
+    found, share = bounding()(params, old, new, data, under(params, old))
+    share = float(share)
+    assert share in {0.5**n for n in range(1, 7)}
+    assert _moved(params, old, found) <= 0.25 * LIMIT
+    longer = normalizer.blend(old, new, jnp.float32(2 * share), SETTINGS.ppo)
+    assert _moved(params, old, longer) > 0.25 * LIMIT
+    np.testing.assert_allclose(found.mean, old.mean + share * (new.mean - old.mean), rtol=1e-5)
+    np.testing.assert_allclose(found.variance, old.variance + share * (new.variance - old.variance), rtol=1e-5)
+    np.testing.assert_allclose(found.std, np.sqrt(found.variance), rtol=1e-5)
+    assert int(found.count) == 5000 + int(share * ROWS * T)
+
+
+def test_normalizer_stays_where_no_step_is_short_enough():
+    params, old, new, data = burst()
+    found, share = bounding(1e-12)(params, old, new, data, under(params, old))
+    assert share == 0.0
+    jax.tree.map(np.testing.assert_array_equal, found, old)
+
+
+def test_normalizer_step_that_fits_is_taken_in_whole():
+    """Bit for bit the plain update."""
+    params, old, new, data = burst()
+    found, share = bounding(1e6)(params, old, new, data, under(params, old))
+    assert share == 1.0
+    jax.tree.map(np.testing.assert_array_equal, found, new)
+
+
+def test_normalizer_takes_in_the_first_batch_in_whole():
+    """The distance does not matter while nothing has been learnt."""
+    params, old, new, data = burst(count=0)
+    assert _moved(params, old, new) > LIMIT
+    found, share = bounding(1e-12)(params, old, new, data, under(params, old))
+    assert share == 1.0
+    jax.tree.map(np.testing.assert_array_equal, found, new)
+
+
+def test_normalizer_stays_where_the_distance_is_no_number():
+    params, old, new, data = burst()
+    new = dataclasses.replace(new, mean=np.full_like(new.mean, np.nan))
+    found, share = bounding()(params, old, new, data, under(params, old))
+    assert share == 0.0
+    jax.tree.map(np.testing.assert_array_equal, found, old)
+
+
+def test_blended_statistics_count_the_samples_that_were_taken_in():
+    """A wide count carries over 2^32 as one number."""
+    _, _, statistics, _ = parts()
+    old = dataclasses.replace(statistics, count=WideCounter.of(2**32 - 10))
+    new = dataclasses.replace(statistics, count=WideCounter.of(2**32 + 90))
+    found = normalizer.blend(old, new, jnp.float32(0.5), SETTINGS.ppo)
+    assert int(found.count) == 2**32 + 40
+
+
+# --- a whole iteration
+
+
+@functools.cache
+def training(kl, policy_guard=False, **ppo):
+    guards = GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": kl}}
+    if policy_guard:
+        guards |= {"policy": {"enabled": True}}
+    own, state = assemble(tiny_config(guards=guards, ppo=ppo))
+    return compiled(own), placed(state)
+
+
+def shaken(state):
+    """A state whose normaliser saw few samples far from those that come, and whose policy depends on them."""
+    weights = jax.tree.map(lambda x: 10.0 * x, state.params["policy"])
+    statistics = dataclasses.replace(
+        state.normalizer,
+        mean=state.normalizer.mean + 10.0,
+        variance=jnp.full_like(state.normalizer.variance, 0.01),
+        std=jnp.full_like(state.normalizer.std, 0.1),
+        count=jax.tree.map(lambda old, new: jnp.full_like(old, new), state.normalizer.count, WideCounter.of(64)),
+    )
+    return dataclasses.replace(state, params=state.params | {"policy": weights}, normalizer=statistics)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_limiter_keeps_the_normalizer_from_moving_the_policy(order):
+    """Without it half of the way to the batch is nats away, with it at most a quarter of the bound."""
+    small = {"normalizer_update": order, "learning_rate": 1e-6}
+    plain, state = training(None, policy_guard=True, **small)
+    start = shaken(state)
+    after, metrics = plain(start)
+    assert metrics.values["training/policy_distance"] > 0.1
+    assert metrics.values["training/policy_distance_p99"] >= metrics.values["training/policy_distance"]
+    whole = after.normalizer.mean - start.normalizer.mean
+    limited, state = training(0.1, **small)
+    after, metrics = limited(shaken(state))
+    assert metrics.values["training/policy_distance"] <= 0.25 * 0.1 * 1.05  # the updates move it a little, too
+    assert metrics.values["limiters/kl/active"] == 0.0
+    share = np.asarray((after.normalizer.mean - start.normalizer.mean) / whole)
+    np.testing.assert_allclose(share, share[0], rtol=1e-3)
+    assert 64 <= int(after.normalizer.count) == 64 + round(float(share[0]) * 64) < 128
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_first_batch_is_no_overshoot(order):
+    """Its statistics replace none, and the distance is that of the updates under them."""
+    limited, state = training(0.1, normalizer_update=order, learning_rate=1e-6)
+    start = dataclasses.replace(state, params=shaken(state).params)
+    after, metrics = limited(start)
+    assert int(after.normalizer.count) == 64
+    assert metrics.values["training/policy_distance"] < 1e-4
+    assert metrics.values["limiters/kl/active"] == 0.0
+
+
+def test_guards_that_are_off_trace_no_distance():
+    _, metrics = (iteration := training(None))[0](iteration[1])
+    names = {name for name in metrics.values if "distance" in name or "value_learning_rate" in name}
+    assert names <= {"episode/distance"}
