@@ -114,6 +114,7 @@ class SinksConfig(Section):
     tensorboard: Flag = False
     wandb: WandbConfig = WandbConfig()
     report: Flag = True
+    signs: Flag = True
     log_every: Count = 1
 
 

@@ -86,6 +86,8 @@ class Ending(Enum):
         return self.exit_code == 0
 
 
+_MOST_SIGNS = 3  # in the summary
+
 # What ends a run that has done nothing to deserve it.
 FROM_OUTSIDE = (Ending.interrupted, Ending.preempted, Ending.time_limit)
 
@@ -127,7 +129,8 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
     Args:
         ending: Why it stopped.
         fields: `step`, `return`, `best_return` and `seconds`, `confirmed_*` where the best policy is confirmed,
-            `advice` where there is any, and `seeds`, the fields of each, where several were trained together.
+            `advice` and `signs` where there are any, and `seeds`, the fields of each, where several were trained
+            together.
         run_dir: The run folder.
         policy: The folder with its policy, of several seeds the best one's; None where nothing was saved.
     """
@@ -136,6 +139,7 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
         ("stop reason", f"{ending.name}: {ending.meaning}"),
         *([("what to do", fields["advice"])] if "advice" in fields else []),
         *((f"seed {seed}", _of_seed(own)) for seed, own in seeds.items()),
+        *_of_signs(fields, seeds),
         ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),
         ("return", "interquartile mean " * bool(seeds) + _returns(fields)),
         ("training time", f"{fields['seconds']:,.1f} s"),
@@ -158,6 +162,21 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
 def _of_seed(fields: Mapping[str, Any]) -> str:
     advice = f". {fields['advice']}" if "advice" in fields else ""
     return f"{fields['stop_reason']}, return {_returns(fields)}{advice}"
+
+
+def _of_signs(fields: Mapping[str, Any], seeds: Mapping[Any, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """A line per sign of trouble, at most `_MOST_SIGNS`; the same sign of several seeds is one line."""
+    found: dict[str, list[tuple[Any, str]]] = {}
+    for seed, own in seeds.items() or [(None, fields)]:
+        for name, sign in own.get("signs", {}).items():
+            found.setdefault(name, []).append((seed, sign["text"]))
+    rows = []
+    for said in list(found.values())[:_MOST_SIGNS]:
+        whose = [str(seed) for seed, _ in said if seed is not None]
+        rows.append(("sign", f"seed{'s' * (len(whose) > 1)} {', '.join(whose)}: " * bool(whose) + said[0][1]))
+    if len(found) > _MOST_SIGNS:
+        rows.append(("signs", f"and {len(found) - _MOST_SIGNS:,} more on the page"))
+    return rows
 
 
 def _returns(fields: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from rlstable.supervise.ladder import Rungs
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
+from rlstable.supervise.signs import SignMemory
 from rlstable.supervise.warm_start import Growth
 
 
@@ -32,6 +33,7 @@ class HostState:
         growth: How far a warm start has come.
         incidents: What was written of bad simulations.
         watch: What the return watch remembers.
+        signs: What the signs of trouble remember.
     """
 
     iteration: int = 0
@@ -48,10 +50,12 @@ class HostState:
     growth: Growth = dataclasses.field(default_factory=Growth)
     incidents: Caught = dataclasses.field(default_factory=Caught)
     watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
+    signs: SignMemory = dataclasses.field(default_factory=SignMemory)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it; what it lacks is as it is at the beginning."""
         kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "growth": Growth, "incidents": Caught}
         parts: dict[str, Any] = {name: kind(**saved.get(name, {})) for name, kind in kinds.items()}
-        return cls(**saved | parts | {"watch": WatchMemory.of(saved.get("watch", {}))})
+        memories = {"watch": WatchMemory.of(saved.get("watch", {})), "signs": SignMemory.of(saved.get("signs", {}))}
+        return cls(**saved | parts | memories)

@@ -40,6 +40,7 @@ from rlstable.supervise import advice
 from rlstable.supervise.incident import Incidents
 from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.signs import Signs
 from rlstable.supervisor import Builds, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 from rlstable.versions import differences, versions
@@ -123,6 +124,7 @@ class Run:
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(self._fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, console, broken)
+        self._signs = Signs(config, self.event)
         self.telemetry = Telemetry(config, self.ppo)
         key = jax.random.PRNGKey(config.seed)
         key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
@@ -216,6 +218,8 @@ class Run:
         self.host.elapsed += seconds
         self.telemetry.add(metrics, seconds)
         self._look_at_training(metrics)
+        if self._healthy:
+            self._signs.look(self.host.signs, self.host.iteration, self.logged_step, metrics.values)
         for name, causes in self.telemetry.trips(metrics).items():
             self.event("guard_tripped", guard=name, **causes)
         if self.state.incident is not None:
@@ -362,11 +366,12 @@ class Run:
             **self.confirmed,
             "seconds": round(self.host.elapsed, 1),
             "rollbacks": self.host.attempts.count,
+            "signs": self.host.signs.said,
         }
         given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
         if given_up and self._cause is not None:
             fields["cause"] = self._cause.name
-            self.advice = advice.paragraph(self._cause, self.host.attempts)
+            self.advice = advice.paragraph(self._cause, self.host.attempts, self.host.signs.said)
         if self.advice is not None:
             fields["advice"] = self.advice
         return fields
@@ -499,6 +504,7 @@ class Run:
         self._last_evaluation = row = {**worth, "eval/walltime": self.host.evaluated}
         value = row["eval/episode_reward"]
         self.host.last_return = value
+        self._signs.evaluate(self.host.signs, self.logged_step, worth)
         if value is None:
             self.event("evaluation_void", aborted_share=row["eval/aborted_share"])
         elif self.host.best_return is None or value > self.host.best_return:
@@ -565,7 +571,7 @@ class Run:
     def _finish(self, ending: Ending) -> Result:
         self._checkpoints.close()
         fields = self.fields(ending)
-        self.event("stopped", **fields)
+        self.event("stopped", **{name: value for name, value in fields.items() if name != "signs"})
         self._sinks.wait()  # the page reads it
         saved = self._checkpoints.latest() is not None
         close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)

@@ -168,7 +168,10 @@ class Console:
 
 
 def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
-    """An event as `kind: key value, ...` on one line; a mapping becomes `key (name value, ...)`."""
+    """An event as `kind: key value, ...` on one line; a mapping becomes `key (name value, ...)`. A sign is its text."""
+    if kind == "sign" and {"sign", "text"} <= fields.keys():
+        of = f" of {_text(fields['of'])}" if "of" in fields else ""
+        return f"sign {_text(fields['sign'])}{of}: {_text(fields['text'])}"
     parts = []
     for key, value in fields.items():
         if isinstance(value, Mapping):

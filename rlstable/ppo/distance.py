@@ -26,7 +26,8 @@ from rlstable.ppo_config import PPOConfig
 RESOLUTION = 0.05  # standard deviation of the noise below which two actions count as one; actions lie in [-1, 1]
 _SAMPLES = 1024  # of a batch and device that the end of an iteration is measured on
 _HALVINGS = 6
-_NORMALIZER_SHARE = 0.25
+_NORMALIZER_LIMIT = 0.1  # nats that the normaliser alone may move a policy in an iteration; learning moves it by 0.04
+_NORMALIZER_SHARE = 0.5  # of the policy's limit, where that is tighter
 _GREATEST = 100.0  # nats of a single sample where nothing is bounded
 _GREATEST_SHARE = 10.0  # times the limit that a single sample can contribute
 # Gauss-Hermite quadrature with three nodes: exact for polynomials up to degree 5 of the noise.
@@ -146,13 +147,14 @@ def bounded(
         new: After it.
         data: Experience `[rows, T]`, for its observations and their mask.
         reference: Moments of the policy under `old` in the same samples.
-        limit: Of the policy's mean distance, in nats; the normaliser has `_NORMALIZER_SHARE` of it.
+        limit: Of the policy's mean distance, in nats, of which the normaliser has a part.
         config: Epsilon of the standard deviation.
 
     Returns:
         The statistics, and the share of the way that was taken.
     """
     first = old.count == 0
+    own_limit = jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT)
 
     def moved(statistics: Statistics) -> jax.Array:
         return jnp.where(first, 0.0, shift(networks, params, statistics, data, reference, limit).mean)
@@ -164,7 +166,7 @@ def bounded(
         return statistics, share, moved(statistics)
 
     def too_far(carry: tuple[Statistics, jax.Array, jax.Array]) -> jax.Array:
-        return ~(carry[2] <= _NORMALIZER_SHARE * limit) & (carry[1] > 0.0)
+        return ~(carry[2] <= own_limit) & (carry[1] > 0.0)
 
     statistics, share, _ = jax.lax.while_loop(too_far, shorter, (new, jnp.ones(()), moved(new)))
     return statistics, share

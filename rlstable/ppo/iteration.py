@@ -184,6 +184,10 @@ class PPO:
         params, opt_state = progress.params, progress.opt_state
         valid_share = masked.share(data.valid)
         by_layer, metrics = gradient(layout.split(params), statistics, data, valid_share, tuning)
+        if self.optimizer.separate:
+            # The moments of a policy that is held must not gather what it is to leap by afterwards.
+            still = learning.tuning.policy_hold > 0
+            by_layer = {**by_layer, "policy": jax.tree.map(lambda g: jnp.where(still, 0.0, g), by_layer["policy"])}
         gradients = layout.join(by_layer)
         norm = optax.global_norm(gradients)
 
@@ -311,6 +315,11 @@ class PPO:
         statistics, limit = state.normalizer, self._limit(state.tuning)
         outlier = self.config.guards.limiters.observation_outlier
         new = normalizer.update(statistics, data.observation, data.valid, self.config.ppo, outlier)
+        if self.optimizer.separate:
+            # A normaliser that goes on while the policy is slowed or held moves it, and nothing follows to mend that.
+            pace = self.optimizer.policy_pace(state.tuning)
+            slower = normalizer.blend(statistics, new, pace, self.config.ppo)
+            new = select((pace >= 1.0) | (statistics.count == 0), new, slower)
         if limit is None:
             return new
         sample = distance.sampled(data)

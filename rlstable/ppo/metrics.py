@@ -43,6 +43,7 @@ def values_of(
     values["training/accepted_share"] = accepted / minibatches
     if learned.passed_over is not None:
         values["limiters/kl/active"] = learned.passed_over / minibatches
+        values["training/step_scale"] = learned.tuning.step_scale
     if limits.observation_outlier is not None and config.ppo.normalize_observations:
         outlying = normalizer.outlying(data.observation, state.normalizer, limits.observation_outlier)
         values["limiters/observation_outlier/active"] = mean(outlying)

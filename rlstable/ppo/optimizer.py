@@ -133,8 +133,12 @@ class Optimizer:
         if not self.separate:
             return Rates(rate, rate)
         slowed = rate * tuning.step_scale
-        policy = jnp.where(tuning.policy_hold > 0, 0.0, slowed * tuning.policy_rate_scale)
+        policy = slowed * self.policy_pace(tuning)
         return Rates(policy, jnp.maximum(slowed, jnp.minimum(rate, CRITIC_RATE)))
+
+    def policy_pace(self, tuning: Tuning) -> jax.Array:
+        """What remedies have made of the policy's pace: a factor of at most 1, and 0 while the policy is held."""
+        return jnp.where(tuning.policy_hold > 0, 0.0, tuning.policy_rate_scale)
 
     def _transform(self, tighter: Any) -> optax.GradientTransformation:
         own = self.config.optimizer

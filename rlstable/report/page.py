@@ -18,6 +18,7 @@ from rlstable.report.story import Story, differences
 from rlstable.report.timeline import timeline, told
 
 _LAST_EVENTS = 300
+_STEPS_OF_SIGN = 5
 _OF_SEEDS = {"seed", "sinks.wandb.name", "resume"}  # settings in which seeds of one run differ
 _NORMAL_95 = 1.96  # standard errors to each side
 
@@ -72,6 +73,7 @@ def page(stories: Sequence[Story]) -> str:
     parts = [f"<h1>{text(title)}</h1>", f'<p class="sub">{_subtitle(stories)}</p>']
     parts.append(_facts(stories[0]) if len(stories) == 1 else _summary(stories))
     parts += [_advice(story) for story in stories]
+    parts.append(_signs(stories))
     if len(stories) > 1:
         parts.append(_over_seeds(stories) if of_seeds else _differences(stories))
     parts.append(_charts(stories))
@@ -180,6 +182,23 @@ def _advice(story: Story) -> str:
     if story.torn:
         notes.append(f"{story.torn} unreadable lines in {text(story.name)} were left out.")
     return "".join(f'<p class="card" style="margin-top:12px">{note}</p>' for note in notes)
+
+
+def _signs(stories: Sequence[Story]) -> str:
+    """The signs of trouble that were said, each once per run with its latest text."""
+    items = []
+    for index, story in enumerate(stories):
+        found: dict[str, list[dict[str, Any]]] = {}
+        for event in story.of_kind("sign"):
+            found.setdefault(str(event.get("sign")), []).append(event)
+        name = f"{swatch(index)}{text(story.name)}: " if len(stories) > 1 else ""
+        for sign, events in found.items():
+            steps = ", ".join(f"{event.get('step', 0):,}" for event in events[:_STEPS_OF_SIGN])
+            more = f" and {len(events) - _STEPS_OF_SIGN:,} more" if len(events) > _STEPS_OF_SIGN else ""
+            items.append(
+                f"<li>{name}<strong>{text(sign)}</strong>, step {steps}{more}: {text(events[-1].get('text'))}</li>"
+            )
+    return f"<h2>Signs of trouble</h2><ul>{''.join(items)}</ul>" if items else ""
 
 
 def _over_seeds(stories: Sequence[Story]) -> str:

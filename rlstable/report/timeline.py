@@ -21,6 +21,7 @@ _LANES = (
     ("memory", ("memory_planned", "memory_tight", "evaluation_divided"), "warn"),
     ("incidents", ("incident", "incident_failed"), "bad"),
     ("checkpoints", ("checkpoint_failed", "checkpoint_damaged", "checkpoint_saved_again"), "warn"),
+    ("signs", ("sign",), "warn"),
     ("growth", ("grown", "environments_redrawn"), "good"),
     ("starts and ends", ("resumed", "stopped", "error"), "plain"),
 )

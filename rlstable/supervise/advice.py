@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from rlstable.endings import Ending
 from rlstable.supervise.recovery import Attempts
@@ -28,12 +30,16 @@ _NEXT = {
 }
 
 
-def paragraph(cause: Ending, attempts: Attempts) -> str:
+_WITH_SIGNS = (Ending.policy_diverged, Ending.policy_collapsed)  # whose causes are in learning
+
+
+def paragraph(cause: Ending, attempts: Attempts, signs: Mapping[str, Mapping[str, Any]] | None = None) -> str:
     """What was tried in vain against a cause, and what might help.
 
     Args:
         cause: The ending that there would have been without attempts.
         attempts: Those of the window.
+        signs: Signs that were said, `SignMemory.said`.
     """
     tried = Counter(str(Remedy.model_validate(attempt["remedy"])) for attempt in attempts.recent)
     listed = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tried.items())
@@ -43,4 +49,6 @@ def paragraph(cause: Ending, attempts: Attempts) -> str:
         if count
         else ""
     )
-    return f"{went_back}{cause.meaning.split(';')[0]}. {_NEXT[cause]}"
+    named = ", ".join(f"{name} (step {sign['first_step']:,})" for name, sign in (signs or {}).items())
+    said = f" Signs before it: {named}." if named and cause in _WITH_SIGNS else ""
+    return f"{went_back}{cause.meaning.split(';')[0]}. {_NEXT[cause]}{said}"

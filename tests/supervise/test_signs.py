@@ -1,0 +1,292 @@
+"""Signs of trouble: exact sentences, once per episode of trouble, and silent where nothing is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from toys import GUARDS_OFF, tiny_config
+
+from rlstable.config import Config
+from rlstable.host_state import HostState
+from rlstable.supervise.signs import SignMemory, Signs
+
+NORMALIZE = "set ppo.normalize_values=true ppo.normalize_advantage=true"
+# As a hopper logs them while it learns well.
+HEALTHY = {
+    "training/explained_variance": 0.8, "training/v_loss": 8.0, "training/reward_mean": 2.9,
+    "training/reward_greatest": 0.4, "training/policy_distance": 0.02, "training/step_scale": 1.0,
+    "limiters/gradient_norm/active": 1.0, "limiters/log_ratio/active": 0.004, "limiters/kl/active": 0.0,
+}  # fmt: skip
+
+
+class Watched:
+    """Signs of a configuration, with what they said as pairs of iteration and event."""
+
+    def __init__(self, memory: SignMemory | None = None, **sections: Any):
+        self.memory = SignMemory() if memory is None else memory
+        self.said: list[tuple[int, dict[str, Any]]] = []
+        self.iteration = 0
+        self._signs = Signs(config(**sections), lambda kind, **fields: self.said.append((self.iteration, fields)))
+
+    def look(self, times: int = 1, **metrics: float) -> None:
+        for _ in range(times):
+            self.iteration += 1
+            self._signs.look(self.memory, self.iteration, 100 * self.iteration, HEALTHY | metrics)
+
+    def active(self, name: str, value: float, times: int = 1) -> None:
+        self.look(times, **{f"limiters/{name}/active": value})
+
+    def evaluate(self, *returns: float, deviation: float = 0.0) -> None:
+        for value in returns:
+            worth = {"eval/episode_reward": value, "eval/episode_reward_std": deviation}
+            self.iteration += 1
+            self._signs.evaluate(self.memory, 100 * self.iteration, worth)
+
+    @property
+    def names(self) -> list[str]:
+        return [fields["sign"] for _, fields in self.said]
+
+
+def config(**sections: Any) -> Config:
+    ppo = {"discounting": 0.99, "reward_scaling": 0.1, "max_grad_norm": 0.5, "learning_rate": 5e-4, "gae_lambda": 0.95}
+    ppo |= {"normalize_advantage": True} | sections.pop("ppo", {})
+    base = tiny_config(**{"guards": {}} | sections)
+    env = base.env.model_copy(update={"episode_length": 1000})
+    return base.model_copy(update={"ppo": base.ppo.model_copy(update=ppo), "env": env})
+
+
+def test_healthy_rows_say_nothing() -> None:
+    own = Watched()
+    own.look(500)
+    own.evaluate(20.0, 900.0, 400.0, 2200.0, 3000.0, 2950.0, 2900.0, 3100.0)
+    assert own.said == []
+    assert own.memory.spells == {}
+
+
+def test_saturated_limiter_is_said_with_its_share_and_remedy() -> None:
+    own = Watched()
+    own.active("update_norm", 0.62, times=49)
+    assert own.said == []
+    own.active("update_norm", 0.62)
+    assert own.said == [
+        (
+            50,
+            {
+                "sign": "limiter_saturated/update_norm",
+                "text": "the limiter update_norm was active in 62 % of the updates for 50 iterations: it takes part in "
+                "learning; lower ppo.learning_rate or raise guards.limiters.update_norm",
+                "value": pytest.approx(0.62),
+            },
+        )
+    ]
+
+
+def test_sign_is_said_once_per_episode_of_trouble() -> None:
+    own = Watched()
+    own.active("log_ratio", 0.5, times=200)
+    own.look(49)
+    own.active("log_ratio", 0.5, times=60)  # 49 clear iterations are one too few
+    assert [at for at, _ in own.said] == [50]
+    own.look(50)
+    own.active("log_ratio", 0.5, times=50)
+    assert [at for at, _ in own.said] == [50, 409]
+    said = own.memory.said["limiter_saturated/log_ratio"]
+    assert (said["count"], said["first_step"], said["last_step"]) == (2, 5000, 40900)
+
+
+def test_one_iteration_below_the_bound_starts_the_count_again() -> None:
+    own = Watched()
+    own.active("log_ratio", 0.5, times=49)
+    own.active("log_ratio", 0.1)
+    own.active("log_ratio", 0.5, times=49)
+    assert own.said == []
+    own.active("log_ratio", 0.5)
+    assert own.names == ["limiter_saturated/log_ratio"]
+
+
+def test_missing_metric_is_neither_trouble_nor_its_end() -> None:
+    own = Watched()
+    own.active("log_ratio", 0.5, times=49)
+    own.active("log_ratio", float("nan"), times=70)
+    own.active("log_ratio", 0.5)
+    assert own.names == ["limiter_saturated/log_ratio"]
+
+
+@pytest.mark.parametrize(
+    ("clip", "limit", "said"), [(0.5, 100.0, False), (None, 100.0, True), (None, None, False), (2.0, 1.0, True)]
+)
+def test_gradient_clipping_is_a_sign_only_where_the_limiter_clips(
+    clip: float | None, limit: float | None, said: bool
+) -> None:
+    own = Watched(guards={"limiters": {"gradient_norm": limit}}, ppo={"max_grad_norm": clip})
+    own.active("gradient_norm", 0.6, times=50)
+    assert own.names == ["limiter_saturated/gradient_norm"] * said
+
+
+def test_shortened_steps_name_the_effective_rate() -> None:
+    own = Watched()
+    own.look(50, **{"training/step_scale": 0.16})
+    assert [fields["text"] for _, fields in own.said] == [
+        "the KL limiter has shortened the policy's steps to 0.16 of their length for 50 iterations; "
+        "lower ppo.learning_rate, the policy's has been about 8e-05"
+    ]
+    adaptive = Watched(ppo={"learning_rate_schedule": "adaptive_kl"})
+    adaptive.look(50, **{"training/step_scale": 0.16})
+    assert adaptive.said[0][1]["text"].endswith("; lower ppo.desired_kl")
+
+
+LAGGING = {"training/explained_variance": -1.0, "training/v_loss": 25.0}
+
+
+def test_lagging_critic_is_said_with_a_smaller_reward_scaling() -> None:
+    own = Watched()
+    for _ in range(30):
+        own.look(1)
+        own.look(1, **LAGGING, **{"training/reward_mean": 5.0})
+    assert own.said == []  # half of the iterations
+    own.look(10, **LAGGING, **{"training/reward_mean": 5.0})
+    assert own.names == ["critic_behind"]
+    assert own.said[0][1]["text"] == (
+        "the explained variance was below 0 in 30 of the last 50 iterations (mean -1), with value errors of 20 % of "
+        f"the targets: the value network lags behind; {NORMALIZE}, or ppo.reward_scaling=0.02"
+    )
+
+
+def test_critic_of_constant_returns_is_not_behind() -> None:
+    """Where all returns are the same, explained variance is noise, and the error is small."""
+    own = Watched()
+    own.look(200, **{"training/explained_variance": -5.0, "training/v_loss": 0.01})
+    assert own.said == []
+
+
+def test_critic_is_given_twenty_iterations() -> None:
+    own = Watched()
+    own.look(20, **LAGGING)
+    own.look(29, **LAGGING)
+    assert own.said == []
+    own.look(1, **LAGGING)
+    assert own.names == ["critic_behind"]
+
+
+def test_lagging_critic_of_normalised_values_has_another_remedy() -> None:
+    own = Watched(ppo={"normalize_values": True})
+    own.look(60, **{"training/explained_variance": -1.0, "training/v_loss": 0.1})
+    assert own.said[0][1]["text"].endswith("; lower ppo.learning_rate or enlarge network.value_hidden_layer_sizes")
+
+
+def test_fallen_return_is_said_after_two_evaluations() -> None:
+    own = Watched()
+    own.evaluate(100.0, 3000.0, 3000.0, 1000.0)
+    assert own.said == []
+    own.evaluate(1200.0)
+    assert own.said[0][1] == {
+        "sign": "return_below_best",
+        "text": "the last two evaluations returned 1,100.0 on average, where two in a row had reached 3,000.0; "
+        f"lower ppo.learning_rate, or {NORMALIZE}",
+        "value": 1100.0,
+    }
+    own.evaluate(1000.0, 3000.0, 1000.0, 1000.0)
+    assert len(own.said) == 1  # one good evaluation does not end the episode
+    own.evaluate(3000.0, 3000.0, 1000.0, 1000.0)
+    assert own.names == ["return_below_best"] * 2
+
+
+def test_lucky_evaluation_is_no_best_return() -> None:
+    own = Watched()
+    own.evaluate(5.0, 90.0, 6.0, 5.0, 7.0)
+    assert own.said == []
+
+
+def test_fall_within_the_noise_of_evaluations_is_none() -> None:
+    own = Watched(eval={"num_evals": 4, "num_envs": 4})
+    own.evaluate(0.0, 100.0, 100.0, 70.0, 70.0, deviation=40.0)
+    assert own.said == []
+    own.evaluate(20.0, 20.0, deviation=40.0)
+    assert own.names == ["return_below_best"]
+
+
+def test_distance_beyond_the_bound_is_said_at_once() -> None:
+    own = Watched(guards={"limiters": {"kl": None}})
+    own.look(1, **{"training/policy_distance": 68.25})
+    own.look(40)
+    own.look(1, **{"training/policy_distance": 2.0})
+    assert [(at, fields["text"]) for at, fields in own.said] == [
+        (1, "an iteration moved the policy by 68.2 nats, more than 1; set guards.limiters.kl=1.0")
+    ]
+    bounded = Watched(guards={"limiters": {"kl": 0.1}})
+    bounded.look(1, **{"training/policy_distance": 0.1})
+    assert bounded.said == []
+    bounded.look(1, **{"training/policy_distance": 0.2})
+    assert (
+        bounded.said[0][1]["text"]
+        == "an iteration moved the policy by 0.2 nats, more than 0.1; lower ppo.learning_rate"
+    )
+
+
+def test_large_value_targets_are_said_with_a_better_scaling() -> None:
+    ppo = {"normalize_advantage": False, "reward_scaling": 10.0}
+    own = Watched(ppo=ppo)
+    own.look(20, **{"training/reward_mean": 0.3, "training/reward_greatest": 10.0})
+    assert own.said[0][1]["text"] == (
+        "value targets were of about 300 in 20 of the last 50 iterations, far from 1; "
+        f"{NORMALIZE}, or ppo.reward_scaling=0.3"
+    )
+    for better in ({"normalize_values": True}, {"normalize_advantage": True}, {"normalize_rewards": True}):
+        silent = Watched(ppo=ppo | better)
+        silent.look(60, **{"training/reward_mean": 0.3, "training/reward_greatest": 10.0})
+        assert silent.said == []
+
+
+def test_tiny_rewards_are_said_and_sparse_ones_are_not() -> None:
+    tiny = {"training/explained_variance": 0.5, "training/v_loss": 0.0}
+    own = Watched()
+    own.look(20, **tiny, **{"training/reward_mean": 1e-4, "training/reward_greatest": 1e-5})
+    assert own.said[0][1]["text"] == (
+        f"value targets were of about 0.001 in 20 of the last 50 iterations, far from 1; {NORMALIZE}, "
+        "or ppo.reward_scaling=1e+03"
+    )
+    sparse = Watched()
+    sparse.look(100, **tiny, **{"training/reward_mean": 0.0, "training/reward_greatest": 0.0})
+    sparse.look(100, **tiny, **{"training/reward_mean": 1e-5, "training/reward_greatest": 0.1})
+    assert sparse.said == []
+
+
+def test_guards_off_is_silent_about_limiters() -> None:
+    own = Watched(guards=GUARDS_OFF, ppo={"max_grad_norm": 0.5})
+    own.active("gradient_norm", 1.0, times=100)
+    assert own.said == []
+
+
+def test_key_off_says_and_remembers_nothing() -> None:
+    own = Watched(sinks={"console": "off", "signs": False})
+    own.active("log_ratio", 1.0, times=100)
+    own.evaluate(0.0, 100.0, 100.0, 0.0, 0.0)
+    assert (own.said, own.memory) == ([], SignMemory())
+
+
+@pytest.mark.parametrize("cut", [10, 49, 50, 60, 101, 130])
+def test_resumed_memory_says_the_same(cut: int) -> None:
+    rows = [0.5] * 70 + [0.0] * 50 + [0.4] * 60
+
+    def told(own: Watched, start: int, end: int) -> list[tuple[int, dict[str, Any]]]:
+        own.iteration = start
+        for value in rows[start:end]:
+            own.active("log_ratio", value)
+        return own.said
+
+    whole = Watched()
+    told(whole, 0, len(rows))
+    first = Watched()
+    told(first, 0, cut)
+    saved = json.loads(json.dumps(dataclasses.asdict(HostState(signs=first.memory))))
+    second = Watched(HostState.of(saved).signs)
+    assert first.said + told(second, cut, len(rows)) == whole.said
+    assert second.memory == whole.memory
+    assert len(whole.said) == 2
+
+
+def test_checkpoint_without_signs_loads() -> None:
+    assert HostState.of({"iteration": 3}).signs == SignMemory()

@@ -1,0 +1,108 @@
+"""Signs of trouble in whole runs: the event, the console, `result.json`, the page, several seeds, a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_runner import ITERATION, lines, quick
+
+from rlstable.endings import Ending, describe
+from rlstable.fleet import Fleet
+from rlstable.io.rundir import read_result
+from rlstable.report.page import page
+from rlstable.report.story import read_story
+from rlstable.report.timeline import lanes
+from rlstable.runner import Runner
+from rlstable.supervise import advice
+from rlstable.supervise.recovery import Attempts
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+NAME = "policy_steps_shortened"
+TEXT = (
+    "the KL limiter has shortened the policy's steps to 1 of their length for 3 iterations; "
+    "lower ppo.learning_rate, the policy's has been about 0.003"
+)
+LINE = f"! step {3 * ITERATION}  sign {NAME}: {TEXT}"
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstable.supervise.signs._SHORT_STEPS", 2.0)
+    monkeypatch.setattr("rlstable.supervise.signs._ROWS", 3)
+
+
+def signs(folder: Path) -> list[dict[str, Any]]:
+    return [event for event in lines(folder / "events.jsonl") if event["kind"] == "sign"]
+
+
+def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Runner(quick(sinks={"console": "plain"}, total_steps=6 * ITERATION), tmp_path).run()
+    (event,) = signs(tmp_path)
+    assert (event["step"], event["sign"], event["text"], event["value"]) == (3 * ITERATION, NAME, TEXT, 1.0)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed.count(LINE) == 1
+    assert any(line.lstrip().startswith("sign ") and line.endswith(TEXT) for line in printed)
+    left = read_result(tmp_path)
+    assert left is not None
+    said = {"count": 1, "first_step": 3 * ITERATION, "last_step": 6 * ITERATION, "text": TEXT}
+    assert left["signs"] == {NAME: said}
+    story = read_story(tmp_path)
+    assert [mark.text for mark in lanes(story)["signs"][1]] == [f"sign {NAME}: {TEXT}"]
+    shown = (tmp_path / "report.html").read_text()
+    assert shown == page([story])
+    assert f"<li><strong>{NAME}</strong>, step {3 * ITERATION}: the KL limiter has shortened" in shown
+
+
+def test_run_without_the_key_says_nothing(tmp_path: Path) -> None:
+    Runner(quick(sinks={"console": "off", "signs": False}), tmp_path).run()
+    assert signs(tmp_path) == []
+    left = read_result(tmp_path)
+    assert left is not None and left["signs"] == {}
+    assert "Signs of trouble" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("cut", [2, 3, 4])
+def test_resumed_run_says_the_same_signs(tmp_path: Path, cut: int) -> None:
+    Runner(quick(total_steps=5 * ITERATION), tmp_path / "whole").run()
+    Runner(quick(total_steps=cut * ITERATION), tmp_path / "parts").run()
+    Runner(quick(total_steps=5 * ITERATION, resume="auto"), tmp_path / "parts").run()
+
+    def left(folder: Path) -> list[Any]:
+        said = [{key: event[key] for key in event if key != "time"} for event in signs(folder)]
+        return [said, (read_result(folder) or {})["signs"]]
+
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+    assert len(left(tmp_path / "whole")[0]) == 1
+
+
+def test_seeds_say_their_signs_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Fleet(quick(seeds=2, sinks={"console": "plain"}), tmp_path).run()
+    printed = capsys.readouterr().out.splitlines()
+    for seed in (0, 1):
+        assert printed.count(f"! step {3 * ITERATION}  sign {NAME} of seed {seed}: {TEXT}") == 1
+    assert any(line.lstrip().startswith("sign ") and line.endswith(f"seeds 0, 1: {TEXT}") for line in printed)
+    left = read_result(tmp_path)
+    assert left is not None
+    assert [left["seeds"][seed]["signs"][NAME]["count"] for seed in ("0", "1")] == [1, 1]
+
+
+def test_summary_has_three_signs_at_most(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"step": 1000, "return": 1.0, "best_return": 2.0, "seconds": 3.0}
+    for count, rows in ((0, []), (3, ["sign"] * 3), (5, ["sign"] * 3 + ["signs"])):
+        said = {f"sign_{n}": {"text": f"text {n}", "first_step": n} for n in range(count)}
+        found = describe(Ending.completed, fields | {"signs": said}, tmp_path, None)
+        own = [(name, value) for name, value in found if name.startswith("sign")]
+        assert [name for name, _ in own] == rows
+        if count == 5:
+            assert own[2:] == [("sign", "text 2"), ("signs", "and 2 more on the page")]
+
+
+@pytest.mark.parametrize("cause", [Ending.policy_collapsed, Ending.policy_diverged])
+def test_advice_names_the_signs(cause: Ending) -> None:
+    said = {"critic_behind": {"first_step": 12000}, NAME: {"first_step": 30000}}
+    text = advice.paragraph(cause, Attempts(), said)
+    assert text.endswith(f" Signs before it: critic_behind (step 12,000), {NAME} (step 30,000).")
+    assert "Signs" not in advice.paragraph(Ending.physics_unstable, Attempts(), said)
+    assert "Signs" not in advice.paragraph(cause, Attempts(), {})
