@@ -358,7 +358,7 @@ def shaken(state):
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_limiter_keeps_the_normalizer_from_moving_the_policy(order):
-    """Without it half of the way to the batch is nats away, with it at most a quarter of the bound."""
+    """Without it half of the way to the batch is nats away, with it at most half of the bound."""
     small = {"normalizer_update": order, "learning_rate": 1e-6}
     plain, state = training(None, policy_guard=True, **small)
     start = shaken(state)
@@ -368,7 +368,7 @@ def test_limiter_keeps_the_normalizer_from_moving_the_policy(order):
     whole = after.normalizer.mean - start.normalizer.mean
     limited, state = training(0.1, **small)
     after, metrics = limited(shaken(state))
-    assert metrics.values["training/policy_distance"] <= 0.25 * 0.1 * 1.05  # the updates move it a little, too
+    assert metrics.values["training/policy_distance"] <= 0.5 * 0.1 * 1.05  # the updates move it a little, too
     assert metrics.values["limiters/kl/active"] == 0.0
     share = np.asarray((after.normalizer.mean - start.normalizer.mean) / whole)
     np.testing.assert_allclose(share, share[0], rtol=1e-3)
