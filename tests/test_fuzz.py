@@ -276,8 +276,8 @@ def test_a_bad_training_state_is_found_out_at_once(
     changed, path = with_one(trained, part, leaf, index, value)
     after, metrics = trained.under(HEALTHY, changed)
     causes = dict(zip(trained.ppo.state_guards["state"].causes, metrics.trips["state"], strict=True))
-    if path == ".std" and value > 0:
-        # Observations were zeros for an iteration; it is always computed anew from the variance, which is good.
+    if path == ".std" and not np.isnan(value):
+        # Observations were zeros for an iteration; the deviation is computed again from the variance, which is good.
         assert finite(learnt(after))
         assert metrics.healthy
         return

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from rlstable import sharding
 from rlstable.guards import masked
-from rlstable.guards.base import select
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
@@ -162,7 +161,7 @@ def bounded(
     def shorter(carry: tuple[Statistics, jax.Array, jax.Array]) -> tuple[Statistics, jax.Array, jax.Array]:
         share = 0.5 * carry[1]
         share = jnp.where(share < 0.5**_HALVINGS, 0.0, share)
-        statistics = select(share > 0.0, normalizer.blend(old, new, share, config), old)
+        statistics = normalizer.blend(old, new, share, config)
         return statistics, share, moved(statistics)
 
     def too_far(carry: tuple[Statistics, jax.Array, jax.Array]) -> jax.Array:

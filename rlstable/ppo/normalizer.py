@@ -131,12 +131,12 @@ def blend(old: Statistics, new: Statistics, share: jax.Array, config: PPOConfig)
     Args:
         old: Before a batch, with at least one sample.
         new: After it.
-        share: How far from `old` to `new`, above 0 and at most 1.
+        share: How far from `old` to `new`, 0 to 1. At 0 only the deviation is computed anew, from `old`'s variance.
         config: Epsilon of the standard deviation.
     """
 
     def between(a: jax.Array, b: jax.Array) -> jax.Array:
-        return a + share * (b - a)
+        return jnp.where(share > 0.0, a + share * (b - a), a)
 
     variance = jax.tree.map(between, old.variance, new.variance)
     added = (new.count.lo - old.count.lo).astype(jnp.float32)  # one batch: far below 2^32, so a wrap is harmless
