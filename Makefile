@@ -21,11 +21,11 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow survival curves recovery bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test slow survival stability curves recovery bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 train: $(STAMP) ## Train; choose what with ARGS="env=ant seed=1"
 	@$(BIN)/python -m rlstable.train $(ARGS)
@@ -40,6 +40,9 @@ slow: $(STAMP) ## Run the tests marked slow
 
 survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a CPU, goes on where it stopped
 	$(BIN)/python scripts/survival.py $(ARGS)
+
+stability: $(STAMP) ## Train every task far beyond solved: do policies stay good? Hours on a CPU, resumes where it stopped
+	$(BIN)/python scripts/stability.py $(ARGS)
 
 curves: $(STAMP) ## Compare learning curves, with guards and without, float16 and float32; an hour on a CPU
 	$(BIN)/python scripts/curves.py $(ARGS)

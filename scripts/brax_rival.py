@@ -204,7 +204,14 @@ def brax_settings(config: Any) -> dict[str, Any]:
     }
 
 
-def train(env: Env, healthy: Env, seed: int, settings: Mapping[str, Any]) -> tuple[str | None, Callable[..., Any], Any]:
+def train(
+    env: Env,
+    healthy: Env,
+    seed: int,
+    settings: Mapping[str, Any],
+    looks: int = 0,
+    look: Callable[[int, Any], None] | None = None,
+) -> tuple[str | None, Callable[..., Any], Any]:
     """Runs Brax's PPO.
 
     Its evaluations are off. It can raise after its last update, when it compares the parameters with themselves over
@@ -215,6 +222,8 @@ def train(env: Env, healthy: Env, seed: int, settings: Mapping[str, Any]) -> tup
         healthy: The same without the fault. Brax resets it for an evaluation that never comes.
         seed: Of everything.
         settings: Arguments of `ppo.train` by its own names, the layer sizes under `NETWORK`'s, and `total_steps`.
+        looks: Number of calls of `look` at equal distances over the training; 0 for one at the end.
+        look: Receives the steps so far and the parameters; None for nothing.
 
     Returns:
         Brax's error in one line or None, what makes a policy of parameters, and the last trained parameters
@@ -225,6 +234,8 @@ def train(env: Env, healthy: Env, seed: int, settings: Mapping[str, Any]) -> tup
     def keep(step: int, make_policy: Callable[..., Any], params: Any) -> None:
         if step > 0:
             trained.update(make_policy=make_policy, params=jax.device_get(params))
+            if look is not None:
+                look(step, trained["params"])
 
     arguments = dict(settings)
     sizes = {name: tuple(arguments.pop(name)) for name in NETWORK if name in arguments}
@@ -238,7 +249,7 @@ def train(env: Env, healthy: Env, seed: int, settings: Mapping[str, Any]) -> tup
                 eval_env=healthy,
                 seed=seed,
                 max_devices_per_host=1,
-                num_evals=0,
+                num_evals=looks + 1 if looks else 0,
                 run_evals=False,
                 network_factory=functools.partial(ppo_networks.make_ppo_networks, **sizes),
                 policy_params_fn=keep,
@@ -262,20 +273,26 @@ def one_line(error: BaseException) -> str:
 def evaluate(
     env: Env, make_policy: Callable[..., Any], params: Any, episodes: int = 32, length: int = 1000
 ) -> tuple[float | None, int]:
-    """What a deterministic policy is worth on a healthy environment.
+    """What a deterministic policy is worth on a healthy environment; see `make_judge`."""
+    return make_judge(env, make_policy, episodes, length)(params)
+
+
+def make_judge(
+    env: Env, make_policy: Callable[..., Any], episodes: int = 32, length: int = 1000
+) -> Callable[[Any], tuple[float | None, int]]:
+    """Evaluates deterministic policies on a healthy environment, all by one compiled program.
 
     An episode ends for good at its first number that is not finite, and all of them stop when none is left.
 
     Args:
         env: Not batched.
         make_policy: Brax's: from parameters to a function of observations (episodes, ...) and a key.
-        params: Its parameters; data to the compiled program, so that all seeds share one.
         episodes: How many are played at once.
         length: Steps after which an episode ends.
 
     Returns:
-        The mean return of the episodes whose actions and rewards were finite to their end, None if there is none; and
-        the number of the others.
+        A function of the parameters. It gives the mean return of the episodes whose actions and rewards were finite to
+        their end, None if there is none; and the number of the others.
     """
 
     @jax.jit
@@ -299,8 +316,12 @@ def evaluate(
         _, returns, _, good, _ = jax.lax.while_loop(goes_on, step, carry)
         return returns, good
 
-    returns, good = jax.device_get(play(params, jax.random.split(jax.random.PRNGKey(EVALUATION_SEED), episodes)))
-    return float(returns[good].mean()) if good.any() else None, int((~good).sum())
+    def judge(params: Any) -> tuple[float | None, int]:
+        keys = jax.random.split(jax.random.PRNGKey(EVALUATION_SEED), episodes)
+        returns, good = jax.device_get(play(params, keys))
+        return float(returns[good].mean()) if good.any() else None, int((~good).sum())
+
+    return judge
 
 
 def like(tree: Any, other: Any) -> Any:

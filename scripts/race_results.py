@@ -55,12 +55,16 @@ def versions(side: str) -> dict[str, str]:
     return {"python": platform.python_version(), **pins(side)}
 
 
-def commit() -> str | None:
-    """Of the code that is measured, with a plus where that was changed since; None where there is no repository."""
+def commit(root: Path | None = None) -> str | None:
+    """Of the code that is measured, with a plus where that was changed since; None where there is no repository.
+
+    Args:
+        root: Checkout of that code, None for this one.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, cwd=root or ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--", "rlstable", "configs", "scripts")

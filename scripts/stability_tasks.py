@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from brax.envs.base import Env, State
 from flax import struct
+
+TARGET = 0.5
+_SECONDS = 0.2  # of one step
+_KEPT = 0.5  # share of the speed that friction leaves
 
 
 @struct.dataclass
@@ -45,12 +51,12 @@ class PointMass(Env):
         """One step of 0.2 s; the action is a force that friction answers."""
         key, own, where = jax.random.split(state.info["key"], 3)
         place, speed = state.pipeline_state.q[0], state.pipeline_state.qd[0]
-        speed = 0.5 * speed + 0.5 * jnp.clip(action[0], -1.0, 1.0)
-        place = place + 0.2 * speed
+        speed = _KEPT * speed + (1.0 - _KEPT) * jnp.clip(action[0], -1.0, 1.0)
+        place = place + _SECONDS * speed
         kicked = jax.random.uniform(own) < self._rare
         place = jnp.where(kicked, jax.random.uniform(where, minval=-3.0, maxval=3.0), place)
         point = Point(place[None], speed[None])
-        missed = jnp.maximum(jnp.abs(place - 0.5) - self._deadband, 0.0)
+        missed = jnp.maximum(jnp.abs(place - TARGET) - self._deadband, 0.0)
         age = state.info["age"] + 1.0
         paid = jnp.maximum(1.0 - missed, 0.0) * self._scale
         if self._drop_at:
@@ -77,3 +83,55 @@ class PointMass(Env):
     @property
     def unwrapped(self) -> Any:
         return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A `PointMass` whose best return is known.
+
+    Attributes:
+        kwargs: Arguments of `PointMass`.
+        episode_length: Steps.
+        best: Mean return per episode of `best_force`. A test plays it and compares.
+    """
+
+    kwargs: Mapping[str, float]
+    episode_length: int
+    best: float
+
+
+PROBES = {
+    "point_mass": Probe({}, 50, 49.27),
+    "critic_too_small": Probe({}, 100, 99.27),
+    "solved_constant": Probe({"deadband": 0.1}, 50, 49.54),
+    "rare_kick": Probe({"rare": 0.002}, 100, 98.0),
+    "large_rewards": Probe({"scale": 300.0}, 50, 14_782.0),
+}
+
+
+def best_force(obs: jax.Array) -> jax.Array:
+    """The best action: the force after which the point is nearest to the target, `[1]`.
+
+    It is optimal at every step at once. Full force brings the point to the target soonest, and a force that stops the
+    point within one step always exists, so that nearness now never costs nearness later. Only a kick leaves the point
+    with the speed that it had, which is 0 at the target.
+
+    Args:
+        obs: Place and speed.
+    """
+    wanted = (TARGET - obs[0]) / _SECONDS
+    return jnp.clip((wanted - _KEPT * obs[1:]) / (1.0 - _KEPT), -1.0, 1.0)
+
+
+def best_return(probe: Probe, episodes: int = 20_000) -> float:
+    """Mean return per episode of `best_force`."""
+    env = PointMass(**probe.kwargs)
+
+    def step(state: State, _: None) -> tuple[State, jax.Array]:
+        state = env.step(state, best_force(state.obs))
+        return state, state.reward
+
+    def play(key: jax.Array) -> jax.Array:
+        return jax.lax.scan(step, env.reset(key), length=probe.episode_length)[1].sum()
+
+    return float(jax.jit(jax.vmap(play))(jax.random.split(jax.random.PRNGKey(0), episodes)).mean())
