@@ -37,8 +37,6 @@ _LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0
 _GREATEST_NORMALIZED = 1e4  # where advantages are normalised, the scale is the critic's problem alone
 _GOOD_TARGET = 10.0
 
-_NORMALIZE = "set ppo.normalize_values=true ppo.normalize_advantage=true"
-
 # What a limiter's activity is a share of, and the first remedy.
 _LIMITERS = {
     "reward": ("samples", "raise guards.limiters.reward or lower ppo.reward_scaling"),
@@ -219,7 +217,7 @@ def signs_of(config: Config) -> tuple[Sign, ...]:
     # Recipes that clip in nearly every minibatch do so on purpose.
     clips = limits.gradient_norm is not None and (most is None or limits.gradient_norm < most)
     limiters = [_limiter(name) for name in _LIMITERS if name != "gradient_norm" or clips]
-    return (*limiters, _steps(config), _critic(config), _return(), _distance(config), _scale(config))
+    return (*limiters, _steps(config), _critic(config), _return(config), _distance(config), _scale(config))
 
 
 def _limiter(name: str) -> Sign:
@@ -271,7 +269,7 @@ def _critic(config: Config) -> Sign:
             return "lower ppo.learning_rate or enlarge network.value_hidden_layer_sizes"
         size = _target_size(config, row) or 0.0
         smaller = f", or ppo.reward_scaling={_smaller(config, size):.1g}" if size > 3.0 * _GOOD_TARGET else ""
-        return _NORMALIZE + smaller
+        return _normalize(config) + smaller
 
     return Sign(
         "critic_behind",
@@ -287,7 +285,7 @@ def _critic(config: Config) -> Sign:
     )
 
 
-def _return() -> Sign:
+def _return(config: Config) -> Sign:
     def fallen(value: float, row: Row) -> bool:
         first, best = row["first"], row["best"]
         least = max(_ERRORS * row["error"], _LEAST_FALL * abs(best))
@@ -303,7 +301,7 @@ def _return() -> Sign:
             f"the last two evaluations returned {value:,.1f} on average, "
             f"where two in a row had reached {row['best']:,.1f}"
         ),
-        lambda value, row: f"lower ppo.learning_rate, or {_NORMALIZE}",
+        lambda value, row: "lower ppo.learning_rate" + (f", or {_normalize(config)}" if _normalize(config) else ""),
         of_evaluations=True,
     )
 
@@ -336,7 +334,7 @@ def _scale(config: Config) -> Sign:
 
     def remedy(value: float, row: Row) -> str:
         scaled = f", or ppo.reward_scaling={_smaller(config, value):.1g}"
-        return _NORMALIZE + scaled
+        return _normalize(config) + scaled
 
     return Sign(
         "reward_scale",
@@ -375,6 +373,12 @@ def _target_size(config: Config, row: Row) -> float | None:
 def _smaller(config: Config, size: float) -> float:
     """The reward scaling that would bring value targets of a size to `_GOOD_TARGET`."""
     return config.ppo.reward_scaling * _GOOD_TARGET / size
+
+
+def _normalize(config: Config) -> str:
+    """The remedy that makes learning independent of the rewards' scale; empty where it is on."""
+    keys = [key for key in ("normalize_values", "normalize_advantage") if not getattr(config.ppo, key)]
+    return "set " + " ".join(f"ppo.{key}=true" for key in keys) if keys else ""
 
 
 def _number(row: Row, key: str) -> float | None:

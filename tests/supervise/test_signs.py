@@ -13,7 +13,7 @@ from rlstable.config import Config
 from rlstable.host_state import HostState
 from rlstable.supervise.signs import SignMemory, Signs
 
-NORMALIZE = "set ppo.normalize_values=true ppo.normalize_advantage=true"
+NORMALIZE = "set ppo.normalize_values=true"
 # As a hopper logs them while it learns well.
 HEALTHY = {
     "training/explained_variance": 0.8, "training/v_loss": 8.0, "training/reward_mean": 2.9,
@@ -177,6 +177,12 @@ def test_lagging_critic_of_normalised_values_has_another_remedy() -> None:
     assert own.said[0][1]["text"].endswith("; lower ppo.learning_rate or enlarge network.value_hidden_layer_sizes")
 
 
+def test_remedy_names_no_key_that_is_set_already() -> None:
+    own = Watched(ppo={"normalize_values": True})
+    own.evaluate(0.0, 3000.0, 3000.0, 1000.0, 1000.0)
+    assert own.said[0][1]["text"].endswith("had reached 3,000.0; lower ppo.learning_rate")
+
+
 def test_fallen_return_is_said_after_two_evaluations() -> None:
     own = Watched()
     own.evaluate(100.0, 3000.0, 3000.0, 1000.0)
@@ -232,7 +238,7 @@ def test_large_value_targets_are_said_with_a_better_scaling() -> None:
     own.look(20, **{"training/reward_mean": 0.3, "training/reward_greatest": 10.0})
     assert own.said[0][1]["text"] == (
         "value targets were of about 300 in 20 of the last 50 iterations, far from 1; "
-        f"{NORMALIZE}, or ppo.reward_scaling=0.3"
+        f"{NORMALIZE} ppo.normalize_advantage=true, or ppo.reward_scaling=0.3"
     )
     for better in ({"normalize_values": True}, {"normalize_advantage": True}, {"normalize_rewards": True}):
         silent = Watched(ppo=ppo | better)
