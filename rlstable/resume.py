@@ -87,7 +87,8 @@ def resume(
         supervisor.recall(host)
         state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
         # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
-        return dataclasses.replace(state, tuning=fresh.tuning, incident=None)
+        beside = {name: getattr(state, name) | {"tuning": fresh.tuning} for name in NAMES}
+        return dataclasses.replace(state, tuning=fresh.tuning, incident=None, **beside)
 
     tree, saved = checkpoints.restore(like, later=_LATER)
     old = saved["config"]

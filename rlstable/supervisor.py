@@ -229,7 +229,9 @@ class Supervisor:
         state = self.assembly.redrawn(good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration))
         host.attempts.lost_iterations += iteration - good.iteration
         host.attempts.lost_steps += step - good.step
-        return Rollback(self.assembly.adopted(state), good.iteration, good.step)
+        state = self.assembly.adopted(state)
+        self._forget_later(state, good.iteration, good.step)
+        return Rollback(state, good.iteration, good.step)
 
     def shrunk(self, state: TrainState, needed: int | None, key: Key) -> TrainState:
         """The state for a smaller plan; other environments where there are fewer of them.
@@ -365,20 +367,33 @@ class Supervisor:
         attempts.lost_iterations += lost_iterations
         attempts.lost_steps += lost_steps
         self._host.growth.healthy = 0
-        self._candidate.clear()
-        if good.iteration <= self.best.iteration and not self.best.empty:
-            # The state under its remedy, so that one checkpoint holds both, and no best state lies ahead of the run.
-            self.best.keep(state, good.iteration, good.step)
+        self._forget_later(state, good.iteration, good.step)
         return Rollback(state, good.iteration, good.step)
+
+    def _forget_later(self, state: TrainState, iteration: int, step: int) -> None:
+        """After going back to a state: no best state, and no candidate for it, may lie ahead of the run.
+
+        Snapshots are told apart by their iteration, which comes again after a rollback.
+        """
+        self._candidate.clear()
+        if not self.best.empty and iteration <= self.best.iteration:
+            # The state under its remedy, so that one checkpoint holds both.
+            self.best.keep(state, iteration, step)
 
     def give_up(self, state: TrainState, iteration: int, step: int) -> Rollback | None:
         """The best state, to end with; None where there is none. Arguments as for `try_again`."""
         if self.best.empty:
             return None
         attempts, best = self._host.attempts, self.best
-        attempts.lost_iterations += iteration - best.iteration
+        undone = iteration - best.iteration
+        attempts.lost_iterations += undone
         attempts.lost_steps += step - best.step
-        return Rollback(best.restored(state, self._mesh), best.iteration, best.step)
+        state = best.restored(state, self._mesh)
+        if state.fault is not None:
+            state = faults.carried_on(state, undone)
+        state = self.assembly.adopted(state)
+        self._forget_later(state, best.iteration, best.step)
+        return Rollback(state, best.iteration, best.step)
 
     def _back(self, good: Snapshot, state: TrainState, plan: Plan, undone: int, key: jax.Array) -> TrainState:
         """A snapshot under a remedy, with random numbers and clean environments of this attempt's own."""

@@ -76,7 +76,9 @@ def _assemble(self: Assembly, config: Config, *args: Any, make: Any = Assembly._
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)
     _guards.append(guards)
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
-    shared = _Shared(self._programs, (_key(config, "eval"), config.tightens, kinds, repr(guards), self._mesh))
+    shared = _Shared(
+        self._programs, (_key(config, "eval"), config.tightens, config.separates_rates, kinds, repr(guards), self._mesh)
+    )
     self._programs = self._resets._programs = shared
 
 

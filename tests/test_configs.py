@@ -293,7 +293,7 @@ def test_guards_off_is_off_and_strict_is_stricter() -> None:
         pairs = {key: (value, getattr(getattr(default, guard), key)) for key, value in getattr(strict, guard)}
         changed[guard] = {key for key, (own, usual) in pairs.items() if own != usual}
         assert all((pairs[key][0] < pairs[key][1]) != (key in floors) for key in changed[guard]), guard
-    assert {guard for guard in guards if not changed[guard]} == {"transition"}
+    assert {guard for guard in guards if not changed[guard]} == {"return_watch", "transition"}
     assert strict.state.patience == 1
 
 

@@ -18,7 +18,9 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
     assert codes == {
         "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
         "no_update_accepted": 4, "physics_unstable": 5, "value_loss_exploded": 6, "policy_diverged": 7,
-        "guard_exhausted": 8, "recovery_exhausted": 9, "out_of_memory": 10, "needs_own_program": 11, "time_limit": 75,
+        "guard_exhausted": 8, "recovery_exhausted": 9, "out_of_memory": 10, "needs_own_program": 11,
+        "policy_collapsed": 12,
+        "time_limit": 75,
         "error": 1,
         "interrupted": 130, "preempted": 143,
     }  # fmt: skip
@@ -108,7 +110,7 @@ def test_a_seed_stays_ended_where_nothing_more_is_asked_of_it() -> None:
     assert stays("target_reached") and not stays("target_reached", best=40.0)
     of_guards = {
         "state_not_finite", "no_update_accepted", "physics_unstable", "value_loss_exploded", "policy_diverged",
-        "guard_exhausted", "recovery_exhausted", "needs_own_program",
+        "policy_collapsed", "guard_exhausted", "recovery_exhausted", "needs_own_program",
     }  # fmt: skip
     assert {ending.name for ending in Ending if stays(ending.name, step=5, best=None)} == of_guards
     assert not stays("no such ending")

@@ -141,6 +141,35 @@ class PointMass:
         }
 
 
+class Target:
+    """Actions that are to be 0.6, whatever is seen: a step pays 1 minus twice the distance, at least 0.
+
+    It is learnt in some twenty tiny iterations, and a policy whose actions stay at their bounds earns next to nothing.
+
+    Args:
+        drop_at: Steps, counted over automatic resets, after which a step pays half; 0 for never.
+    """
+
+    action_size = 1
+    observation_size = 2
+    backend = "toy"
+
+    def __init__(self, drop_at: int = 0):
+        self.drop_at = drop_at
+
+    def reset(self, rng: jax.Array) -> State:
+        seen = jax.random.uniform(rng, (2,), minval=-1.0, maxval=1.0)
+        zero = jnp.zeros(())
+        return State(Physics(seen, seen, jnp.zeros(1)), seen, zero, zero, {}, {"age": zero})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        age = state.info["age"] + 1.0
+        reward = jnp.maximum(1.0 - 2.0 * jnp.abs(action[0] - 0.6), 0.0)
+        if self.drop_at:
+            reward = jnp.where(age > self.drop_at, 0.5 * reward, reward)
+        return state.replace(reward=reward, done=jnp.zeros(()), info={**state.info, "age": age})
+
+
 class NamedPointMass(PointMass):
     """`PointMass` with dictionary observations."""
 

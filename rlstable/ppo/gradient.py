@@ -121,7 +121,8 @@ class Objective:
         value: Any = statistics.value
 
         def first(_: Statistics) -> Statistics:
-            return self._value_statistics(params, statistics, data)
+            found = self._value_statistics(params, statistics, data)
+            return dataclasses.replace(found, count=value.count)  # the batch is counted when the iteration ends
 
         return dataclasses.replace(statistics, value=apply_if(value.count == 0, first, value))
 

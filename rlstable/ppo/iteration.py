@@ -251,7 +251,7 @@ class PPO:
         if guards.limiters.kl is None and not guards.policy.enabled:
             return data
         reference = distance.moments(data.distribution)
-        if self.config.ppo.normalize_observations and self.config.ppo.updates_normalizer_first:
+        if self.config.ppo.normalize_observations and statistics is not state.normalizer:
 
             def under_new(_: Any) -> Any:
                 observation = masked.finite(data.observation, data.valid)

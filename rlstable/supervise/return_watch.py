@@ -1,10 +1,11 @@
 """Return watch: a sequential test of whether the return has fallen credibly below the best that was reached.
 
 Looks are means over finished training episodes, or scheduled evaluations; each kind has a level of its own. The test is
-a CUSUM e-detector (Shin, Ramdas and Rinaldo 2022, arXiv:2203.03532). While the mean of the looks has not fallen below
-the tolerated level, one step of the test has an expectation of at most 1, so the average number of looks until a false
-suspicion is at least `1 / FALSE_ALARM`. One look moves the test by a quarter of the way at most, so a single bad
-evaluation is no suspicion.
+a CUSUM e-detector (Shin, Ramdas and Rinaldo 2022, arXiv:2203.03532). Where looks are normal, their noise is known and
+their mean is at the bound, one step of the test has an expectation of at most 1, so the average number of looks until a
+false suspicion is at least `1 / FALSE_ALARM`. The noise is estimated, so it counts more than it was measured, and the
+bound is `_DEVIATIONS` of it below the best level: healthy returns stay above it. One look moves the test by at most a
+quarter of the way, so a single bad evaluation is no suspicion.
 
 A suspicion changes nothing by itself. The policy is compared with the best one in the same fresh episodes
 (`is_worse`), which exploration noise, or a task that has become harder, cannot fool. Everything depends on looks alone,
@@ -14,21 +15,26 @@ never on the clock, so a resumed run decides as the run would have.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 FALSE_ALARM = 1e-4  # per look; its inverse bounds the average number of looks until a false suspicion from below
 SUSPICION = math.log(1.0 / FALSE_ALARM)
 _MOST = SUSPICION / 4.0  # that a single look adds
-_WINDOW = 20  # looks whose differences give the noise
+_RECENT = 5  # looks that give a level
+_WINDOW = 60  # looks whose differences give the noise
+_FEWEST_STEPS = 6  # differences before the first verdict
+_CAUTION = 8.0  # the noise of n differences counts 1 + _CAUTION / n times: it may be that much by 99 of 100 chances
 _NOISE_SHARE = 0.02  # of the gain: the least noise that looks are credited with
 _DEVIATIONS = 3.0  # of the noise: a smaller fall is never a suspicion
-_LEARNT = 5.0  # deviations of the noise that must have been gained: before that nothing is learnt that could be lost
 _AT_THE_END = 0.2  # of the gain: what the last state of a run may have lost
-_CONFIRMING = 3.1  # standard errors of the paired difference: one confirmation in 1,000 is false
+_FALSE_CONFIRMATION = 1e-3  # probability that a paired comparison confirms a collapse of equally good policies
 _FEWEST_PAIRS = 4
+_FEWEST_EVALUATIONS = 3  # before the last one of a run is compared with them
 
 
 @dataclasses.dataclass
@@ -36,22 +42,23 @@ class Track:
     """What the test remembers of one kind of look, as plain JSON.
 
     Attributes:
-        held: Looks that a level is the mean of. A policy is good when it stays so: in the first iterations returns
-            leap and fall while the critic knows nothing.
         recent: Latest looks, the newest last.
+        earlier: Looks before those, the newest last; they give the noise.
         start: First look; None before it.
-        best: Greatest level; None before there were enough looks.
+        best: Greatest level; None before there were `_RECENT` looks.
+        sure: Greatest level that is no luck, each level less `_DEVIATIONS` of its noise; None before there was one.
         evidence: Logarithm of the test's e-value, never below 0.
     """
 
-    held: int
     recent: list[float] = dataclasses.field(default_factory=list)
+    earlier: list[float] = dataclasses.field(default_factory=list)
     start: float | None = None
     best: float | None = None
+    sure: float | None = None
     evidence: float = 0.0
 
     def look(self, value: float, tolerance: float) -> bool:
-        """Takes in a look; whether the level is the best one so far.
+        """Takes in a look; whether it and the level are the best so far.
 
         Args:
             value: A mean return.
@@ -59,43 +66,66 @@ class Track:
         """
         if self.start is None:
             self.start = value
-        noise = self._noise()
-        if self.best is not None and self._gain >= _LEARNT * noise:
-            bound = self.best - max(tolerance * self._gain, _DEVIATIONS * noise)
+        if self.best is not None and self.sure is not None:
+            # The looks of a fall are no noise. Nor does a lull make a look more exact than it was at the best level.
+            noise = max(self.noise(self.earlier), (self.best - self.sure) / _DEVIATIONS)
+            bound = min(self.best - tolerance * self.gain, self.sure)
             # exp(z - 1/2) has expectation 1 at most where the look is normal around the bound or above it.
             self.evidence = max(0.0, self.evidence + min((bound - value) / noise - 0.5, _MOST))
-        self.recent = [*self.recent, value][-_WINDOW:]
-        if len(self.recent) < self.held:
-            return False
-        level = self.level
-        if self.best is not None and level < self.best:
-            return False
-        self.best = level
-        return True
+        if len(self.recent) == _RECENT:
+            self.earlier = [*self.earlier, self.recent[0]][-_WINDOW:]
+        self.recent = [*self.recent, value][-_RECENT:]
+        return len(self.recent) == _RECENT and self._is_best(value)
+
+    def _is_best(self, value: float) -> bool:
+        level, before = self.level, self.best
+        is_best = before is None or level >= before
+        if is_best:
+            self.best = level
+        if len(self.earlier) > _FEWEST_STEPS:
+            sure = level - _DEVIATIONS * self.noise([*self.earlier, *self.recent])
+            self.sure = sure if self.sure is None else max(self.sure, sure)
+        return is_best and (before is None or value >= before)
 
     @property
     def level(self) -> float:
-        """Mean of the latest looks."""
-        return float(np.mean(self.recent[-self.held :]))
+        """Mean of the latest looks without the greatest and the least one, so that no single look makes a level."""
+        looks = sorted(self.recent)
+        looks = looks[1:-1] if len(looks) > 2 else looks
+        return math.fsum(looks) / len(looks)
+
+    @property
+    def gain(self) -> float:
+        """How much the best level is above the first look."""
+        return max((self.best or 0.0) - (self.start or 0.0), 0.0)
 
     def lower(self) -> None:
         """Takes the present level as the best one: what was suspected is no fall of the policy."""
-        self.best, self.evidence = self.level, 0.0
+        self.best, self.sure, self.evidence = self.level, None, 0.0
 
     def restart(self) -> None:
-        """Forgets the looks of a policy that was given up; the level that it fell from stays."""
+        """Forgets the looks of a policy that was given up; the level that it fell from and the noise stay."""
         self.recent, self.evidence = [], 0.0
 
-    @property
-    def _gain(self) -> float:
-        return max((self.best or 0.0) - (self.start or 0.0), 0.0)
+    def noise(self, looks: list[float]) -> float:
+        """Standard deviation of a look, from differences (von Neumann 1941); the greatest of three estimates.
 
-    def _noise(self) -> float:
-        """Standard deviation of a look, from successive differences (von Neumann 1941), which a trend hardly moves."""
-        steps = np.diff(self.recent)
-        noise = math.sqrt(float(np.mean(np.square(steps))) / 2.0) if steps.size else 0.0
-        floor = _NOISE_SHARE * max(self._gain, abs(self.best or 0.0))
-        return max(noise, floor, 1e-12)
+        Of older looks only the falls count: a learning curve rises, and of noise half the differences are falls. The
+        estimate from successive looks misses a drift. The one from the latest looks counts rises too, since a return
+        that is rarely paid may have risen once and not yet fallen.
+
+        Args:
+            looks: In their order.
+        """
+        latest = looks[-2 * _RECENT :]
+        rises = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(latest))
+        noise = math.sqrt(rises / 2.0 / max(len(latest) - 1, 1))
+        for lag in (1, _RECENT):
+            steps = len(looks) - lag
+            if steps >= _FEWEST_STEPS:
+                square = math.fsum((a - b) ** 2 for a, b in zip(looks, looks[lag:], strict=False) if b < a) / steps
+                noise = max(noise, math.sqrt(square) * (1.0 + _CAUTION / steps))
+        return max(noise, _NOISE_SHARE * max(self.gain, abs(self.best or 0.0)), 1e-12)
 
 
 @dataclasses.dataclass
@@ -111,8 +141,8 @@ class WatchMemory:
         refuted: Suspicions that were not.
     """
 
-    training: Track = dataclasses.field(default_factory=lambda: Track(held=10))
-    evaluation: Track = dataclasses.field(default_factory=lambda: Track(held=3))
+    training: Track = dataclasses.field(default_factory=Track)
+    evaluation: Track = dataclasses.field(default_factory=Track)
     total: float = 0.0
     episodes: int = 0
     collapses: int = 0
@@ -171,10 +201,12 @@ class ReturnWatch:
     def ends_below(self, last: float | None) -> bool:
         """Whether the last evaluation of a run is below what is tolerated, so that it is to be compared at once."""
         track = self.memory.evaluation
-        if last is None or track.best is None or track.start is None:
+        looks = [*track.earlier, *track.recent]
+        if last is None or track.start is None or len(looks) < _FEWEST_EVALUATIONS:
             return False
-        best = max(track.best, *track.recent)
-        return last < best - _AT_THE_END * max(best - track.start, 0.0)
+        best = max(looks) if track.best is None else max(track.best, *track.recent)
+        tolerance = min(self.tolerance, _AT_THE_END)
+        return last < best - max(tolerance * max(best - track.start, 0.0), _NOISE_SHARE * abs(best))
 
     def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool:
         """Whether a policy returns credibly less than the best one in the same episodes, and less than is tolerated.
@@ -182,7 +214,7 @@ class ReturnWatch:
         Args:
             best: Returns of the best policy, `[episodes]`, NaN where an episode was aborted.
             now: Returns of the present one in episodes from the same first states.
-            at_the_end: Whether nothing can mend it any more, so that little is tolerated.
+            at_the_end: Whether no steps are left that could mend it, so that little is tolerated.
         """
         # An episode that only the present policy breaks counts for nothing: the quarantine judges those.
         both = np.isfinite(best) & np.isfinite(now)
@@ -192,8 +224,10 @@ class ReturnWatch:
         error = float(lost.std(ddof=1)) / math.sqrt(lost.size)
         start = self.memory.training.start
         gain = abs(float(best[both].mean())) if start is None else float(best[both].mean()) - start
-        fall, tolerance = float(lost.mean()), _AT_THE_END if at_the_end else self.tolerance
-        return fall > _CONFIRMING * error and fall > tolerance * max(gain, 0.0) and fall > 0.0
+        fall, least = float(lost.mean()), _NOISE_SHARE * abs(float(best[both].mean()))
+        credible = fall > float(stdtrit(lost.size - 1, 1.0 - _FALSE_CONFIRMATION)) * error
+        tolerance = min(self.tolerance, _AT_THE_END) if at_the_end else self.tolerance
+        return credible and fall > max(tolerance * gain, least, 0.0)
 
     def confirmed(self) -> None:
         """The policy is given up for the best one."""

@@ -1,0 +1,262 @@
+"""The return watch: false alarms, detection, paired comparison and its memory, without JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rlstable.supervise.return_watch import FALSE_ALARM, SUSPICION, ReturnWatch, Track, WatchMemory
+
+TOLERANCE = 0.2
+LOOKS = 1000
+
+
+def curve(looks: int = LOOKS, time: float = 100.0) -> np.ndarray:
+    return 1.0 - np.exp(-np.arange(looks) / time)
+
+
+def drift(rng: np.random.Generator) -> np.ndarray:
+    """Noise of deviation 1 of which each look keeps half."""
+    found, now = np.zeros(LOOKS), 0.0
+    for n, step in enumerate(rng.normal(size=LOOKS)):
+        found[n] = now = 0.5 * now + np.sqrt(0.75) * step
+    return found
+
+
+HEALTHY: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "noise around zero": lambda rng: rng.normal(size=LOOKS),
+    "learning curve": lambda rng: 100.0 * curve() + 5.0 * rng.normal(size=LOOKS),
+    "noisy learning curve": lambda rng: 100.0 * curve() + 20.0 * rng.normal(size=LOOKS),
+    "noise that grows with the return": lambda rng: 1000.0 * curve() * (1.0 + 0.15 * rng.normal(size=LOOKS)),
+    "Student's t of 3 degrees of freedom": lambda rng: rng.standard_t(3, size=LOOKS),
+    "lognormal": lambda rng: rng.lognormal(0.0, 1.5, size=(LOOKS, 16)).mean(1),
+    "lognormal losses": lambda rng: -rng.lognormal(0.0, 1.0, size=(LOOKS, 16)).mean(1),
+    "sparse 0/1 return that is learnt": lambda rng: rng.binomial(16, 0.9 * curve()) / 16.0,
+    "sparse 0/1 return that is rare": lambda rng: rng.binomial(16, 0.02, size=LOOKS) / 16.0,
+    "negative returns": lambda rng: -200.0 - 1000.0 * (1.0 - curve()) + 30.0 * rng.normal(size=LOOKS),
+    "drift": lambda rng: 100.0 * curve() + 5.0 * drift(rng),
+    "rare return that is learnt": lambda rng: rng.binomial(16, 0.3 * curve()) / 16.0,
+    "constant": lambda rng: np.full(LOOKS, rng.normal()),
+    "zero": lambda rng: np.zeros(LOOKS),
+}
+
+
+def first_suspicion(looks: np.ndarray, track: Track | None = None) -> int | None:
+    """The number of the look, from 1, that makes the policy suspected; None for no such look."""
+    own = Track() if track is None else track
+    for n, look in enumerate(looks.tolist(), 1):
+        own.look(look, TOLERANCE)
+        if own.evidence >= SUSPICION:
+            return n
+    return None
+
+
+def suspected(name: str, seeds: range) -> int:
+    return sum(first_suspicion(HEALTHY[name](np.random.default_rng(seed))) is not None for seed in seeds)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_returns_are_not_suspected_in_20_runs_of_1000_looks(name: str) -> None:
+    assert suspected(name, range(20)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEALTHY)
+def test_false_alarms_in_2000_healthy_runs_are_fewer_than_stated(name: str) -> None:
+    """FALSE_ALARM is per look; the target is a hundredth of it, and none in the first 200 runs."""
+    assert suspected(name, range(200)) == 0
+    assert suspected(name, range(200, 2000)) <= 2000 * LOOKS * FALSE_ALARM / 100
+
+
+@pytest.mark.parametrize("bad", [-1.0, -1e3, -1e30])
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_three_bad_looks_of_any_size_are_no_suspicion(bad: float, noise: float) -> None:
+    looks = 100.0 * curve(60, 10.0) + noise * np.random.default_rng(0).normal(size=60)
+    looks[40:43] = 100.0 * bad
+    assert first_suspicion(looks) is None
+
+
+def test_one_look_after_four_adds_at_most_a_quarter_of_a_suspicion() -> None:
+    track = Track()
+    assert first_suspicion(np.linspace(0.0, 100.0, 40), track) is None
+    evidence = []
+    for _ in range(4):
+        track.look(-1e9, TOLERANCE)
+        evidence.append(track.evidence / SUSPICION)
+    np.testing.assert_allclose(evidence, [0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize("fast", [5.0, 30.0])
+@pytest.mark.parametrize(("noise", "within"), [(0.0, 4), (0.02, 4), (0.05, 6)])
+def test_a_fall_by_half_is_suspected_within_as_many_looks_as_the_docs_state(
+    fast: float, noise: float, within: int
+) -> None:
+    """docs/supervisor.md states 6 looks for noise of at most 5 % of the return."""
+    for seed in range(50):
+        at = int(4 * fast)
+        looks = 100.0 * curve(at + 60, fast)
+        looks[at:] *= 0.5
+        looks += 100.0 * noise * np.random.default_rng(seed).normal(size=looks.size)
+        found = first_suspicion(looks)
+        assert found is not None and at < found <= at + within, seed
+
+
+def test_negative_returns_that_fall_are_suspected_like_positive_ones() -> None:
+    looks = -1000.0 * (1.0 - curve(100, 10.0)) - 50.0
+    looks[60:] -= 500.0
+    found = first_suspicion(looks + np.random.default_rng(0).normal(size=100))
+    assert found is not None and 60 < found <= 66
+
+
+def test_a_return_that_begins_good_and_becomes_worse_than_the_start_is_suspected() -> None:
+    looks = np.full(80, 300.0) + np.random.default_rng(0).normal(size=80)
+    looks[40:] = 100.0
+    found = first_suspicion(looks)
+    assert found is not None and 40 < found <= 46
+
+
+def test_a_return_that_falls_from_its_first_look_has_no_gain_to_lose() -> None:
+    track = Track()
+    assert first_suspicion(np.linspace(100.0, 90.0, 5), track) is None
+    assert track.gain == 0.0 and track.noise([]) > 0.0
+
+
+def test_a_level_is_best_only_if_its_latest_look_is_no_fall() -> None:
+    """The middle three of the last five still rise where the newest look has fallen to nothing."""
+    track = Track()
+    assert [track.look(float(x), TOLERANCE) for x in (0, 0, 10, 20, 30)] == [False] * 4 + [True]
+    assert track.look(40.0, TOLERANCE)
+    before = track.best
+    assert not track.look(0.0, TOLERANCE)
+    assert before is not None and track.best is not None and track.best >= before
+
+
+def watch(start: float | None = 0.0, **fields: float) -> ReturnWatch:
+    memory = WatchMemory(training=Track(start=start))
+    return ReturnWatch(**{"tolerance": TOLERANCE, "episodes": 16, **fields}, memory=memory)  # type: ignore[arg-type]
+
+
+NOISE = np.random.default_rng(0).normal(size=64)
+
+
+@pytest.mark.parametrize(
+    ("best", "now", "worse"),
+    [
+        (100.0 + NOISE, 50.0 + NOISE[::-1], True),
+        (100.0 + NOISE, 90.0 + NOISE[::-1], False),  # credible, but tolerated
+        (100.0 + NOISE, 100.0 + NOISE, False),
+        (100.0 + NOISE, 200.0 + NOISE, False),
+        (100.0 + 200.0 * NOISE, 70.0 + 200.0 * NOISE[::-1], False),  # not credible
+        (np.full(8, 100.0), np.full(8, 50.0), True),
+        (np.full(3, 100.0), np.full(3, 50.0), False),
+        (np.r_[np.full(3, 100.0), np.full(60, np.nan)], np.full(63, 50.0), False),
+        (np.full(63, 100.0), np.r_[np.full(3, 50.0), np.full(60, np.nan)], False),
+        (np.r_[np.full(8, 100.0), np.nan], np.r_[np.full(8, 50.0), np.nan], True),
+        (np.full(8, np.nan), np.full(8, np.nan), False),
+        (np.zeros(8), np.zeros(8), False),
+        # Four pairs need 10.2 standard errors, not the 3.1 of many: here are 6.
+        (np.full(4, 100.0), 100.0 - np.array([30.0, 50.0, 50.0, 70.0]), False),
+    ],
+)
+def test_a_policy_is_worse_only_if_the_fall_is_credible_and_not_tolerated(
+    best: np.ndarray, now: np.ndarray, worse: bool
+) -> None:
+    assert watch().is_worse(best, now) is worse
+
+
+def test_equally_good_policies_are_called_worse_once_in_1000_comparisons_at_most() -> None:
+    rng = np.random.default_rng(0)
+    for pairs in (4, 16, 128):
+        best, now = rng.normal(size=(2, 5000, pairs))
+        found = sum(watch(start=None).is_worse(b, n) for b, n in zip(best, now, strict=True))
+        assert found <= 12, pairs  # 5 are expected
+
+
+def test_negative_returns_are_compared_by_their_gain() -> None:
+    assert watch(start=-1000.0).is_worse(np.full(8, -100.0), np.full(8, -500.0))
+    assert not watch(start=-1000.0).is_worse(np.full(8, -100.0), np.full(8, -200.0))
+    # A policy no better than the start has gained nothing; a fall of a hundredth is no collapse all the same.
+    assert not watch(start=-100.0).is_worse(np.full(8, -100.0), np.full(8, -101.0))
+    assert watch(start=-100.0).is_worse(np.full(8, -100.0), np.full(8, -150.0))
+
+
+def test_a_last_evaluation_below_the_tolerated_level_is_compared_at_once() -> None:
+    own = watch()
+    assert not own.ends_below(-1.0) and not own.ends_below(None)
+    for value in (0.0, 50.0):
+        own.evaluate(value)
+    assert not own.ends_below(-1.0)  # two evaluations say little
+    for value in (100.0, 70.0):
+        own.evaluate(value)
+    assert not own.ends_below(81.0) and own.ends_below(79.0) and not own.ends_below(None)
+
+
+def test_episodes_are_collected_until_there_are_enough_for_a_look() -> None:
+    own = watch(start=None)
+    assert own.train(1.0, 10) is None and own.train(float("nan"), 0) is None and own.train(2.0, 5) is None
+    assert own.train(5.0, 1) is False
+    assert own.memory.training.recent == [pytest.approx((10.0 + 10.0 + 5.0) / 16.0)]
+    assert (own.memory.total, own.memory.episodes) == (0.0, 0)
+    own.evaluate(None), own.evaluate(float("nan"))
+    assert own.memory.evaluation.recent == []
+
+
+def fallen(own: ReturnWatch) -> None:
+    for value in [*np.linspace(0.0, 100.0, 20), *[100.0] * 10, *[40.0] * 4]:
+        own.train(float(value), 16)
+    assert own.suspects
+
+
+def test_a_refuted_fall_lowers_the_level_and_is_not_suspected_again() -> None:
+    own = watch(start=None)
+    fallen(own)
+    own.refute()
+    assert (own.memory.refuted, own.memory.collapses, own.suspects) == (1, 0, False)
+    assert own.memory.training.best == pytest.approx(40.0)
+    for _ in range(1000):
+        own.train(40.0, 16)
+    assert not own.suspects
+
+
+def test_a_confirmed_collapse_forgets_the_looks_and_keeps_the_level() -> None:
+    own = watch(start=None)
+    fallen(own)
+    best, noise = own.memory.training.best, own.memory.training.noise(own.memory.training.earlier)
+    own.train(40.0, 3)
+    own.confirmed()
+    track = own.memory.training
+    assert (own.memory.collapses, own.suspects, own.memory.episodes, track.recent) == (1, False, 0, [])
+    assert (track.best, track.noise(track.earlier)) == (best, noise)
+    for _ in range(100):
+        own.train(100.0, 16)
+    assert not own.suspects
+    for _ in range(4):
+        own.train(40.0, 16)
+    assert own.suspects
+
+
+@pytest.mark.parametrize("cut", [0, 3, 12, 31, 33])
+def test_a_watch_restored_from_json_decides_as_the_whole_one(cut: int) -> None:
+    looks = [*np.linspace(0.0, 100.0, 20), *[100.0] * 10, *[40.0] * 4]
+
+    def go(own: ReturnWatch, part: list[float]) -> list[bool | None]:
+        for look in part:
+            own.evaluate(look - 1.0)
+        return [own.train(float(look), 7) for look in part]
+
+    whole, first = watch(start=None), watch(start=None)
+    go(whole, looks[:cut])
+    go(first, looks[:cut])
+    saved = json.loads(json.dumps(dataclasses.asdict(first.memory)))
+    second = ReturnWatch(TOLERANCE, 16, WatchMemory.of(saved))
+    assert second.memory == whole.memory
+    assert go(second, looks[cut:]) == go(whole, looks[cut:])
+    assert second.memory == whole.memory and second.suspects == whole.suspects
+
+
+def test_a_checkpoint_without_a_watch_begins_one() -> None:
+    assert WatchMemory.of({}) == WatchMemory()
