@@ -1,0 +1,99 @@
+"""Snapshots of training states: kept, handed on, saved beside other states and loaded again."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import assemble, mesh, placed, tiny_config
+
+from rlstable.ppo.state import TrainState
+from rlstable.supervise import snapshots
+from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@pytest.fixture(scope="module")
+def state() -> TrainState:
+    return assemble(tiny_config())[1]
+
+
+def moved(state: TrainState, by: float) -> TrainState:
+    """The state with other parameters."""
+    params = jax.tree.map(lambda x: x + np.float32(by), state.params)
+    return TrainState(**{**snapshots._fields(state), "params": params})
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_snapshot_is_empty_until_it_keeps_a_state_and_after_it_is_cleared(state: TrainState) -> None:
+    own = Snapshot()
+    assert own.empty and own.to_save(0) == (None, None)
+    own.keep(state, 3, 192)
+    assert not own.empty and (own.iteration, own.step) == (3, 192)
+    own.clear()
+    assert own.empty and (own.iteration, own.step) == (0, 0)
+
+
+def test_a_snapshot_that_becomes_another_leaves_that_one_empty(state: TrainState) -> None:
+    best, candidate = Snapshot(), Snapshot()
+    best.keep(state, 1, 64)
+    candidate.keep(moved(state, 1.0), 2, 128)
+    best.become(candidate)
+    assert candidate.empty and (best.iteration, best.step) == (2, 128)
+    same(best.policy, (moved(state, 1.0).params, state.normalizer))
+
+
+def test_a_restored_state_keeps_its_environments_and_takes_the_rest(state: TrainState) -> None:
+    own = Snapshot()
+    own.keep(moved(state, 1.0), 1, 64)
+    found = own.restored(placed(state), mesh())
+    same(found.params, moved(state, 1.0).params)
+    same(found.env_state, state.env_state)
+
+
+@pytest.mark.parametrize("at", list(itertools.product([None, "itself", "other"], repeat=3)), ids=str)
+def test_snapshots_that_are_saved_are_loaded_whichever_of_them_are_the_state_itself(
+    state: TrainState, at: tuple[str | None, ...]
+) -> None:
+    kept = {name: Snapshot() for name in NAMES}
+    for number, (own, where) in enumerate(zip(kept.values(), at, strict=True), 1):
+        if where == "itself":
+            own.keep(state, 9, 576)
+        elif where == "other":
+            own.keep(moved(state, float(number)), number, 64 * number)
+    saved, origins = snapshots.save(kept, state, 9)
+    beside = {name for name in NAMES if getattr(saved, name, None) is not None}
+    assert beside == {name for name, where in zip(NAMES, at, strict=True) if where == "other"}
+    # A checkpoint without anything beside its state has the tree of a plain state.
+    assert isinstance(saved, Saved) == bool(beside)
+    read = saved if isinstance(saved, Saved) else Saved(**snapshots._fields(saved))
+    again = {name: Snapshot() for name in NAMES}
+    same(snapshots.load(again, read, 9, origins), state)
+    for name in NAMES:
+        ours, theirs = again[name], kept[name]
+        assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
+        same(ours._kept, theirs._kept)
+
+
+def test_numbers_typed_on_resume_reach_the_snapshots_too(state: TrainState) -> None:
+    kept = {name: Snapshot() for name in NAMES}
+    kept["best"].keep(moved(state, 1.0), 1, 64)
+    saved, origins = snapshots.save(kept, state, 9)
+    assert isinstance(saved, Saved)
+    again = {name: Snapshot() for name in NAMES}
+    found = snapshots.load(again, saved, 9, origins, learning_rate=np.float32(0.5))
+    assert float(found.tuning.learning_rate) == 0.5
+    assert float(again["best"]._kept["tuning"].learning_rate) == 0.5
+
+
+def test_the_template_has_a_place_for_every_snapshot(state: TrainState) -> None:
+    shapes = snapshots.template(state)
+    assert all(set(getattr(shapes, name)) == set(shapes.last_good) for name in NAMES)

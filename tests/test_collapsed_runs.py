@@ -1,0 +1,272 @@
+"""Runs whose return collapses go back to their best state, exactly, and end by name when no attempt is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from toys import GUARDS_OFF, tiny_config
+
+from rlstable import load_policy
+from rlstable.config import Config
+from rlstable.endings import Ending
+from rlstable.fleet import Fleet
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.rundir import read_result
+from rlstable.policy import policy_arrays
+from rlstable.runner import Runner
+from rlstable.supervise.snapshots import Saved
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+ITERATION = 64
+OFF = {"enabled": False}
+START = 40  # iterations before the fault
+TOTAL = 60
+# Nothing but the return watch sees this fault.
+BLIND = {
+    "limiters": {"kl": None, "update_norm": None}, "policy": OFF, "value_loss": OFF, "spike": OFF,
+}  # fmt: skip
+
+
+def config(
+    watch: bool = True, recovery: dict[str, Any] | None = None, fault: dict[str, Any] | None = None, **sections: Any
+) -> Config:
+    """16 episodes in each iteration are one look; one update of a thousand times the rate loses the policy."""
+    strikes = {"site": "learning_rate", "value": 1000.0, "start": START, "iterations": 1} | (fault or {})
+    learns = {"learning_rate": 5e-3, "entropy_cost": 1e-3, "discounting": 0.5, "num_updates_per_batch": 4}
+    defaults: dict[str, Any] = {
+        "guards": BLIND | {"return_watch": {"enabled": watch}}, "devices": 1, "total_steps": TOTAL * ITERATION,
+        "env": {"name": "toys:Target", "episode_length": 4}, "ppo": learns, "fault": strikes,
+        "eval": {"num_evals": 2, "num_envs": 64}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
+        "supervise": {"recovery": recovery or {}, "ladder": OFF, "incident": OFF},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if not kinds or line["kind"] in kinds]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def returns(run: Any, start: int = 0, end: int | None = None) -> float:
+    return float(np.mean([row["episode/sum_reward"] for row in run.history[start:end]]))
+
+
+@pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """A run that collapses after 40 iterations and goes back."""
+    runner = Runner(config(), tmp_path_factory.mktemp("recovered"))
+    runner.run()
+    return runner
+
+
+def test_without_the_return_watch_the_policy_is_lost(tmp_path: Path) -> None:
+    runner = Runner(config(watch=False), tmp_path)
+    assert runner.run().ending is Ending.completed
+    assert returns(runner, START - 10, START) > 3.0
+    assert returns(runner, -10) < 1.0
+    assert not events(tmp_path, "return_collapsed", "rolled_back")
+
+
+def test_a_run_whose_return_collapses_ends_near_its_best(recovered: Runner) -> None:
+    left = read_result(recovered.run_dir)
+    assert left is not None
+    assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", TOTAL * ITERATION, 1)
+    assert returns(recovered, -10) > 0.8 * returns(recovered, START - 10, START)
+
+
+def test_a_collapse_is_tripped_told_and_taken_back_in_this_order(recovered: Runner) -> None:
+    found = events(recovered.run_dir, "guard_tripped", "return_collapsed", "return_fall_refuted", "rolled_back")
+    assert [event["kind"] for event in found] == ["guard_tripped", "return_collapsed", "rolled_back"]
+    tripped, collapsed, back = found
+    assert (tripped["guard"], tripped["collapsed"]) == ("return_watch", 1)
+    assert collapsed["return"] < 1.0 < 3.0 < collapsed["best_return"]
+    assert collapsed["best_iteration"] == back["to_iteration"] <= START
+    assert (back["cause"], back["remedy"], back["attempt"]) == ("policy_collapsed", "refit_critic 10", 1)
+    # Four looks at least, and not many more.
+    assert START + 4 <= collapsed["step"] // ITERATION <= START + 8
+    trips = [row["guards/return_watch/trips"] for row in recovered.history]
+    at = collapsed["step"] // ITERATION
+    assert trips == [0] * (at - 1) + [1] * (len(trips) - at + 1)
+
+
+def test_the_policy_stands_still_while_the_critic_is_refitted(recovered: Runner) -> None:
+    (back,) = events(recovered.run_dir, "rolled_back")
+    after = recovered.history[back["step"] // ITERATION :]
+    assert all(row["training/learning_rate"] == 0.0 < row["training/value_learning_rate"] for row in after[:10])
+    assert all(row["training/learning_rate"] > 0.0 for row in after[10:])
+
+
+@pytest.fixture(scope="module")
+def exhausted(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """A run that collapses again after its only attempt."""
+    runner = Runner(config(recovery={"attempts": 1}, fault={"iterations": None}), tmp_path_factory.mktemp("exhausted"))
+    runner.run()
+    return runner
+
+
+def test_a_return_that_collapses_again_and_again_ends_the_run_by_name(exhausted: Runner) -> None:
+    left = read_result(exhausted.run_dir)
+    assert left is not None
+    assert (left["stop_reason"], left["exit_code"], left["cause"]) == ("policy_collapsed", 12, "policy_collapsed")
+    assert "guards.return_watch.tolerance" in left["advice"]
+    assert len(events(exhausted.run_dir, "return_collapsed")) == 2
+    assert len(events(exhausted.run_dir, "rolled_back")) == 1
+
+
+def test_what_a_collapsed_run_leaves_is_its_best_state(exhausted: Runner) -> None:
+    best = exhausted.supervisor.best
+    *_, last = events(exhausted.run_dir, "return_collapsed")
+    assert (exhausted.host.iteration, best.iteration) == (last["best_iteration"], last["best_iteration"])
+    same((exhausted.state.params, exhausted.state.normalizer), best.policy)
+    policy = load_policy(exhausted.run_dir, "latest")
+    assert policy.host["host"]["iteration"] == best.iteration
+    assert float(policy.act(np.zeros(2, np.float32))[0]) == pytest.approx(0.6, abs=0.3)
+    left = read_result(exhausted.run_dir)
+    assert left is not None and left["step"] == best.step
+    # The logged axis never runs backwards.
+    steps = [row["step"] for row in exhausted.history]
+    assert steps == sorted(steps) and events(exhausted.run_dir)[-1]["step"] == steps[-1]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(START + 2, id="in the collapse"),
+        pytest.param(30, id="before the fault", marks=pytest.mark.slow),
+        pytest.param(47, id="after the rollback", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
+    tmp_path: Path, recovered: Runner, cut: int
+) -> None:
+    part = Runner(config(), tmp_path, lambda step, _: step == cut * ITERATION)
+    assert part.run().ending is Ending.stopped
+    rest = Runner(config(resume="auto"), tmp_path)
+    assert rest.host.watch == part.host.watch
+    names = ("_last_good", "best", "_candidate")
+    for ours, theirs in ((getattr(run.supervisor, name) for run in (rest, part)) for name in names):
+        assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
+        same(ours._kept, theirs._kept)
+    rest.run()
+    same(rest.state, recovered.state)
+    assert rest.host.watch == recovered.host.watch
+    assert rest.host.attempts == recovered.host.attempts
+    told = ("return_collapsed", "rolled_back")
+    assert [dict(event, time=0) for event in events(tmp_path, *told)] == [
+        dict(event, time=0) for event in events(recovered.run_dir, *told)
+    ]
+
+
+@pytest.mark.slow
+def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> None:
+    def train(name: str, start: int) -> Fleet:
+        found = Fleet(config(seeds=2, fault={"seed": 1, "start": start}), tmp_path / name)
+        assert found.run().ending is Ending.completed
+        return found
+
+    struck, spared = train("struck", START), train("spared", 1000)
+    assert [len(events(tmp_path / "struck" / f"seed-{seed}", "rolled_back")) for seed in (0, 1)] == [0, 1]
+    (back,) = events(tmp_path / "struck" / "seed-1", "rolled_back")
+    assert back["cause"] == "policy_collapsed"
+    ours, theirs = (load_policy(tmp_path / name / "seed-0", "latest") for name in ("struck", "spared"))
+    same((ours.params, ours.statistics), (theirs.params, theirs.statistics))
+    assert [row["episode/sum_reward"] for row in struck.seeds[0].history] == [
+        row["episode/sum_reward"] for row in spared.seeds[0].history
+    ]
+    assert struck.seeds[0].host.watch == spared.seeds[0].host.watch
+    assert returns(struck.seeds[1], -10) > 2.5
+
+
+def test_a_reward_that_drops_by_half_is_refuted_and_nothing_is_taken_back(tmp_path: Path) -> None:
+    env = {"name": "toys:Target", "episode_length": 4, "kwargs": {"drop_at": 8 * START}}
+    runner = Runner(config(env=env, fault={"start": 1000}), tmp_path)
+    assert runner.run().ending is Ending.completed
+    assert returns(runner, -10) < 0.6 * returns(runner, START - 10, START)
+    (told,) = events(tmp_path, "return_fall_refuted")
+    assert START + 4 <= told["step"] // ITERATION <= START + 10
+    assert not events(tmp_path, "return_collapsed", "rolled_back", "guard_tripped")
+    assert (runner.host.watch.refuted, runner.host.watch.collapses) == (1, 0)
+
+
+@pytest.mark.parametrize("off", ["guards", "supervise"])
+def test_without_guards_or_second_attempts_no_return_is_watched(tmp_path: Path, off: str) -> None:
+    sections: dict[str, Any] = {"guards": GUARDS_OFF} if off == "guards" else {"recovery": OFF}
+    runner = Runner(config(**sections, total_steps=8 * ITERATION, eval={"num_evals": 0}), tmp_path)
+    runner.run()
+    assert runner.supervisor.watch_of_return is None
+    assert runner.supervisor.best.empty and runner.supervisor._candidate.empty
+    assert runner.host.watch.training.recent == []
+    assert "guards/return_watch/trips" not in runner.history[-1]
+    host = load_policy(tmp_path, "latest").host
+    assert host["best"] is None and host["candidate"] is None
+
+
+def test_going_back_for_want_of_memory_leaves_no_best_state_ahead_of_the_run(tmp_path: Path) -> None:
+    """Its iteration comes again, with another state, and a checkpoint tells states apart by their iteration."""
+    runner = Runner(config(total_steps=14 * ITERATION, eval={"num_evals": 0}), tmp_path, lambda *_: False)
+    runner.run()
+    last_good, best = runner.supervisor._last_good, runner.supervisor.best
+    last_good.keep(runner.state, 10, 10 * ITERATION)
+    best.keep(runner.state, 12, 12 * ITERATION)
+    rollback = runner.supervisor.make_do(runner.state, 14, 14 * ITERATION, jax.random.PRNGKey(0))
+    assert rollback.iteration == 10
+    assert (best.iteration, best.step) == (10, 10 * ITERATION)
+    assert runner.supervisor._candidate.empty
+
+
+class OldTuning(NamedTuple):
+    """The numbers of rlstable before policy and critic had rates of their own."""
+
+    learning_rate: Any
+    learning_rate_scale: Any
+    step_scale: Any
+    clip_scale: Any
+    loss_scale: Any
+    good_steps: Any
+    epochs: Any
+
+
+def test_a_checkpoint_from_before_the_return_watch_goes_back_to_its_last_good_state(tmp_path: Path) -> None:
+    """It has a last good state of another iteration, whose numbers lack the policy's own rate too."""
+    fault = {"site": "reward", "value": float("nan"), "probability": 1.0, "start": 6, "iterations": 4}
+    few = {"total_steps": 14 * ITERATION, "eval": {"num_evals": 0}, "checkpoint": {"asynchronous": False, "every": 4}}
+    guards = BLIND | {"storm": {"patience": 3}}
+
+    def runner(*more: Any, **sections: Any) -> Runner:
+        own = config(recovery={"every": 4}, fault=fault, **few | sections)
+        return Runner(own.model_copy(update={"guards": tiny_config(guards=guards).guards}), tmp_path, *more)
+
+    runner(lambda step, _: step == 6 * ITERATION).run()
+    now = runner(resume="auto")
+    now.close()
+
+    def old(tuning: Any) -> OldTuning:
+        return OldTuning(*(getattr(tuning, name) for name in OldTuning._fields))
+
+    saved, origins = now.supervisor.to_save(now.state, 6)
+    assert isinstance(saved, Saved) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
+    last_good = saved.last_good | {"tuning": old(saved.last_good["tuning"])}
+    saved = dataclasses.replace(
+        saved, tuning=old(now.state.tuning), last_good=last_good, best=None, candidate=None, incident=None
+    )
+    host = load_policy(tmp_path, "latest").host
+    del host["best"], host["candidate"], host["host"]["watch"], host["host"]["attempts"]["collapse_position"]
+    with Checkpoints(tmp_path, now.config.checkpoint) as checkpoints:
+        checkpoints.save(6, saved, policy_arrays(now.state), host)
+    resumed = runner(resume="auto")
+    assert resumed.run().ending is Ending.completed
+    back = events(tmp_path, "rolled_back")
+    assert back and {event["to_iteration"] for event in back} == {4}
+    tuning = resumed.state.tuning
+    assert (float(tuning.policy_rate_scale), int(tuning.policy_hold)) == (1.0, 0)
