@@ -163,7 +163,7 @@ EXPECTED: dict[str, tuple[set[str], set[str]]] = {
     "action": ({"quarantine.physics"}, set()),  # the policy's own was fine; what the simulation made of it is not
     "policy_std": ({"transition.policy"}, set()),
     # At its bound of 20 the gradient that leads back is e^20 times as large, so the update is rejected.
-    "log_ratio": ({"spike.spike"}, set()),
+    "log_ratio": (set(), {"log_ratio"}),
     "gradient": ({"update.gradient"}, set()),
     "loss": ({"update.gradient"}, set()),
     "value_loss": ({"spike.spike"}, set()),

@@ -43,9 +43,17 @@ def bounded(x: jax.Array, low: float | None, high: float | None) -> jax.Array:
     return _bounded(-jnp.inf if low is None else low, jnp.inf if high is None else high, x)
 
 
-def restored(x: jax.Array, limit: float | None) -> jax.Array:
-    """`x` within `[-limit, limit]`, with the gradient that leads back inside; None for no bound."""
-    return x if limit is None else bounded(x, -limit, limit)
+def ratio(log_ratio: jax.Array, limit: float | None) -> jax.Array:
+    """The exponential of a log-ratio within `[-limit, limit]`; None for no bound.
+
+    Beyond the bound the gradient is that of a ratio of 1, so that a sample finds its way back and is no spike: at a
+    limit of 20 the exponential's own slope is 5e8. PPO's clipping leaves no gradient that leads further out.
+    """
+    if limit is None:
+        return jnp.exp(log_ratio)
+    outside = (beyond(log_ratio, limit) > 0) & jnp.isfinite(log_ratio)
+    slope_of_one = jnp.where(outside, log_ratio - jax.lax.stop_gradient(log_ratio), 0.0)
+    return jnp.exp(clip(log_ratio, limit)) + slope_of_one
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -96,7 +96,7 @@ def ppo_loss(
         return masked.mean(x, data.valid, valid_share)
 
     log_ratio = masked.kept(distribution.log_prob(raw_action) - data.log_prob, data.valid)
-    ratio = jnp.exp(limiters.restored(log_ratio, limits.log_ratio))
+    ratio = limiters.ratio(log_ratio, limits.log_ratio)
     epsilon = _times(config.clipping_epsilon, clip_scale)
     policy_loss = -mean(jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages))
 

@@ -396,12 +396,12 @@ def test_value_error():
 @pytest.mark.parametrize(
     ("advantage", "policy_loss", "slopes"),
     [
-        (-1.0, (np.e + 2 * np.exp(2) + 0.7) / 4, [np.e / 8, np.exp(2) / 8, np.exp(2) / 8, 0.0]),
-        (1.0, -(3 * 1.3 + np.exp(-2)) / 4, [0.0, 0.0, 0.0, -np.exp(-2) / 8]),
+        (-1.0, (np.e + 2 * np.exp(2) + 0.7) / 4, [np.e / 8, 1 / 8, 1 / 8, 0.0]),
+        (1.0, -(3 * 1.3 + np.exp(-2)) / 4, [0.0, 0.0, 0.0, -1 / 8]),
     ],
 )
 def test_log_ratio(advantage, policy_loss, slopes):
-    """The ratio ends at the exponential of the limit; beyond it the gradient is that at the limit, and leads back.
+    """The ratio ends at the exponential of the limit; beyond it the gradient is that of a ratio of 1, and leads back.
 
     Log-ratios are 1, 2.5, 1000 and -1000. A bad action that became far likelier gets less likely again, a good one that
     became far less likely gets likelier, and what PPO clips has no gradient.
@@ -419,14 +419,16 @@ def test_log_ratio(advantage, policy_loss, slopes):
     assert advantage > 0 or not finite(loss(only(), data)[1])
 
 
-def test_restored_has_no_gradient_that_leads_out():
-    """Downhill from beyond a bound only towards it; within the bounds the gradient is what it is."""
-    x = jnp.array([-3.0, -3.0, -1.0, 1.0, 3.0, 3.0])
-    slopes = jnp.array([1.0, -1.0, 1.0, -1.0, -1.0, 1.0])
-    found, back = jax.vjp(lambda x: limiters.restored(x, 2.0), x)
-    assert found.tolist() == [-2.0, -2.0, -1.0, 1.0, 2.0, 2.0]
-    assert back(slopes)[0].tolist() == [0.0, -1.0, 1.0, -1.0, 0.0, 1.0]
-    assert limiters.restored(x, None) is x
+def test_ratio_beyond_its_bound_has_the_slope_of_one():
+    """Its value is the exponential of the bound, whatever the log-ratio; within the bound it is the exponential."""
+    x = jnp.array([-1e30, -3.0, -1.0, 0.0, 1.0, 3.0, 1e30])
+    found, back = jax.vjp(lambda x: limiters.ratio(x, 2.0), x)
+    low, high = np.exp(-2.0), np.exp(2.0)
+    np.testing.assert_allclose(found, [low, low, np.exp(-1), 1.0, np.e, high, high], rtol=1e-6)
+    np.testing.assert_allclose(back(jnp.ones(7))[0], [1.0, 1.0, np.exp(-1), 1.0, np.e, 1.0, 1.0], rtol=1e-6)
+    assert limiters.ratio(jnp.array([INF, -INF]), 2.0).tolist() == pytest.approx([high, low])
+    assert np.isnan(limiters.ratio(jnp.float32(NAN), 2.0))
+    np.testing.assert_array_equal(limiters.ratio(x, None), jnp.exp(x))
 
 
 @pytest.mark.parametrize(
