@@ -67,11 +67,12 @@ class Track:
         if self.start is None:
             self.start = value
         if self.best is not None and self.sure is not None:
-            # The looks of a fall are no noise. Nor does a lull make a look more exact than it was at the best level.
-            noise = max(self.noise(self.earlier), (self.best - self.sure) / _DEVIATIONS)
             bound = min(self.best - tolerance * self.gain, self.sure)
-            # exp(z - 1/2) has expectation 1 at most where the look is normal around the bound or above it.
-            self.evidence = max(0.0, self.evidence + min((bound - value) / noise - 0.5, _MOST))
+            if self.evidence > 0.0 or value < bound:
+                # The looks of a fall are no noise, and a lull makes no look more exact than it was at the best level.
+                noise = max(self.noise(self.earlier), (self.best - self.sure) / _DEVIATIONS)
+                # exp(z - 1/2) has expectation 1 at most where the look is normal around the bound or above it.
+                self.evidence = max(0.0, self.evidence + min((bound - value) / noise - 0.5, _MOST))
         if len(self.recent) == _RECENT:
             self.earlier = [*self.earlier, self.recent[0]][-_WINDOW:]
         self.recent = [*self.recent, value][-_RECENT:]
