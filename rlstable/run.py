@@ -264,12 +264,16 @@ class Run:
             "return": float(np.nanmean(of_now)) if np.isfinite(of_now).any() else None,
             "best_iteration": self.supervisor.best.iteration,
         }
-        self._collapsed = watch.is_worse(of_best, of_now, self._finished)
+        worse = watch.is_worse(of_best, of_now, self._finished)
+        self._collapsed = worse is True
         if self._collapsed:
             watch.confirmed()
             self.event("guard_tripped", guard="return_watch", collapsed=1)
             self.event("return_collapsed", **returns)
             self._best_again = returns["best_return"]
+        elif worse is None:
+            watch.wait()
+            self.event("return_fall_unclear", **returns)
         else:
             watch.refute()
             self.event("return_fall_refuted", **returns)

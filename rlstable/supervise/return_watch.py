@@ -209,18 +209,21 @@ class ReturnWatch:
         tolerance = min(self.tolerance, _AT_THE_END)
         return last < best - max(tolerance * max(best - track.start, 0.0), _NOISE_SHARE * abs(best))
 
-    def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool:
+    def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool | None:
         """Whether a policy returns credibly less than the best one in the same episodes, and less than is tolerated.
 
         Args:
             best: Returns of the best policy, `[episodes]`, NaN where an episode was aborted.
             now: Returns of the present one in episodes from the same first states.
             at_the_end: Whether no steps are left that could mend it, so that little is tolerated.
+
+        Returns:
+            The verdict; None where the episodes are too few or differ too much to tell.
         """
         # An episode that only the present policy breaks counts for nothing: the quarantine judges those.
         both = np.isfinite(best) & np.isfinite(now)
         if int(both.sum()) < _FEWEST_PAIRS:
-            return False
+            return None
         lost = best[both] - now[both]
         error = float(lost.std(ddof=1)) / math.sqrt(lost.size)
         start = self.memory.training.start
@@ -228,7 +231,9 @@ class ReturnWatch:
         fall, least = float(lost.mean()), _NOISE_SHARE * abs(float(best[both].mean()))
         credible = fall > float(stdtrit(lost.size - 1, 1.0 - _FALSE_CONFIRMATION)) * error
         tolerance = min(self.tolerance, _AT_THE_END) if at_the_end else self.tolerance
-        return credible and fall > max(tolerance * gain, least, 0.0)
+        if fall <= max(tolerance * gain, least, 0.0):
+            return False
+        return True if credible else None
 
     def confirmed(self) -> None:
         """The policy is given up for the best one."""
@@ -241,6 +246,10 @@ class ReturnWatch:
         for track in (self.memory.training, self.memory.evaluation):
             if track.recent:
                 track.lower()
+
+    def wait(self) -> None:
+        """Nothing could be told: the level stays, and the test begins again."""
+        self.memory.training.evidence = self.memory.evaluation.evidence = 0.0
 
     def _forget(self) -> None:
         self.memory.total, self.memory.episodes = 0.0, 0

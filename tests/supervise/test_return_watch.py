@@ -149,20 +149,20 @@ NOISE = np.random.default_rng(0).normal(size=64)
         (100.0 + NOISE, 90.0 + NOISE[::-1], False),  # credible, but tolerated
         (100.0 + NOISE, 100.0 + NOISE, False),
         (100.0 + NOISE, 200.0 + NOISE, False),
-        (100.0 + 200.0 * NOISE, 70.0 + 200.0 * NOISE[::-1], False),  # not credible
+        (100.0 + 200.0 * NOISE, 70.0 + 200.0 * NOISE[::-1], None),  # not credible
         (np.full(8, 100.0), np.full(8, 50.0), True),
-        (np.full(3, 100.0), np.full(3, 50.0), False),
-        (np.r_[np.full(3, 100.0), np.full(60, np.nan)], np.full(63, 50.0), False),
-        (np.full(63, 100.0), np.r_[np.full(3, 50.0), np.full(60, np.nan)], False),
+        (np.full(3, 100.0), np.full(3, 50.0), None),
+        (np.r_[np.full(3, 100.0), np.full(60, np.nan)], np.full(63, 50.0), None),
+        (np.full(63, 100.0), np.r_[np.full(3, 50.0), np.full(60, np.nan)], None),
         (np.r_[np.full(8, 100.0), np.nan], np.r_[np.full(8, 50.0), np.nan], True),
-        (np.full(8, np.nan), np.full(8, np.nan), False),
+        (np.full(8, np.nan), np.full(8, np.nan), None),
         (np.zeros(8), np.zeros(8), False),
         # Four pairs need 10.2 standard errors, not the 3.1 of many: here are 6.
-        (np.full(4, 100.0), 100.0 - np.array([30.0, 50.0, 50.0, 70.0]), False),
+        (np.full(4, 100.0), 100.0 - np.array([30.0, 50.0, 50.0, 70.0]), None),
     ],
 )
 def test_a_policy_is_worse_only_if_the_fall_is_credible_and_not_tolerated(
-    best: np.ndarray, now: np.ndarray, worse: bool
+    best: np.ndarray, now: np.ndarray, worse: bool | None
 ) -> None:
     assert watch().is_worse(best, now) is worse
 
@@ -171,8 +171,25 @@ def test_equally_good_policies_are_called_worse_once_in_1000_comparisons_at_most
     rng = np.random.default_rng(0)
     for pairs in (4, 16, 128):
         best, now = rng.normal(size=(2, 5000, pairs))
-        found = sum(watch(start=None).is_worse(b, n) for b, n in zip(best, now, strict=True))
+        found = sum(watch(start=None).is_worse(b, n) is True for b, n in zip(best, now, strict=True))
         assert found <= 12, pairs  # 5 are expected
+
+
+def test_an_unclear_comparison_keeps_the_level_and_asks_again_later() -> None:
+    own = watch()
+    own.memory.training = Track(start=0.0, best=100.0, sure=90.0, evidence=SUSPICION, recent=[10.0] * 5)
+    assert own.suspects
+    own.wait()
+    assert not own.suspects
+    assert (own.memory.training.best, own.memory.training.sure, own.memory.refuted) == (100.0, 90.0, 0)
+
+
+def test_little_is_tolerated_at_the_end_of_a_run() -> None:
+    own = watch(tolerance=0.5)
+    best, now = 100.0 + NOISE, 70.0 + NOISE[::-1]
+    assert own.is_worse(best, now) is False
+    assert own.is_worse(best, now, at_the_end=True) is True
+    assert own.is_worse(best, 85.0 + NOISE[::-1], at_the_end=True) is False
 
 
 def test_negative_returns_are_compared_by_their_gain() -> None:
