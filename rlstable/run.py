@@ -471,6 +471,7 @@ class Run:
             best = self.supervisor.give_up(self.state, self.host.iteration, self.step)
             if found is Ending.policy_collapsed and best is not None:
                 self._go_back(best)  # what was learnt is what the run leaves
+                self.host.last_return = self._best_again
             return found
         self._go_back(found)
         return None

@@ -154,6 +154,7 @@ def seed_row(folder: Path, seed: int) -> Row:
         for name, count in metrics[-1].items()
         if name.startswith("guards/") and name.endswith("/trips") and count
     }
+    result = json.loads((folder / "result.json").read_text())
     return {
         "seed": seed,
         "steps": [row["step"] for row in looks],
@@ -163,7 +164,8 @@ def seed_row(folder: Path, seed: int) -> Row:
         "return_collapsed": kinds.count("return_collapsed"),
         "return_fall_refuted": kinds.count("return_fall_refuted"),
         "trips": trips,
-        "stop_reason": json.loads((folder / "result.json").read_text())["stop_reason"],
+        "left": result["return"],
+        "stop_reason": result["stop_reason"],
         "steps_per_second": float(np.median([row["training/sps"] for row in metrics if row.get("training/sps")])),
     }
 

@@ -44,8 +44,8 @@ class Numbers:
     """The measurements of one side, on one task or over all of them.
 
     Attributes:
-        last: Last over best return, by seed.
-        low_at_end: By seed, whether the last evaluation is below 0.8 of the best.
+        last: Return of the state that the run leaves over the best evaluation, by seed.
+        low_at_end: By seed, whether that is below 0.8.
         low_after_best: By seed, whether any evaluation after the best is below 0.8 of it.
         beyond: Share of iterations beyond the bound, by seed; empty where the side has no such metric.
         improvement: Probability of improvement over `off`, then its bootstrap resamples; None without `off`.
@@ -89,6 +89,17 @@ def kept(row: Row, start: float) -> np.ndarray:
     return (returns - start) / gained if gained > 0 else (returns >= returns.max()).astype(float)
 
 
+def left(row: Row, start: float) -> float:
+    """The return of the state that a run leaves, as a share of the seed's best evaluation, counted from `start`.
+
+    A run that ends with its best state instead of a collapsed one has evaluated that state, too.
+    """
+    if row.get("left") is None:
+        return float(kept(row, start)[-1])
+    gained = returns_of(row).max() - start
+    return (row["left"] - start) / gained if gained > 0 else 1.0
+
+
 def start_of(rows: Sequence[Row], task: Task) -> float:
     """The return from which the task's returns count."""
     return float(np.median([returns_of(row)[0] for row in rows])) if task.from_start and rows else 0.0
@@ -130,7 +141,7 @@ def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, t
     if not rows:
         return None
     start = start_of([row for (own, _), some in by.items() for row in some if own == name], task)
-    last = np.array([kept(row, start)[-1] for row in rows])
+    last = np.array([left(row, start) for row in rows])
     collapses = None if side in _UNWATCHED else sum(row["return_collapsed"] for row in rows)
     healthy = bool(off) and not any(falls(row, start) for row in off)
     speeds = [[row["steps_per_second"] for row in some if row["steps_per_second"]] for some in (rows, off)]

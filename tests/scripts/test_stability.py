@@ -131,10 +131,10 @@ def test_a_seed_s_row_is_read_from_its_run_folder(tmp_path: Path) -> None:
     ]
     save(tmp_path / "metrics.jsonl", *metrics)
     save(tmp_path / "events.jsonl", {"kind": "return_collapsed"}, {"kind": "rolled_back"}, {"kind": "rolled_back"})
-    (tmp_path / "result.json").write_text(json.dumps({"stop_reason": "policy_collapsed"}))
+    (tmp_path / "result.json").write_text(json.dumps({"stop_reason": "policy_collapsed", "return": 2.5}))
     assert stability.seed_row(tmp_path, 7) == {
         "seed": 7, "steps": [2, 4], "returns": [3.0, None], "beyond": 0.5, "rollbacks": 2, "return_collapsed": 1,
-        "return_fall_refuted": 0, "trips": {"spike": 2}, "stop_reason": "policy_collapsed", "steps_per_second": 20.0,
+        "return_fall_refuted": 0, "trips": {"spike": 2}, "left": 2.5, "stop_reason": "policy_collapsed", "steps_per_second": 20.0,
     }  # fmt: skip
 
 
@@ -143,6 +143,9 @@ def test_shares_of_the_best_return() -> None:
     own = row("x", "off", 0, [50.0, 100.0, 70.0, 90.0])
     assert stability_numbers.kept(own, 0.0).tolist() == [0.5, 1.0, 0.7, 0.9]
     assert stability_numbers.falls(own, 0.0)
+    assert stability_numbers.left(own, 0.0) == 0.9
+    # The run ended with its best state instead of the last one.
+    assert stability_numbers.left(own | {"left": 98.0}, 0.0) == 0.98
     assert not stability_numbers.falls(row("x", "off", 0, [70.0, 100.0, 90.0]), 0.0)
     # From the start -50: the best gains 40, the last evaluation keeps 30 of them.
     others = [row("x", side, 0, [start, -10.0, -20.0]) for side, start in (("off", -60.0), ("strict", -40.0))]
