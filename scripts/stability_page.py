@@ -32,7 +32,7 @@ The sides of a task run in turn, so that their speeds compare. Curves are compar
 
 | column | meaning |
 | --- | --- |
-| last over best, IQM | return of the state that a run leaves over its best evaluation, mean over the middle half of the seeds, 95 % |
+| last over best, IQM | return of the state that a run leaves over its best evaluation; 95 % interval over seeds |
 | below 0.8 at the end | share of seeds for which that is below 0.8 |
 | below 0.8 after the best | share of seeds with any evaluation below 0.8 of the best, later than the best |
 | beyond the bound | share of iterations whose policy moved further than `guards.limiters.kl` of default, 1 nat |

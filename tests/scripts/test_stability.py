@@ -134,7 +134,8 @@ def test_a_seed_s_row_is_read_from_its_run_folder(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps({"stop_reason": "policy_collapsed", "return": 2.5}))
     assert stability.seed_row(tmp_path, 7) == {
         "seed": 7, "steps": [2, 4], "returns": [3.0, None], "beyond": 0.5, "rollbacks": 2, "return_collapsed": 1,
-        "return_fall_refuted": 0, "trips": {"spike": 2}, "left": 2.5, "stop_reason": "policy_collapsed", "steps_per_second": 20.0,
+        "return_fall_refuted": 0, "trips": {"spike": 2}, "left": 2.5, "stop_reason": "policy_collapsed",
+        "steps_per_second": 20.0,
     }  # fmt: skip
 
 
