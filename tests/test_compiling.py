@@ -208,12 +208,13 @@ def test_a_copy_in_a_loop_is_found() -> None:
     assert max(found[2]) == 4000
 
 
-@pytest.mark.parametrize(("kl", "in_epochs", "deeper"), [(None, 0, 1), (0.1, 9, 7)])
+@pytest.mark.parametrize(("kl", "in_epochs", "deeper"), [(None, 0, 1), (0.1, 12, 7)])
 def test_loops_copy_little(kl: float | None, in_epochs: int, deeper: int) -> None:
     """Neither moments nor experience in the loop over minibatches: what is updated there is updated in place.
 
     Parameters once, where they are one vector. The KL limiter remembers what two epochs began with, of parameters and
-    two moments, and where it goes back, in a loop of one turn, that takes six copies.
+    two moments, and where it goes back, in a loop of one turn, that takes six copies. To the beginning of the iteration
+    it goes back after the epochs, in another loop of one turn, with three.
     """
     config = tiny_config(
         guards={"limiters": {"kl": kl}}, supervise={},

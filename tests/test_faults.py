@@ -424,7 +424,8 @@ def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     after = jax.device_get(history[-1][0].normalizer)
     clean = jax.device_get(own.run(FaultConfig(site="physics", start=NEVER), START + 1)[-1][0].normalizer)
-    assert int(after.count) == int(clean.count)
+    # The limiter may take in the next batch in part only, of which the rest counts as not seen.
+    assert int(after.count) <= int(clean.count) if guards == "guarded" else int(after.count) == int(clean.count)
     assert (after.std > 1.2 * clean.std).all() and (after.mean > clean.mean + 0.5 * clean.std).all()
 
 

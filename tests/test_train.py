@@ -267,7 +267,7 @@ def test_a_verbose_run_says_how_it_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
 ) -> None:
     assert run(monkeypatch, tmp_path / "run", *TINY, word, "hydra.run.dir=here") == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if "value loss" in line and "KL" in line]
+    told = [line for line in capsys.readouterr().out.splitlines() if "value loss" in line and "distance" in line]
     assert [line.split()[:2] for line in told] == [["step", "64"], ["step", "128"]]
 
 
