@@ -17,7 +17,9 @@ from rlstable.supervise.warm_start import Growth
 from rlstable.supervisor import Supervisor
 
 # What not every checkpoint has: a number that those without a format lack, and states to go back to.
-_LATER = ("tuning/clip_scale", "tuning/policy_rate_scale", "tuning/policy_hold", *NAMES)
+_LATER = (
+    "tuning/clip_scale", "tuning/policy_rate_scale", "tuning/critic_rate_scale", "tuning/policy_hold", *NAMES,
+)  # fmt: skip
 # What a memory plan was made for; where any of it is another, the plan is made anew.
 _PLANNED_FOR = (
     "ppo.num_envs", "ppo.batch_size", "ppo.num_minibatches", "ppo.unroll_length", "ppo.gradient_accumulation",

@@ -13,7 +13,7 @@ X64 = "x64"
 # From the cheapest to the most exact one.
 MATMUL_LEVELS = ("default", "high", "highest", X64)
 _ORDERS = {"matmul": MATMUL_LEVELS, "network": ("bfloat16", "float32")}
-_FACTORS = {"scale_learning_rate": 0.5, "scale_policy_rate": 0.5, "tighten_clipping": 0.5}
+_FACTORS = {"scale_learning_rate": 0.5, "scale_policy_rate": 0.5, "scale_critic_rate": 3.0, "tighten_clipping": 0.5}
 _REFIT = "refit_critic"
 _REFIT_ITERATIONS = 10.0
 
@@ -22,8 +22,8 @@ class Remedy(Section):
     """One change before a new attempt: a name, with a factor or a number of iterations where it takes one."""
 
     name: Literal[
-        "fresh_resets", "scale_learning_rate", "scale_policy_rate", "tighten_clipping", "refit_critic",
-        "reset_optimizer", "raise_precision",
+        "fresh_resets", "scale_learning_rate", "scale_policy_rate", "scale_critic_rate", "tighten_clipping",
+        "refit_critic", "reset_optimizer", "raise_precision",
     ]  # fmt: skip
     factor: Positive | None = None
 
@@ -39,7 +39,10 @@ class Remedy(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Remedy:
-        if self.name in _FACTORS and (self.factor is None or self.factor >= 1):
+        if self.name == "scale_critic_rate":
+            if self.factor is None or not 1 < self.factor <= 100:
+                raise ValueError(f"{self.name} needs a factor above 1, at most 100, e.g. {self.name}: 3")
+        elif self.name in _FACTORS and (self.factor is None or self.factor >= 1):
             raise ValueError(f"{self.name} needs a factor between 0 and 1, e.g. {self.name}: {_FACTORS[self.name]}")
         if self.name == _REFIT:
             if self.factor is None or self.factor != int(self.factor) or self.factor < 1:
@@ -79,7 +82,9 @@ class RecoveryConfig(Section):
     )
     collapse_remedies: tuple[Remedy, ...] = (
         Remedy(name="refit_critic", factor=10.0),
+        Remedy(name="scale_critic_rate", factor=3.0),
         Remedy(name="scale_policy_rate", factor=0.5),
+        Remedy(name="scale_critic_rate", factor=3.0),
         Remedy(name="tighten_clipping", factor=0.5),
         Remedy(name="scale_policy_rate", factor=0.3),
     )

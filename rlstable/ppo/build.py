@@ -68,6 +68,7 @@ def first_tuning(config: Config) -> Tuning:
         learning_rate_scale=jnp.float32(1.0),
         step_scale=jnp.float32(1.0),
         policy_rate_scale=jnp.float32(1.0),
+        critic_rate_scale=jnp.float32(1.0),
         policy_hold=jnp.int32(0),
         clip_scale=jnp.float32(1.0),
         loss_scale=jnp.float32(1.0 if scale is None else scale.initial),

@@ -134,7 +134,7 @@ class Optimizer:
             return Rates(rate, rate)
         slowed = rate * tuning.step_scale
         policy = slowed * self.policy_pace(tuning)
-        return Rates(policy, jnp.maximum(slowed, jnp.minimum(rate, CRITIC_RATE)))
+        return Rates(policy, jnp.maximum(slowed, jnp.minimum(rate, CRITIC_RATE)) * tuning.critic_rate_scale)
 
     def policy_pace(self, tuning: Tuning) -> jax.Array:
         """What remedies have made of the policy's pace: a factor of at most 1, and 0 while the policy is held."""

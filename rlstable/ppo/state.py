@@ -47,6 +47,7 @@ class Tuning:
         step_scale: A factor on the policy's rate, below 1 after its steps overshot `guards.limiters.kl`. The critic's
             rate follows it down to `optimizer.CRITIC_RATE` and no further.
         policy_rate_scale: A factor on the policy's rate alone; remedies lower it.
+        critic_rate_scale: A factor on the critic's rate alone; remedies raise it.
         policy_hold: int32, iterations left in which only the critic learns.
         clip_scale: A factor on the bounds of ratio, value, gradient and update; read where a remedy may tighten them.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
@@ -58,6 +59,7 @@ class Tuning:
     learning_rate_scale: jax.Array
     step_scale: jax.Array
     policy_rate_scale: jax.Array
+    critic_rate_scale: jax.Array
     policy_hold: jax.Array
     clip_scale: jax.Array
     loss_scale: jax.Array

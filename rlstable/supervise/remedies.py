@@ -14,6 +14,7 @@ from rlstable.supervise_config import Remedy
 _SCALES = {
     "scale_learning_rate": "learning_rate_scale",
     "scale_policy_rate": "policy_rate_scale",
+    "scale_critic_rate": "critic_rate_scale",
     "tighten_clipping": "clip_scale",
 }
 

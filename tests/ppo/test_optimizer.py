@@ -132,6 +132,7 @@ def separate(rate, **tuned):
         (0.3, {"policy_rate_scale": 0.5}, 0.15, 0.3),
         (0.3, {"policy_rate_scale": 0.5, "step_scale": 0.25}, 0.0375, 0.075),
         (1e-3, {"learning_rate_scale": 0.1}, 1e-4, 1e-4),  # a remedy for both
+        (1e-3, {"critic_rate_scale": 3.0}, 1e-3, 3e-3),  # a remedy for a critic that lags
         (1e-3, {"policy_hold": 1.0}, 0.0, 1e-3),
         (0.3, {"policy_hold": 3.0, "step_scale": 1e-4}, 0.0, 1e-3),
     ],

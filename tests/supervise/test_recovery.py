@@ -136,6 +136,11 @@ def test_no_window_has_more_attempts_than_allowed(history: list[bool | None]) ->
         ([{"scale_learning_rate": 2.0}], "scale_learning_rate needs a factor between 0 and 1"),
         ([{"scale_learning_rate": None}], "scale_learning_rate needs a factor between 0 and 1"),
         ([{"fresh_resets": 0.5}], "fresh_resets takes no number; write the name alone"),
+        ([{"scale_policy_rate": 1.0}], "scale_policy_rate needs a factor between 0 and 1"),
+        ([{"scale_critic_rate": 0.5}], "scale_critic_rate needs a factor above 1, at most 100"),
+        ([{"scale_critic_rate": 1000.0}], "scale_critic_rate needs a factor above 1, at most 100"),
+        ([{"refit_critic": 2.5}], "refit_critic needs a number of iterations"),
+        ([{"refit_critic": 0.5}], "refit_critic needs a number of iterations"),
         ([{"scale_learning_rate": 0.5, "tighten_clipping": 0.5}], "remedies"),
     ],
 )
@@ -157,3 +162,12 @@ def test_a_remedy_is_saved_as_it_is_written() -> None:
     assert validate(RecoveryConfig, config.model_dump(mode="json")) == config
     # A name alone has the usual factor.
     assert Remedy.model_validate("tighten_clipping").factor == 0.5
+    assert Remedy.model_validate("scale_critic_rate").factor == 3.0
+    assert Remedy.model_validate("refit_critic").factor == 10.0
+
+
+@pytest.mark.parametrize(
+    ("name", "lasts"), [("refit_critic", False), ("fresh_resets", False), ("scale_critic_rate", True)]
+)
+def test_only_factors_last_until_they_are_taken_back(name: str, lasts: bool) -> None:
+    assert Remedy.model_validate(name).lasts is lasts
