@@ -28,7 +28,8 @@ make stability ARGS="--before ../rlstable-before"           # also the side "bef
 ```"""
 _LEGEND = """Every task is trained three to five times longer than it takes to solve, with 16 evaluations of 16
 episodes. The rows are in [stability.jsonl](stability.jsonl), one a seed. A cell without a measurement is blank.
-The sides of a task run in turn, so that their speeds compare. Curves are compared at equal steps.
+The sides of a task run in turn. A speed is blank where the machine had other work beside it. Curves are compared at
+equal steps.
 
 | column | meaning |
 | --- | --- |
@@ -93,9 +94,10 @@ def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
     parts = [f"`guards={side}` {share(all_of[side].low_at_end)}" for side in ("default", "off") if side in all_of]
     text = f"Seeds that end below 0.8 of their best return, over {tasks} tasks: {', '.join(parts)}."
     ours = all_of.get("default")
-    if ours is not None and ours.improvement is not None and ours.speed is not None:
+    if ours is not None and ours.improvement is not None:
         text += " A seed of `guards=default` has the higher return at equal steps with probability"
-        text += f" {interval(_estimate(ours.improvement))}, at {ours.speed:.2f} times the speed."
+        text += f" {interval(_estimate(ours.improvement))}"
+        text += "." if ours.speed is None else f", at {ours.speed:.2f} times the speed."
     return text
 
 
