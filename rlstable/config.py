@@ -211,9 +211,11 @@ class Config(Section):
     @property
     def separates_rates(self) -> bool:
         """Whether policy and critic may come to have learning rates of their own."""
-        guards = self.guards
-        watched = guards.return_watch.enabled and self.supervise.recovery.enabled
-        return guards.limiters.kl is not None or watched
+        guards, recovery = self.guards, self.supervise.recovery
+        watched = guards.return_watch.enabled and recovery.enabled
+        apart = {"scale_policy_rate", "scale_critic_rate", "refit_critic"}
+        asked = recovery.enabled and any(remedy.name in apart for remedy in recovery.remedies)
+        return guards.limiters.kl is not None or watched or asked
 
     def require_devices(self, count: int) -> None:
         """Checks that the work divides among `count` devices.

@@ -56,6 +56,10 @@ class HostState:
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it; what it lacks is as it is at the beginning."""
         kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "growth": Growth, "incidents": Caught}
+        if "watch" not in saved and saved.get("best_return") is not None:
+            # Saved before there was a watch: what was gained since the start is not known, so all of it counts.
+            start = min(0.0, 2.0 * saved["best_return"])
+            saved = {**saved, "watch": {"training": {"start": start}, "evaluation": {"start": start}}}
         parts: dict[str, Any] = {name: kind(**saved.get(name, {})) for name, kind in kinds.items()}
         memories = {"watch": WatchMemory.of(saved.get("watch", {})), "signs": SignMemory.of(saved.get("signs", {}))}
         return cls(**saved | parts | memories)

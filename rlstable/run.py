@@ -275,7 +275,7 @@ class Run:
             watch.wait()
             self.event("return_fall_unclear", **returns)
         else:
-            watch.refute()
+            watch.refute(of_best, of_now)
             self.event("return_fall_refuted", **returns)
 
     def conclude(self, metrics: Metrics, worth: Row, told: Callable[[], Ending | None]) -> Ending | None:
@@ -298,8 +298,9 @@ class Run:
         asked = told() is not None
         if row or finished or cause or asked or self._schedule.logs(self.host.iteration):
             self._log(row)
+        score = row.get("eval/episode_reward")
         if cause is Ending.policy_collapsed and finished:
-            return self._end_with_best()
+            cause, score = None, self._take_best_policy()  # no steps are left in which the fall could be made good
         if cause is not None:
             return self._try_again(cause)
         # Before saving: what is saved is what the next iteration starts from.
@@ -309,7 +310,7 @@ class Run:
             self.state = self.supervisor.watch(self.state, metrics, learns, key)
         except NeedsOwnProgram as error:
             if healthy:
-                self._save(row.get("eval/episode_reward"))
+                self._save(score)
             return self.needs_own_program(str(error))
         self._redraw()
         self._unsaved = healthy
@@ -321,7 +322,7 @@ class Run:
         if learns and self._look is not None:
             self.supervisor.nominate(self.state, self.host.iteration, self.step)
         if healthy and due:
-            self._save(row.get("eval/episode_reward"))
+            self._save(score)
         return ending
 
     def make_do(self) -> None:
@@ -468,21 +469,18 @@ class Run:
         except NeedsOwnProgram as error:
             return self.needs_own_program(str(error))
         if isinstance(found, Ending):
-            best = self.supervisor.give_up(self.state, self.host.iteration, self.step)
-            if found is Ending.policy_collapsed and best is not None:
-                self._go_back(best)  # what was learnt is what the run leaves
-                self.host.last_return = self._best_again
+            if found is Ending.policy_collapsed:
+                self._save(self._take_best_policy())
+                self._checkpoints.wait()
             return found
         self._go_back(found)
         return None
 
-    def _end_with_best(self) -> Ending:
-        """Ends with the best state as the last one: there are no steps left in which the fall could be made good."""
-        best = self.supervisor.give_up(self.state, self.host.iteration, self.step)
-        if best is not None:
-            self._go_back(best)
-            self.host.last_return = self._best_again
-        return Ending.completed
+    def _take_best_policy(self) -> float | None:
+        """Has the run leave its best policy instead of one that collapsed; the return of that in fresh episodes."""
+        self.state = self.supervisor.with_best_policy(self.state)
+        self.host.last_return = self._best_again
+        return self._best_again
 
     @property
     def _finished(self) -> bool:

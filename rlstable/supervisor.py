@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -380,27 +381,21 @@ class Supervisor:
             # The state under its remedy, so that one checkpoint holds both.
             self.best.keep(state, iteration, step)
 
-    def give_up(self, state: TrainState, iteration: int, step: int) -> Rollback | None:
-        """The best state, to end with; None where there is none. Arguments as for `try_again`."""
-        if self.best.empty:
-            return None
-        attempts, best = self._host.attempts, self.best
-        undone = iteration - best.iteration
-        attempts.lost_iterations += undone
-        attempts.lost_steps += step - best.step
-        state = best.restored(state, self._mesh)
-        if state.fault is not None:
-            state = faults.carried_on(state, undone)
-        state = self.assembly.adopted(state)
-        self._forget_later(state, best.iteration, best.step)
-        return Rollback(state, best.iteration, best.step)
+    def with_best_policy(self, state: TrainState) -> TrainState:
+        """A state whose networks, optimizer and statistics are those of the best state, to end a run with.
+
+        Counters stay: the steps were trained, and a later resume goes on behind them.
+        """
+        return state if self.best.empty else self.best.learnt(state, self._mesh)
 
     def _back(self, good: Snapshot, state: TrainState, plan: Plan, undone: int, key: jax.Array) -> TrainState:
         """A snapshot under a remedy, with random numbers and clean environments of this attempt's own."""
         scales = {name: getattr(state.tuning, name) for name in remedies.SCALES}
         state = good.restored(state, self._mesh)
         # Those that remedies in effect have made of them: some may have been taken back since the snapshot.
-        state = dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **scales))
+        hold = jnp.zeros_like(state.tuning.policy_hold)  # refit_critic is of one attempt
+        tuning = dataclasses.replace(state.tuning, policy_hold=hold, **scales)
+        state = dataclasses.replace(state, tuning=tuning)
         if plan.remedy.name == "raise_precision":
             before = self._ladder.level
             change = self._ladder.climb("remedy")

@@ -124,16 +124,17 @@ def test_a_return_that_collapses_again_and_again_ends_the_run_by_name(exhausted:
     assert len(events(exhausted.run_dir, "rolled_back")) == 1
 
 
-def test_what_a_collapsed_run_leaves_is_its_best_state(exhausted: Runner) -> None:
+def test_what_a_collapsed_run_leaves_is_its_best_policy(exhausted: Runner) -> None:
     best = exhausted.supervisor.best
     *_, last = events(exhausted.run_dir, "return_collapsed")
-    assert (exhausted.host.iteration, best.iteration) == (last["best_iteration"], last["best_iteration"])
+    assert best.iteration == last["best_iteration"] < exhausted.host.iteration
     same((exhausted.state.params, exhausted.state.normalizer), best.policy)
     policy = load_policy(exhausted.run_dir, "latest")
-    assert policy.host["host"]["iteration"] == best.iteration
+    assert policy.host["host"]["iteration"] == exhausted.host.iteration
+    assert policy.host["host"]["last_return"] == policy.host["return"] == last["best_return"]
     assert float(policy.act(np.zeros(2, np.float32))[0]) == pytest.approx(0.6, abs=0.3)
     left = read_result(exhausted.run_dir)
-    assert left is not None and left["step"] == best.step
+    assert left is not None and left["step"] == exhausted.step and left["return"] == last["best_return"]
     # The logged axis never runs backwards.
     steps = [row["step"] for row in exhausted.history]
     assert steps == sorted(steps) and events(exhausted.run_dir)[-1]["step"] == steps[-1]

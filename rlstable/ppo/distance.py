@@ -110,6 +110,7 @@ def shift(
     else:
         known = jnp.nanquantile(jnp.where(data.valid, found, jnp.nan), 0.99)
         percentile = jnp.where(jnp.any(data.valid), known, 0.0)
+        percentile = jnp.where(jnp.any(data.valid & jnp.isnan(found)), jnp.nan, percentile)
     return Shift(sharding.mean(mean), sharding.mean(percentile))
 
 

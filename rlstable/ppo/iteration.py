@@ -98,6 +98,9 @@ class PPO:
             values = values_of(self.config, self.networks, state, read, data, learned) | rollout.metrics | shaping
             if shift is not None:
                 values |= {"training/policy_distance": shift.mean, "training/policy_distance_p99": shift.p99}
+            if limits.kl is not None and ppo.normalize_observations:
+                left_out = normalizer.left_out(state.normalizer, statistics, data.reward, data.valid)
+                values["limiters/normalizer/active"] = left_out
             joined = layout.join(params) if ppo.normalize_values else learned.progress.params
             kept = (joined, learned.progress.opt_state, (statistics, returns.statistics))
             judged = StateContext(kept, report_of(values, state.normalizer.value, self.networks.action_size))

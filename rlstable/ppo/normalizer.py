@@ -149,6 +149,21 @@ def blend(old: Statistics, new: Statistics, share: jax.Array, config: PPOConfig)
     )
 
 
+def left_out(old: Statistics, new: Statistics, rewards: jax.Array, valid: Mask) -> jax.Array:
+    """The share of a batch's samples that the statistics did not take in.
+
+    Args:
+        old: Before the batch.
+        new: After it.
+        rewards: `[rows, T]` of the batch on this device, for its size.
+        valid: Their mask or None.
+    """
+    own = jnp.int32(rewards.size) if valid is None else jnp.sum(valid, dtype=jnp.int32)
+    offered = sharding.total(own).astype(jnp.float32)
+    taken = (new.count.lo - old.count.lo).astype(jnp.float32)
+    return 1.0 - taken / jnp.maximum(offered, 1.0)
+
+
 def _deviation(variance: Any, config: PPOConfig) -> Any:
     eps = config.normalize_observations_std_eps
     return jax.tree.map(lambda v: jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX), variance)

@@ -114,13 +114,13 @@ class Recovery:
         return Remedy.model_validate(own.relaxed)
 
     def _next(self, applicable: Callable[[Remedy], bool], collapse: bool) -> Remedy | None:
-        """The remedy taken back last if that was it, else the next of the list, from its beginning again at its end."""
+        """The remedy taken back last if it is one of this list, else the next of the list, again and again."""
         own = self.attempts
         remedies = self.config.collapse_remedies if collapse else self.config.remedies
         place = "collapse_position" if collapse else "position"
         if own.relaxed is not None:
             again = Remedy.model_validate(own.relaxed)
-            if applicable(again):
+            if again in remedies and applicable(again):
                 return again
         for _ in remedies:
             remedy = remedies[getattr(own, place) % len(remedies)]

@@ -34,6 +34,7 @@ _DEVIATIONS = 3.0  # of the noise: a smaller fall is never a suspicion
 _AT_THE_END = 0.2  # of the gain: what the last state of a run may have lost
 _FALSE_CONFIRMATION = 1e-3  # probability that a paired comparison confirms a collapse of equally good policies
 _FEWEST_PAIRS = 4
+_ABORTED = 0.1  # of the episodes: a policy that finishes fewer has collapsed
 _FEWEST_EVALUATIONS = 3  # before the last one of a run is compared with them
 
 
@@ -203,8 +204,10 @@ class ReturnWatch:
         """Whether the last evaluation of a run is below what is tolerated, so that it is to be compared at once."""
         track = self.memory.evaluation
         looks = [*track.earlier, *track.recent]
-        if last is None or track.start is None or len(looks) < _FEWEST_EVALUATIONS:
+        if track.start is None or len(looks) < _FEWEST_EVALUATIONS:
             return False
+        if last is None:
+            return True
         best = max(looks) if track.best is None else max(track.best, *track.recent)
         tolerance = min(self.tolerance, _AT_THE_END)
         return last < best - max(tolerance * max(best - track.start, 0.0), _NOISE_SHARE * abs(best))
@@ -220,29 +223,46 @@ class ReturnWatch:
         Returns:
             The verdict; None where the episodes are too few or differ too much to tell.
         """
-        # An episode that only the present policy breaks counts for nothing: the quarantine judges those.
+        # An episode that only the present policy breaks counts for nothing, unless it breaks nearly all of them.
         both = np.isfinite(best) & np.isfinite(now)
+        if int(np.isfinite(best).sum()) >= _FEWEST_PAIRS and np.isfinite(now).mean() < _ABORTED:
+            return True
         if int(both.sum()) < _FEWEST_PAIRS:
             return None
-        lost = best[both] - now[both]
-        error = float(lost.std(ddof=1)) / math.sqrt(lost.size)
         start = self.memory.training.start
         gain = abs(float(best[both].mean())) if start is None else float(best[both].mean()) - start
-        fall, least = float(lost.mean()), _NOISE_SHARE * abs(float(best[both].mean()))
-        credible = fall > float(stdtrit(lost.size - 1, 1.0 - _FALSE_CONFIRMATION)) * error
+        fall, least = float((best[both] - now[both]).mean()), _NOISE_SHARE * abs(float(best[both].mean()))
         tolerance = min(self.tolerance, _AT_THE_END) if at_the_end else self.tolerance
         if fall <= max(tolerance * gain, least, 0.0):
             return False
-        return True if credible else None
+        return True if self._falls(best, now) else None
+
+    def _falls(self, best: np.ndarray, now: np.ndarray) -> bool:
+        """Whether the paired difference is credibly above 0, by Student's t."""
+        lost = (best - now)[np.isfinite(best) & np.isfinite(now)]
+        if lost.size < _FEWEST_PAIRS:
+            return False
+        error = float(lost.std(ddof=1)) / math.sqrt(lost.size)
+        return float(lost.mean()) > float(stdtrit(lost.size - 1, 1.0 - _FALSE_CONFIRMATION)) * error
 
     def confirmed(self) -> None:
         """The policy is given up for the best one."""
         self.memory.collapses += 1
         self._forget()
 
-    def refute(self) -> None:
-        """The policy is as good as the best one: what fell is the level, not the policy."""
+    def refute(self, best: np.ndarray, now: np.ndarray) -> None:
+        """The policy is nearly as good as the best one: what fell is the level, not the policy.
+
+        Where it is credibly worse all the same, the level stays, or small falls would add up to a large one.
+
+        Args:
+            best: As for `is_worse`.
+            now: Likewise.
+        """
         self.memory.refuted += 1
+        if self._falls(best, now):
+            self.wait()
+            return
         for track in (self.memory.training, self.memory.evaluation):
             if track.recent:
                 track.lower()

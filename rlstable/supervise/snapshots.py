@@ -20,6 +20,8 @@ from rlstable.ppo.state import SPECS, TrainState
 
 # Environments start from clean resets after a rollback, and what was caught of them stays caught.
 _LEFT_OUT = ("env_state", "reset_pool", "running_return", "incident")
+# What a policy is made of, and what its training remembers of the past.
+_LEARNT = ("params", "opt_state", "normalizer", "guard_memory", "return_statistics")
 # The snapshots, by the names that they have in a checkpoint.
 NAMES = ("last_good", "best", "candidate")
 # Which state each of them is of, in the JSON of a checkpoint: `{"iteration", "step"}`, or None where it has none.
@@ -84,6 +86,11 @@ class Snapshot:
         if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state.fault)):
             del kept["fault"]  # a fault on purpose is of the world, which does not go back
         placed = {name: sharding.place(part, mesh, getattr(SPECS, name)) for name, part in kept.items()}
+        return dataclasses.replace(state, **placed)
+
+    def learnt(self, state: TrainState, mesh: Any) -> TrainState:
+        """`state` with the networks, the optimizer and the statistics that were kept, and everything else as it is."""
+        placed = {name: sharding.place(self._kept[name], mesh, getattr(SPECS, name)) for name in _LEARNT}
         return dataclasses.replace(state, **placed)
 
     def to_save(self, iteration: int) -> tuple[Any, dict[str, int] | None]:

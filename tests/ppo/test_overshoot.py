@@ -286,7 +286,7 @@ def test_a_healthy_iteration_is_the_same_with_it_and_without():
         assert metrics.values["limiters/kl/active"] == 0.0
     assert set(metrics.values) - set(plain.values) == {
         "limiters/kl/active", "training/policy_distance", "training/policy_distance_p99",
-        "training/step_scale", "training/value_learning_rate",
+        "training/step_scale", "training/value_learning_rate", "limiters/normalizer/active",
     }  # fmt: skip
 
 

@@ -153,7 +153,10 @@ NOISE = np.random.default_rng(0).normal(size=64)
         (np.full(8, 100.0), np.full(8, 50.0), True),
         (np.full(3, 100.0), np.full(3, 50.0), None),
         (np.r_[np.full(3, 100.0), np.full(60, np.nan)], np.full(63, 50.0), None),
-        (np.full(63, 100.0), np.r_[np.full(3, 50.0), np.full(60, np.nan)], None),
+        (np.full(63, 100.0), np.r_[np.full(20, 50.0), np.full(43, np.nan)], True),
+        # A policy that finishes hardly any episode has collapsed, whatever those few return.
+        (np.full(63, 100.0), np.r_[np.full(3, 100.0), np.full(60, np.nan)], True),
+        (np.full(63, 100.0), np.full(63, np.nan), True),
         (np.r_[np.full(8, 100.0), np.nan], np.r_[np.full(8, 50.0), np.nan], True),
         (np.full(8, np.nan), np.full(8, np.nan), None),
         (np.zeros(8), np.zeros(8), False),
@@ -208,7 +211,8 @@ def test_a_last_evaluation_below_the_tolerated_level_is_compared_at_once() -> No
     assert not own.ends_below(-1.0)  # two evaluations say little
     for value in (100.0, 70.0):
         own.evaluate(value)
-    assert not own.ends_below(81.0) and own.ends_below(79.0) and not own.ends_below(None)
+    assert not own.ends_below(81.0) and own.ends_below(79.0)
+    assert own.ends_below(None)  # every episode was aborted: that is no return at all
 
 
 def test_episodes_are_collected_until_there_are_enough_for_a_look() -> None:
@@ -230,12 +234,21 @@ def fallen(own: ReturnWatch) -> None:
 def test_a_refuted_fall_lowers_the_level_and_is_not_suspected_again() -> None:
     own = watch(start=None)
     fallen(own)
-    own.refute()
+    own.refute(40.0 + NOISE, 40.0 + NOISE[::-1])
     assert (own.memory.refuted, own.memory.collapses, own.suspects) == (1, 0, False)
     assert own.memory.training.best == pytest.approx(40.0)
     for _ in range(1000):
         own.train(40.0, 16)
     assert not own.suspects
+
+
+def test_a_refuted_fall_that_is_credible_keeps_the_level() -> None:
+    """Else falls that are tolerated one by one would add up to any fall."""
+    own = watch(start=None)
+    fallen(own)
+    best = own.memory.training.best
+    own.refute(100.0 + NOISE, 90.0 + NOISE[::-1])
+    assert (own.memory.refuted, own.suspects, own.memory.training.best) == (1, False, best)
 
 
 def test_a_confirmed_collapse_forgets_the_looks_and_keeps_the_level() -> None:
