@@ -135,7 +135,7 @@ def test_the_default_limiters_are_idle_and_those_that_are_off_report_nothing(
         f"limiters/{name}/active": 0.0
         for name in (
             "reward", "observation", "observation_outlier", "advantage_std", "value_target", "log_ratio", "policy_std",
-            "kl", "gradient_norm", "update_norm",
+            "kl", "gradient_norm", "update_norm", "normalizer",
         )
     }  # fmt: skip
     row = Runner(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]
