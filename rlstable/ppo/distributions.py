@@ -36,7 +36,7 @@ class Normal:
         return raw
 
     def seen(self, raw: jax.Array) -> jax.Array:
-        """What the environment can tell of a raw action: environments of Brax bound actions to [-1, 1]."""
+        """The action as the environment sees it: environments of Brax bound actions to [-1, 1]."""
         return jnp.clip(raw, -1.0, 1.0)
 
     def mode(self) -> jax.Array:

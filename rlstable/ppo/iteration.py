@@ -297,7 +297,7 @@ class PPO:
         return learned._replace(progress=progress, passed_over=passed_over, tuning=tuning), statistics, found
 
     def _start(self, state: TrainState, layout: Layout) -> Progress:
-        """What SGD begins with."""
+        """The parameters and the optimizer state before the first minibatch."""
         none = jnp.zeros((), jnp.int32)
         return Progress(layout.join(state.params), layout.join_in(state.opt_state), Packed.of({}), none)
 
@@ -319,7 +319,7 @@ class PPO:
         outlier = self.config.guards.limiters.observation_outlier
         new = normalizer.update(statistics, data.observation, data.valid, self.config.ppo, outlier)
         if self.optimizer.separate:
-            # A normaliser that goes on while the policy is slowed or held moves it, and nothing follows to mend that.
+            # If the policy is held or slowed, SGD cannot undo what the normaliser's step does to the policy.
             pace = self.optimizer.policy_pace(state.tuning)
             slower = normalizer.blend(statistics, new, pace, self.config.ppo)
             new = select((pace >= 1.0) | (statistics.count == 0), new, slower)

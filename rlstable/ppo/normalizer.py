@@ -131,7 +131,7 @@ def blend(old: Statistics, new: Statistics, share: jax.Array, config: PPOConfig)
     Args:
         old: Before a batch, with at least one sample.
         new: After it.
-        share: How far from `old` to `new`, 0 to 1. At 0 only the deviation is computed anew, from `old`'s variance.
+        share: How far from `old` to `new`, 0 to 1. At 0 only the deviation is recomputed, from the variance of `old`.
         config: Epsilon of the standard deviation.
     """
 

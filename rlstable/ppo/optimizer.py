@@ -137,7 +137,7 @@ class Optimizer:
         return Rates(policy, jnp.maximum(slowed, jnp.minimum(rate, CRITIC_RATE)) * tuning.critic_rate_scale)
 
     def policy_pace(self, tuning: Tuning) -> jax.Array:
-        """What remedies have made of the policy's pace: a factor of at most 1, and 0 while the policy is held."""
+        """Factor of the remedies on the policy's rate, at most 1; 0 while the policy is held."""
         return jnp.where(tuning.policy_hold > 0, 0.0, tuning.policy_rate_scale)
 
     def _transform(self, tighter: Any) -> optax.GradientTransformation:
@@ -187,7 +187,7 @@ def _clip_blocks(gradients: Any, params: Any, limit: float) -> tuple[Any, jax.Ar
 
 
 def held(tuning: Tuning) -> Tuning:
-    """The tuning of the next iteration: one less in which the policy stands still."""
+    """The tuning of the next iteration: counts down the iterations in which the policy is held."""
     return dataclasses.replace(tuning, policy_hold=jnp.maximum(tuning.policy_hold - 1, 0))
 
 

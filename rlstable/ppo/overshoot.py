@@ -42,8 +42,8 @@ def judge(
         limit: Largest mean distance in nats, None for any.
 
     Returns:
-        Whether it goes on; the count and the tuning after. Steps are shortened where one was too long; a distance that
-        is NaN says nothing of that.
+        Whether SGD continues; the count and the tuning after. A step that was too long shortens later steps; a distance
+        that is NaN stops SGD and shortens nothing.
     """
     if passed_over is None or limit is None:
         return True, passed_over, tuning

@@ -78,7 +78,7 @@ class Recovery:
             cause: Why the last one failed.
             at: Iterations so far, those given up included.
             applicable: Whether a remedy can change anything now; one that cannot is passed over.
-            collapse: Whether it was the return that collapsed, which has remedies of its own.
+            collapse: Whether the return collapsed: the remedy is then one of `collapse_remedies`.
         """
         own, config = self.attempts, self.config
         own.recent = [attempt for attempt in own.recent if at - attempt["at"] < config.window]

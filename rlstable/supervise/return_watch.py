@@ -1,6 +1,6 @@
 """Return watch: a sequential test of whether the return has fallen credibly below the best that was reached.
 
-Looks are means over finished training episodes, or scheduled evaluations; each kind has a level of its own. The test is
+Looks are means over finished training episodes, or scheduled evaluations; each kind has its level. The test is
 a CUSUM e-detector (Shin, Ramdas and Rinaldo 2022, arXiv:2203.03532). Where looks are normal, their noise is known and
 their mean is at the bound, one step of the test has an expectation of at most 1, so the average number of looks until a
 false suspicion is at least `1 / FALSE_ALARM`. The noise is estimated, so it counts more than it was measured, and the
