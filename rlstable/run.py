@@ -477,7 +477,7 @@ class Run:
         return None
 
     def _take_best_policy(self) -> float | None:
-        """Has the run leave its best policy instead of one that collapsed; the return of that in fresh episodes."""
+        """Replaces a collapsed policy by the best one; returns the best policy's return in fresh episodes."""
         self.state = self.supervisor.with_best_policy(self.state)
         self.host.last_return = self._best_again
         return self._best_again

@@ -384,7 +384,7 @@ class Supervisor:
     def with_best_policy(self, state: TrainState) -> TrainState:
         """A state whose networks, optimizer and statistics are those of the best state, to end a run with.
 
-        Counters stay: the steps were trained, and a later resume goes on behind them.
+        Counters stay: the steps were trained, and a later resume continues after them.
         """
         return state if self.best.empty else self.best.learnt(state, self._mesh)
 
@@ -392,8 +392,8 @@ class Supervisor:
         """A snapshot under a remedy, with random numbers and clean environments of this attempt's own."""
         scales = {name: getattr(state.tuning, name) for name in remedies.SCALES}
         state = good.restored(state, self._mesh)
-        # Those that remedies in effect have made of them: some may have been taken back since the snapshot.
-        hold = jnp.zeros_like(state.tuning.policy_hold)  # refit_critic is of one attempt
+        # The factors of the remedies now in effect: some remedies may have been taken back since the snapshot.
+        hold = jnp.zeros_like(state.tuning.policy_hold)  # refit_critic holds for one attempt only
         tuning = dataclasses.replace(state.tuning, policy_hold=hold, **scales)
         state = dataclasses.replace(state, tuning=tuning)
         if plan.remedy.name == "raise_precision":

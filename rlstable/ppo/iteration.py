@@ -307,7 +307,7 @@ class PPO:
         return limit if limit is None or not self.config.tightens else limit * tuning.clip_scale
 
     def _observed(self, state: TrainState, params: Any, data: Transition, collects: bool = False) -> Statistics:
-        """The statistics with a batch taken in, as far as the policy of these parameters bears it.
+        """The statistics after a batch, as near to the full update as the bound on the policy's distance allows.
 
         Args:
             state: With the statistics before.
