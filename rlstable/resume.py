@@ -16,7 +16,7 @@ from rlstable.supervise.snapshots import NAMES, Saved
 from rlstable.supervise.warm_start import Growth
 from rlstable.supervisor import Supervisor
 
-# What not every checkpoint has: a number that those without a format lack, and states to go back to.
+# Parts that older checkpoints lack: numbers of `Tuning`, and the states to go back to.
 _LATER = (
     "tuning/clip_scale", "tuning/policy_rate_scale", "tuning/critic_rate_scale", "tuning/policy_hold", *NAMES,
 )  # fmt: skip

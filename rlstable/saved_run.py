@@ -46,7 +46,7 @@ class SavedRun:
 
     @property
     def checkpoint(self) -> str:
-        """Which checkpoint the policy is from, for people."""
+        """Iteration and step of the policy's checkpoint, for messages."""
         confirmed = ", the confirmed best" if "confirmed_return" in self.policy.host else ""
         return f"checkpoint of iteration {self.iteration:,}, step {self.step:,}{confirmed}"
 

@@ -281,7 +281,7 @@ class Supervisor:
         return snapshots.save(self._snapshots, state, iteration)
 
     def like(self, level: Level, num_envs: int) -> Saved:
-        """What a checkpoint holds at some level and size, as shapes; not every one has its parts `NAMES`."""
+        """Shapes of a checkpoint at some level and size; a checkpoint may lack the parts `NAMES`."""
         if (level, num_envs) == (self.level, self.num_envs):
             return snapshots.template(self.assembly.shapes())
         config = _at_level(self._config, level)

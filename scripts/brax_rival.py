@@ -273,7 +273,7 @@ def one_line(error: BaseException) -> str:
 def evaluate(
     env: Env, make_policy: Callable[..., Any], params: Any, episodes: int = 32, length: int = 1000
 ) -> tuple[float | None, int]:
-    """What a deterministic policy is worth on a healthy environment; see `make_judge`."""
+    """Evaluates a deterministic policy on a healthy environment; see `make_judge`."""
     return make_judge(env, make_policy, episodes, length)(params)
 
 

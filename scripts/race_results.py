@@ -56,7 +56,7 @@ def versions(side: str) -> dict[str, str]:
 
 
 def commit(root: Path | None = None) -> str | None:
-    """Of the code that is measured, with a plus where that was changed since; None where there is no repository.
+    """Commit of the measured code, with a plus if files differ from it; None without a repository.
 
     Args:
         root: Checkout of that code, None for this one.

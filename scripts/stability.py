@@ -214,7 +214,7 @@ def run(task: str, side: str, seeds: range, root: Path, out: Path) -> None:
 
 
 def rounds(asked: argparse.Namespace) -> Iterator[tuple[str, str, range]]:
-    """What to train: the sides of a task in turn, so that all of them have their speed measured in the same hour."""
+    """Yields the trainings in order: the sides of a task in turn, so that their speeds are of the same hour."""
     for task in asked.only or TASKS:
         count = asked.seeds or TASKS[task].seeds
         for start in range(0, count, SIDE_BY_SIDE):

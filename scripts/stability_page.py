@@ -163,7 +163,7 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
 
 
 def _measured(rows: Sequence[Row]) -> list[str]:
-    """Where the rows are from: device, versions and commits."""
+    """Device, versions and commits of the rows."""
     found = {}
     for row in rows:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())

@@ -57,12 +57,12 @@ BAD_INPUT = {
     "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you"),
     "no such module": (["env=import", "env.name=nowhere:Env"], "env.name: no module 'nowhere'"),
     "no environment given": (["env=import"], "env.name: '???' must read 'package.module:Class'"),
-    "a class of one's own with the recipe of env=fast": (
+    "a user's class with the recipe of env=fast": (
         ["env=fast", "env.source=import", "env.name=toys:PointMass"],
         "env.source: import with env=fast would train your class with ppo=fast, the recipe of another environment; "
         "write env=import env.name=toys:PointMass, and ppo=<recipe> if ppo=default does not suit it",
     ),
-    "a class of one's own with the recipe of the default environment": (
+    "a user's class with the recipe of the default environment": (
         ["env.source=import", "env.name=toys:PointMass", "ppo.num_envs=8"],
         "env.source: import with env=inverted_pendulum would train your class with ppo=inverted_pendulum, ",
     ),

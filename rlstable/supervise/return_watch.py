@@ -40,7 +40,7 @@ _FEWEST_EVALUATIONS = 3  # before the last one of a run is compared with them
 
 @dataclasses.dataclass
 class Track:
-    """What the test remembers of one kind of look, as plain JSON.
+    """Memory of the test for one kind of look, as plain JSON.
 
     Attributes:
         recent: Latest looks, the newest last.
@@ -132,7 +132,7 @@ class Track:
 
 @dataclasses.dataclass
 class WatchMemory:
-    """What the return watch remembers, as plain JSON; saved with the run.
+    """Memory of the return watch, as plain JSON; saved with the run.
 
     Attributes:
         training: Looks at training episodes.
@@ -152,7 +152,7 @@ class WatchMemory:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> WatchMemory:
-        """What a checkpoint holds of it."""
+        """The memory that a checkpoint holds."""
         tracks: dict[str, Any] = {name: Track(**saved[name]) for name in ("training", "evaluation") if name in saved}
         return cls(**saved | tracks)
 

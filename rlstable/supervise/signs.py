@@ -37,7 +37,7 @@ _LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0
 _GREATEST_NORMALIZED = 1e4  # where advantages are normalised, the scale is the critic's problem alone
 _GOOD_TARGET = 10.0
 
-# What a limiter's activity is a share of, and the first remedy.
+# By limiter: the unit of its activity, and the first remedy.
 _LIMITERS = {
     "reward": ("samples", "raise guards.limiters.reward or lower ppo.reward_scaling"),
     "observation": ("samples", "raise guards.limiters.observation"),
@@ -81,7 +81,7 @@ class Sign:
 
 @dataclasses.dataclass
 class Spell:
-    """What is remembered of one sign, as plain JSON.
+    """Memory of one sign, as plain JSON.
 
     Attributes:
         recent: Numbers of the latest rows that were hits, the newest last, None for a row that was none.
@@ -102,7 +102,7 @@ class Spell:
 
 @dataclasses.dataclass
 class SignMemory:
-    """What all signs remember, as plain JSON; saved with the run.
+    """Memory of all signs, as plain JSON; saved with the run.
 
     Attributes:
         spells: By the name of the sign; only signs that had a hit.
@@ -118,7 +118,7 @@ class SignMemory:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> SignMemory:
-        """What a checkpoint holds of it."""
+        """The memory that a checkpoint holds."""
         spells = {name: Spell(**spell) for name, spell in saved.get("spells", {}).items()}
         return cls(**saved | {"spells": spells})
 

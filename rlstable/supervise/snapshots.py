@@ -20,11 +20,11 @@ from rlstable.ppo.state import SPECS, TrainState
 
 # Environments start from clean resets after a rollback, and what was caught of them stays caught.
 _LEFT_OUT = ("env_state", "reset_pool", "running_return", "incident")
-# What a policy is made of, and what its training remembers of the past.
+# The parts of a training state that learning changes.
 _LEARNT = ("params", "opt_state", "normalizer", "guard_memory", "return_statistics")
 # The snapshots, by the names that they have in a checkpoint.
 NAMES = ("last_good", "best", "candidate")
-# Which state each of them is of, in the JSON of a checkpoint: `{"iteration", "step"}`, or None where it has none.
+# Origin of each snapshot in the JSON of a checkpoint: `{"iteration", "step"}`, or None if it is empty.
 Origins = Mapping[str, Mapping[str, int] | None]
 
 
@@ -118,7 +118,7 @@ class Snapshot:
 
 
 def save(snapshots: Mapping[str, Snapshot], state: TrainState, iteration: int) -> tuple[TrainState, Origins]:
-    """What a checkpoint of `state` has to hold, so that a resumed run goes back to where this one would.
+    """Adds the snapshots to a checkpoint of `state`, so that a resumed run has the same states to go back to.
 
     Args:
         snapshots: By name.

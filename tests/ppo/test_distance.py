@@ -24,7 +24,7 @@ SETTINGS = tiny_config()
 
 
 def policy(kind, loc, scale):
-    """Of one action element unless lists are given."""
+    """Distribution of one action element unless lists are given."""
     return kind(jnp.atleast_1d(jnp.float32(loc)), jnp.atleast_1d(jnp.float32(scale)))
 
 
@@ -291,7 +291,7 @@ def test_normalizer_goes_part_of_the_way_where_the_policy_would_move_too_far():
 
 
 def stays(found, old):
-    """Bit for bit; the deviation is computed anew."""
+    """Bit for bit; the deviation is recomputed."""
     for name in ("count", "mean", "variance"):
         jax.tree.map(np.testing.assert_array_equal, getattr(found, name), getattr(old, name))
     np.testing.assert_allclose(found.std, old.std, rtol=1e-6)

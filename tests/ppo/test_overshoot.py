@@ -166,7 +166,7 @@ def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
     [(0.0, True, 1.0), (1.0, True, 1.0), (1.01, False, 0.25), (1e6, False, 0.25), (np.nan, False, 1.0)],
 )
 def test_one_verdict(moved, going, scale):
-    """At the limit it goes on. A distance that is NaN stops it, but says nothing of the length of steps."""
+    """At the limit SGD continues. A distance that is NaN stops SGD and shortens no step."""
     tuning = training(1.0)[2].tuning
     metrics = {"training/kl_mean": jnp.float32(99.0), "training/policy_distance": jnp.float32(moved)}
     found, passed_over, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
@@ -344,7 +344,7 @@ def test_without_the_limiter_the_last_update_of_an_iteration_moves_the_policy_be
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_last_update_of_an_iteration_is_taken_back_to_its_start(order):
-    """Bit for bit, critic and moments included, and the distance is that of what the run goes on with."""
+    """Bit for bit, critic and moments included, and the distance is that of the state that the run continues with."""
     _, iteration, state = training(1.0, **ONE, normalizer_update=order)
     state, _ = iteration(state)
     start = tuned(state, learning_rate=3.0)

@@ -269,7 +269,7 @@ def test_no_sequence_of_forces_pays_more_than_the_best_force(deadband: float) ->
         assert float(others.max()) <= float(play(first, jnp.full(6, jnp.nan))) + 1e-5
 
 
-@pytest.mark.slow  # a process of its own, with everything compiled
+@pytest.mark.slow  # starts a process and compiles everything
 def test_a_task_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "rare_kick"
     task = stability.TASKS[name]

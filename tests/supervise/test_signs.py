@@ -156,7 +156,7 @@ def test_lagging_critic_is_said_with_a_smaller_reward_scaling() -> None:
 
 
 def test_critic_of_constant_returns_is_not_behind() -> None:
-    """Where all returns are the same, explained variance is noise, and the error is small."""
+    """If all returns are equal, explained variance is noise and the error is small."""
     own = Watched()
     own.look(200, **{"training/explained_variance": -5.0, "training/v_loss": 0.01})
     assert own.said == []
