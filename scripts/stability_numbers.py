@@ -1,4 +1,4 @@
-"""Statistics of the rows of `make stability`: the share of its best return that a seed keeps, and sides against `off`."""
+"""Statistics of the rows of `make stability`: how much of its best return a seed keeps, and sides against `off`."""
 
 from __future__ import annotations
 
