@@ -48,7 +48,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to train, as for rlstable.train")
     parser.add_argument(
-        "--no-compile", action="store_true", help="leave out the memory estimate, for which training is compiled"
+        "--no-compile", action="store_true", help="leave out what is compiled: memory estimate and random play"
     )
     return parser.parse_intermixed_args(argv)
 

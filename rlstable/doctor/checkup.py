@@ -1,4 +1,4 @@
-"""Examines a configuration on this machine before anything is trained: arithmetic, physics, memory."""
+"""Examines a configuration on this machine before anything is trained: arithmetic, physics, rewards, memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rlstable import sharding
 from rlstable.assembly import Assembly
 from rlstable.compiling import keep_programs
 from rlstable.config import Config, ConfigError
+from rlstable.doctor import reward_scale
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
 from rlstable.doctor.surroundings import Surroundings, surroundings
@@ -131,6 +132,9 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
     usage = environments = None
     try:
         usage = _memory(config, assembly, mesh, compiles, tell)
+        if compiles:
+            tell("playing random actions for the scale of the rewards")
+            findings += reward_scale.lint(config, env)
     except ConfigError:
         raise
     except Exception as error:  # whatever it is, training would end by it

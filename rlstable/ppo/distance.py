@@ -134,7 +134,7 @@ def bounded(
     reference: ActionMoments,
     limit: jax.Array | float,
     config: PPOConfig,
-) -> tuple[Statistics, jax.Array]:
+) -> Statistics:
     """The new statistics, or a part of the way to them, so that the normaliser moves the policy little.
 
     Backtracking: the way is halved until the distance fits, and not taken at all after `_HALVINGS`. The first batch is
@@ -149,9 +149,6 @@ def bounded(
         reference: Moments of the policy under `old` in the same samples.
         limit: Of the policy's mean distance, in nats, of which the normaliser has a part.
         config: Epsilon of the standard deviation.
-
-    Returns:
-        The statistics, and the share of the way that was taken.
     """
     first = old.count == 0
     own_limit = jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT)
@@ -168,5 +165,4 @@ def bounded(
     def too_far(carry: tuple[Statistics, jax.Array, jax.Array]) -> jax.Array:
         return ~(carry[2] <= own_limit) & (carry[1] > 0.0)
 
-    statistics, share, _ = jax.lax.while_loop(too_far, shorter, (new, jnp.ones(()), moved(new)))
-    return statistics, share
+    return jax.lax.while_loop(too_far, shorter, (new, jnp.ones(()), moved(new)))[0]

@@ -331,7 +331,7 @@ class PPO:
             observation = masked.finite(sample.observation, sample.valid)
             policy = self.networks.distribution(params, statistics, observation)[0]
         before = distance.moments(policy)
-        return distance.bounded(self.networks, params, statistics, new, sample, before, limit, self.config.ppo)[0]
+        return distance.bounded(self.networks, params, statistics, new, sample, before, limit, self.config.ppo)
 
     def gradient(
         self,

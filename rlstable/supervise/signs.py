@@ -217,7 +217,7 @@ def signs_of(config: Config) -> tuple[Sign, ...]:
     # Recipes that clip in nearly every minibatch do so on purpose.
     clips = limits.gradient_norm is not None and (most is None or limits.gradient_norm < most)
     limiters = [_limiter(name) for name in _LIMITERS if name != "gradient_norm" or clips]
-    return (*limiters, _steps(config), _critic(config), _return(config), _distance(config), _scale(config))
+    return (*limiters, _steps(config), _critic(config), _return(config), _distance(config), reward_scale(config))
 
 
 def _limiter(name: str) -> Sign:
@@ -320,7 +320,8 @@ def _distance(config: Config) -> Sign:
     )
 
 
-def _scale(config: Config) -> Sign:
+def reward_scale(config: Config) -> Sign:
+    """The sign that rewards make value targets far larger or smaller than 1."""
     ppo = config.ppo
     greatest = _GREATEST_NORMALIZED if ppo.normalize_advantage else _GREATEST_TARGET
 
