@@ -3,6 +3,7 @@
 python scripts/stability.py                          # what is missing of everything; resumes where it stopped
 python scripts/stability.py --only hopper --seeds 2  # one task, fewer seeds
 python scripts/stability.py --before ../old          # also the side `before`, an older checkout of rlstable
+python scripts/stability.py --only point_mass --side off --plus guards.limiters.kl=1.0    # a side and one setting
 python scripts/stability.py --page                   # docs/stability.md and its picture from what was measured
 
 A run is a process as a user starts it, up to eight seeds in one program, in a temporary run folder. Each seed is a row
@@ -12,6 +13,7 @@ of docs/stability.jsonl, and is not trained again. Delete the rows that a change
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -28,8 +30,8 @@ import race_process
 import race_results
 import stability_page
 from brax import envs
-from stability_numbers import SIDES, Row, Task
-from stability_tasks import PROBES
+from stability_numbers import SIDES, Row, Task, base_of
+from stability_tasks import PROBES, REWARD_FACTORS
 
 from rlstable.compose import compose
 from rlstable.config import ConfigError
@@ -78,16 +80,49 @@ TASKS: dict[str, Task] = {
     "critic_too_small": _probe("critic_too_small", "ppo.discounting=0.97", "total_steps=600000"),
     "solved_constant": _probe("solved_constant", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "rare_kick": _probe("rare_kick", "ppo.learning_rate=1e-3", "total_steps=600000"),
+    **{
+        f"inverted_pendulum_rewards_x{factor:g}": Task(
+            (
+                "env=inverted_pendulum",
+                "ppo=inverted_pendulum",
+                "ppo.normalize_values=true",
+                f"ppo.reward_scaling={0.1 * factor:g}",
+            ),
+            best=1000.0,
+            scaled=("inverted pendulum", factor),
+        )
+        for factor in REWARD_FACTORS
+    },
+    **{
+        f"point_mass_rewards_x{factor:g}": dataclasses.replace(
+            _probe(
+                f"rewards_x{factor:g}",
+                "ppo.learning_rate=1e-3",
+                "ppo.reward_scaling=1.0",
+                "ppo.normalize_values=true",
+                "ppo.normalize_advantage=true",
+                "total_steps=300000",
+            ),
+            scaled=("point mass", factor),
+        )
+        for factor in REWARD_FACTORS
+    },
     # Not times ten, as ppo=fast would have it: then limiters.reward would clip every reward.
     "large_rewards": _probe("large_rewards", "ppo.learning_rate=1e-3", "ppo.reward_scaling=1.0", "total_steps=300000"),
 }
 
 
 def settings_of(task: str, side: str) -> list[str]:
-    """The overrides that make a training what it is, the seed apart."""
-    if side == "brax":
-        return [*TASKS[task].overrides, *(TASKS[task].brax or ())]
-    return [*TASKS[task].overrides, *_EVALUATIONS, f"guards={GUARDS[side]}"]
+    """The overrides that make a training what it is, the seed apart.
+
+    Args:
+        task: Its name.
+        side: Its name, and after each ` + ` a further override: `off + guards.limiters.kl=1.0`.
+    """
+    base, *plus = side.split(" + ")
+    if base == "brax":
+        return [*TASKS[task].overrides, *(TASKS[task].brax or ()), *plus]
+    return [*TASKS[task].overrides, *_EVALUATIONS, f"guards={GUARDS[base]}", *plus]
 
 
 def missing(rows: Sequence[Row], task: str, side: str, seeds: Sequence[int]) -> Iterator[range]:
@@ -170,9 +205,9 @@ def seed_row(folder: Path, seed: int) -> Row:
     }
 
 
-def train_brax(task: str, seeds: range) -> Iterator[Row]:
+def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
     """Trains the seeds with Brax's own PPO, one after another, and evaluates what it has at equal distances."""
-    config = compose([*settings_of(task, "brax"), "devices=1"])
+    config = compose([*settings_of(task, side), "devices=1"])
     backend = config.env.backend
     env = envs.get_environment(config.env.name, **({"backend": backend} if backend else {}))
     for seed in seeds:
@@ -202,7 +237,8 @@ def run(task: str, side: str, seeds: range, root: Path, out: Path) -> None:
         "settings": settings_of(task, side), "commit": race_results.commit(root), "versions": versions,
         "device": race_results.device(),
     }  # fmt: skip
-    for rows in [[row] for row in train_brax(task, seeds)] if side == "brax" else [train(task, side, seeds, root)]:
+    brax = base_of(side) == "brax"
+    for rows in [[row] for row in train_brax(task, side, seeds)] if brax else [train(task, side, seeds, root)]:
         lines = [json.dumps({"task": task, "side": side, **row, **about}) + "\n" for row in rows]
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a") as file:
@@ -221,7 +257,7 @@ def rounds(asked: argparse.Namespace) -> Iterator[tuple[str, str, range]]:
             for side in asked.side or SIDES:
                 if (side == "brax" and TASKS[task].brax is None) or (side == "before" and asked.before is None):
                     continue
-                yield task, side, range(start, min(count, start + SIDE_BY_SIDE))
+                yield task, " + ".join([side, *asked.plus]), range(start, min(count, start + SIDE_BY_SIDE))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -229,6 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=TASKS, action="append", metavar="TASK", help="default: all of them")
     parser.add_argument("--side", choices=SIDES, action="append", help="default: all of them")
+    parser.add_argument("--plus", action="append", default=[], metavar="KEY=VALUE", help="a further override; repeats")
     parser.add_argument("--seeds", type=int, help="default: 8, of the inverted pendulum 32")
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="an older checkout, for the side before")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -244,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print("stability: the side before is skipped; --before FOLDER names an older checkout", flush=True)
         brax_rival.keep_compiled_programs()
         for task, side, seeds in rounds(asked):
-            root = asked.before.resolve() if side == "before" else race_process.ROOT
+            root = asked.before.resolve() if base_of(side) == "before" else race_process.ROOT
             try:
                 for some in missing(race_results.read(asked.out), task, side, seeds):
                     run(task, side, some, root, asked.out)

@@ -29,6 +29,7 @@ class Task:
         best: Best possible return per episode, None where it is not known.
         from_start: Whether returns count from the first evaluation, because they are negative.
         borrowed: Whether the recipe is that of another task.
+        scaled: Where rewards are multiplied, the name of the task without that and the factor.
     """
 
     overrides: tuple[str, ...]
@@ -37,6 +38,7 @@ class Task:
     best: float | None = None
     from_start: bool = False
     borrowed: bool = False
+    scaled: tuple[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Numbers:
         low_after_best: By seed, whether any evaluation after the best is below 0.8 of it.
         beyond: Share of iterations beyond the bound, by seed; empty where the side has no such metric.
         improvement: Probability of improvement over `off`, then its bootstrap resamples; None without `off`.
+        slowdown: Steps to 0.8 of the best return over those of `off`, then its resamples; None without `off`.
         collapses: Number of events `return_collapsed`, None where the side has no such event.
         false_alarms: The same number in healthy tasks, None where no task is known to be healthy.
         speed: Steps per second over those of `off`, None without `off`.
@@ -60,10 +63,16 @@ class Numbers:
     low_after_best: np.ndarray
     beyond: np.ndarray
     improvement: np.ndarray | None
+    slowdown: np.ndarray | None
     collapses: int | None
     false_alarms: int | None
     speed: float | None
     names: tuple[str, ...]
+
+
+def base_of(side: str) -> str:
+    """The side without the settings that are added to it."""
+    return side.split(" + ")[0]
 
 
 def latest(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -128,8 +137,36 @@ def improvement(rows: Sequence[Row], off: Sequence[Row]) -> np.ndarray:
     return np.append(wins.mean(), wins[first[:, :, None], second[:, None, :]].mean(axis=(1, 2)))
 
 
+def steps_to(row: Row, level: float) -> float:
+    """Environment steps until evaluations reach a return, between two evaluations by interpolation; inf if never."""
+    returns, steps = returns_of(row), row["steps"]
+    reached = np.flatnonzero(returns >= level)
+    if not reached.size:
+        return math.inf
+    first = int(reached[0])
+    return float(np.interp(level, returns[first - 1 : first + 1], steps[first - 1 : first + 1]) if first else steps[0])
+
+
+def slowdown(rows: Sequence[Row], off: Sequence[Row], start: float) -> np.ndarray:
+    """The median steps to 0.8 of the median best return of `off`, over those of `off`; then its resamples over seeds.
+
+    Args:
+        rows: Of one side.
+        off: The measure.
+        start: Return from which returns count.
+    """
+    level = start + KEPT * (float(np.median([returns_of(row).max() for row in off])) - start)
+    ours, theirs = (np.array([steps_to(row, level) for row in side]) for side in (rows, off))
+    rng = np.random.default_rng(0)
+    first, second = (side[rng.integers(len(side), size=(_RESAMPLES, len(side)))] for side in (ours, theirs))
+    with np.errstate(invalid="ignore"):
+        return np.append(np.median(ours) / np.median(theirs), np.median(first, axis=1) / np.median(second, axis=1))
+
+
 def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, task: Task) -> Numbers | None:
     """The measurements of a side on a task, None where it has no row.
+
+    A side with further settings is compared with the side itself instead of `off`.
 
     Args:
         by: All rows by task and side.
@@ -137,12 +174,14 @@ def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, t
         side: Its name.
         task: The task.
     """
-    rows, off = by.get((name, side), []), by.get((name, "off"), [])
+    base = base_of(side)
+    measure = "off" if side == base else base
+    rows, off = by.get((name, side), []), by.get((name, measure), [])
     if not rows:
         return None
     start = start_of([row for (own, _), some in by.items() for row in some if own == name], task)
     last = np.array([left(row, start) for row in rows])
-    collapses = None if side in _UNWATCHED else sum(row["return_collapsed"] for row in rows)
+    collapses = None if base in _UNWATCHED else sum(row["return_collapsed"] for row in rows)
     healthy = bool(off) and not any(falls(row, start) for row in off)
     speeds = [[row["steps_per_second"] for row in some if row["steps_per_second"]] for some in (rows, off)]
     return Numbers(
@@ -150,7 +189,8 @@ def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, t
         low_at_end=last < KEPT,
         low_after_best=np.array([falls(row, start) for row in rows]),
         beyond=np.array([row["beyond"] for row in rows if row["beyond"] is not None], dtype=float),
-        improvement=improvement(rows, off) if off and side != "off" else None,
+        improvement=improvement(rows, off) if off and side != measure else None,
+        slowdown=slowdown(rows, off, start) if off and side != measure else None,
         collapses=collapses,
         false_alarms=collapses if healthy else None,
         speed=float(np.median(speeds[0]) / np.median(speeds[1])) if all(speeds) else None,
@@ -159,7 +199,7 @@ def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, t
 
 
 def together(parts: Sequence[Numbers]) -> Numbers:
-    """The measurements of a side over several tasks: seeds count alike, for improvement and speed tasks do."""
+    """The measurements of a side over several tasks: seeds count alike, for improvement, steps and speed tasks do."""
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -169,10 +209,12 @@ def together(parts: Sequence[Numbers]) -> Numbers:
         return sum(counts) if counts else None
 
     improved = [part.improvement for part in parts if part.improvement is not None]
+    slower = [part.slowdown for part in parts if part.slowdown is not None and np.isfinite(part.slowdown[0])]
     speeds = [part.speed for part in parts if part.speed is not None]
     return Numbers(
         **{name: joined(name) for name in ("last", "low_at_end", "low_after_best", "beyond")},
         improvement=np.mean(_apart(improved), axis=0) if improved else None,
+        slowdown=np.exp(np.mean(np.log(_apart(slower)), axis=0)) if slower else None,
         collapses=total("collapses"),
         false_alarms=total("false_alarms"),
         speed=math.exp(np.mean(np.log(speeds))) if speeds else None,
@@ -180,7 +222,7 @@ def together(parts: Sequence[Numbers]) -> Numbers:
     )
 
 
-def _apart(improved: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _apart(values_of_tasks: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The same, with resamples in another order for each task: tasks are independent."""
     rng = np.random.default_rng(1)
-    return [np.append(values[0], rng.permutation(values[1:])) for values in improved]
+    return [np.append(values[0], rng.permutation(values[1:])) for values in values_of_tasks]

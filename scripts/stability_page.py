@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from stability_numbers import SIDES, Numbers, Row, Task, latest, numbers, returns_of, together
+from stability_numbers import KEPT, SIDES, Numbers, Row, Task, latest, numbers, returns_of, steps_to, together
 
 from rlstable.estimates import Estimate, estimate, interquartile_mean
 
@@ -18,13 +18,14 @@ TITLES = {
 }  # fmt: skip
 _COLUMNS = (
     "last over best, IQM", "below 0.8 at the end", "below 0.8 after the best", "beyond the bound",
-    "improvement over off", "collapses", "false alarms", "speed to off", "least seed",
+    "improvement over off", "steps to off", "collapses", "false alarms", "speed to off", "least seed",
 )  # fmt: skip
 _POINTS = 64
 _COMMAND = """```
 make stability                                              # hours on a CPU; resumes where it stopped
 make stability ARGS="--only hopper --seeds 2"
 make stability ARGS="--before ../rlstable-before"           # also the side "before"
+make stability ARGS="--only point_mass --side off --plus guards.limiters.kl=1.0"
 ```"""
 _LEGEND = """Every task is trained three to five times longer than it takes to solve, with 16 evaluations of 16
 episodes. The rows are in [stability.jsonl](stability.jsonl), one a seed. A cell without a measurement is blank.
@@ -38,6 +39,7 @@ equal steps.
 | below 0.8 after the best | share of seeds with any evaluation below 0.8 of the best, later than the best |
 | beyond the bound | share of iterations whose policy moved further than `guards.limiters.kl` of default, 1 nat |
 | improvement over off | P(a seed's mean over its curve > that of a seed of `guards=off`), 95 % interval over seeds |
+| steps to off | median steps to 0.8 of the median best return of `guards=off`, over those of `guards=off` |
 | collapses | events `return_collapsed` |
 | false alarms | the same events in healthy tasks: those in which no seed of `guards=off` is below 0.8 after its best |
 | speed to off | steps per second over those of `guards=off`, medians |
@@ -67,6 +69,7 @@ def cells(found: Numbers | None, shows_task: bool) -> list[str]:
         share(found.low_after_best),
         f"{found.beyond.mean():.2%}" if found.beyond.size else "",
         "" if found.improvement is None else interval(_estimate(found.improvement)),
+        "" if found.slowdown is None else _ratio(found.slowdown),
         "" if found.collapses is None else str(found.collapses),
         "" if found.false_alarms is None else str(found.false_alarms),
         "" if found.speed is None else f"{found.speed:.2f}",
@@ -74,8 +77,15 @@ def cells(found: Numbers | None, shows_task: bool) -> list[str]:
     ]
 
 
+def _ratio(drawn: np.ndarray) -> str:
+    if np.isnan(drawn[0]):
+        return ""
+    return interval(_estimate(drawn)) if np.isfinite(drawn[0]) else "never"
+
+
 def _estimate(drawn: np.ndarray) -> Estimate:
-    low, high = np.percentile(drawn[1:], [2.5, 97.5])
+    # Not interpolated: a resample in which a side never gets there is infinite.
+    low, high = np.nanpercentile(drawn[1:], [2.5, 97.5], method="nearest")
     return Estimate(float(drawn[0]), float(low), float(high))
 
 
@@ -128,6 +138,44 @@ def part(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> 
     return [f"## {name}", "", " ".join(about), "", *_head("side"), *rows, ""]
 
 
+def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
+    """The lines on tasks whose rewards are multiplied."""
+    lines = []
+    for name, task in tasks.items():
+        rows = by.get((name, "default"), [])
+        if task.scaled is None or task.best is None or not rows:
+            continue
+        level = KEPT * task.best
+        steps = np.median([steps_to(row, level) for row in rows])
+        last = [returns_of(row)[-1] / task.best for row in rows]
+        shown = (*task.scaled, len(rows), f"{steps:,.0f}", f"{np.median(last):.3f}", f"{min(last):.3f}")
+        lines.append("| " + " | ".join(map(str, shown)) + " |")
+    if not lines:
+        return []
+    about = (
+        "Medians over seeds of `guards=default` with `ppo.normalize_values=true`, the point mass also with "
+        "`ppo.normalize_advantage=true`."
+    )
+    head = "| task | rewards times | seeds | steps to 0.8 of the best possible | last over best possible | least seed |"
+    return ["## Rewards of any scale", "", about, "", head, "| --- |" + " ---: |" * 5, *lines, ""]
+
+
+def settings(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
+    """The lines on sides to which a setting was added."""
+    lines = []
+    for name, side in sorted(by, key=lambda key: (list(tasks).index(key[0]), key[1])):
+        base, *plus = side.split(" + ")
+        if plus:
+            found = cells(numbers(by, name, side, tasks[name]), False)
+            lines.append(f"| {name} | {TITLES[base]} | `{' '.join(plus)}` | " + " | ".join(found) + " |")
+    if not lines:
+        return []
+    head = [title.replace("off", "the side") for title in ("task", "side", "setting", *_COLUMNS)]
+    about = "Improvement, steps and speed are against the same side without the setting."
+    columns = "| --- | --- | --- |" + " ---: |" * len(_COLUMNS)
+    return ["## One setting at a time", "", about, "", "| " + " | ".join(head) + " |", columns, *lines, ""]
+
+
 def _head(*first: str) -> list[str]:
     titles = [*first, *_COLUMNS]
     return ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
@@ -158,6 +206,7 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
     lines += ["", "![the curves of all seeds](stability.png)", "", _LEGEND, ""]
     for name in shown:
         lines += part(by, name, tasks[name])
+    lines += [*scales(by, tasks), *settings(by, tasks)]
     (results.parent / "stability.md").write_text("\n".join([*lines, *_measured(rows)]) + "\n")
     draw(by, shown, results.parent / "stability.png")
 

@@ -100,12 +100,14 @@ class Probe:
     best: float
 
 
+REWARD_FACTORS = (0.01, 1.0, 100.0)
 PROBES = {
     "point_mass": Probe({}, 50, 49.27),
     "critic_too_small": Probe({}, 100, 99.27),
     "solved_constant": Probe({"deadband": 0.1}, 50, 49.54),
     "rare_kick": Probe({"rare": 0.002}, 100, 98.0),
     "large_rewards": Probe({"scale": 300.0}, 50, 14_782.0),
+    **{f"rewards_x{factor:g}": Probe({"scale": factor}, 50, 49.27 * factor) for factor in REWARD_FACTORS},
 }
 
 

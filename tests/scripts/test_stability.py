@@ -181,10 +181,11 @@ def test_numbers_of_a_side_by_hand() -> None:
     ours = stability_numbers.numbers(by, "x", "default", Task(()))
     assert ours is not None and ours.last.tolist() == [0.7, 0.95]
     assert stability_page.cells(ours, False)[1:] == [
-        "1 of 2 (50.0%)", "1 of 2 (50.0%)", "25.00%", "0.75 [0.00, 1.00]", "2", "2", "0.90", "0.70 (seed 0)",
+        "1 of 2 (50.0%)", "1 of 2 (50.0%)", "25.00%", "0.75 [0.00, 1.00]", "0.77 [0.62, 1.00]", "2", "2", "0.90",
+        "0.70 (seed 0)",
     ]  # fmt: skip
     rival = stability_page.cells(stability_numbers.numbers(by, "x", "brax", Task(())), True)
-    assert rival[0] == "0.50" and rival[3] == "" and rival[5:] == ["", "", "", "0.50 (x 0)"]
+    assert rival[0] == "0.50" and rival[3] == "" and rival[6:] == ["", "", "", "0.50 (x 0)"]
     assert stability_numbers.numbers(by, "x", "strict", Task(())) is None
     assert set(stability_page.cells(None, True)) == {""}
 
@@ -195,6 +196,55 @@ def test_collapses_are_false_alarms_only_where_no_seed_of_off_falls() -> None:
     )
     ours = stability_numbers.numbers(by, "x", "default", Task(()))
     assert ours is not None and (ours.collapses, ours.false_alarms) == (1, None)
+
+
+def test_steps_to_a_return_are_interpolated_between_evaluations() -> None:
+    own = row("x", "off", 0, [0.0, 50.0, 40.0, 100.0])
+    assert stability_numbers.steps_to(own, 25.0) == 15.0
+    assert stability_numbers.steps_to(own, 75.0) == pytest.approx(30.0 + 35.0 / 60.0 * 10.0)
+    assert stability_numbers.steps_to(own, 0.0) == 10.0
+    assert stability_numbers.steps_to(own, 101.0) == float("inf")
+
+
+def test_a_side_that_never_gets_there_needs_endless_steps() -> None:
+    off = [row("x", "off", seed, [50.0, 100.0]) for seed in range(3)]
+    lost = [row("x", "default", seed, [50.0, 50.0]) for seed in range(3)]
+    assert stability_numbers.slowdown(lost, off, 0.0)[0] == float("inf")
+    assert stability_numbers.slowdown(off, off, 0.0).tolist() == [1.0] * 2001
+    assert stability_page._ratio(stability_numbers.slowdown(lost, off, 0.0)) == "never"
+
+
+def test_a_side_with_a_further_setting_has_rows_of_its_own_and_is_compared_with_the_side(
+    tmp_path: Path, trained: list[Any]
+) -> None:
+    out = tmp_path / "stability.jsonl"
+    arguments = ["--only", "point_mass", "--side", "off", "--seeds", "2", "--out", str(out)]
+    stability.main(arguments)
+    stability.main([*arguments, "--plus", "guards.limiters.kl=1.0"])
+    side = "off + guards.limiters.kl=1.0"
+    assert trained == [("point_mass", "off", [0, 1]), ("point_mass", side, [0, 1])]
+    settings = stability.settings_of("point_mass", side)
+    assert settings == [*stability.settings_of("point_mass", "off"), "guards.limiters.kl=1.0"]
+    assert compose([*settings, "devices=1"]).guards.limiters.kl == 1.0
+    page = (tmp_path / "stability.md").read_text()
+    (line,) = [line for line in page.splitlines() if "`guards.limiters.kl=1.0`" in line]
+    assert line.startswith("| point_mass | guards=off | `guards.limiters.kl=1.0` | 1.00")
+    assert "0.50 [0.50, 0.50] | 1.00 [1.00, 1.00]" in line  # equal curves
+
+
+def test_the_page_shows_rewards_of_any_scale_side_by_side(tmp_path: Path) -> None:
+    tasks = {
+        f"x{factor:g}": Task((), best=100.0 * factor, scaled=("toy", factor)) for factor in stability.REWARD_FACTORS
+    }
+    rows = [
+        row(name, "default", seed, [0.4 * task.best, (0.9 + 0.1 * seed) * task.best])
+        for name, task in tasks.items()
+        for seed in (0, 1)
+    ]
+    stability_page.write(rows, tasks, tmp_path / "stability.jsonl")
+    page = (tmp_path / "stability.md").read_text()
+    for factor in stability.REWARD_FACTORS:
+        assert f"| toy | {factor} | 2 | 17 | 0.950 | 0.900 |" in page
 
 
 def test_over_all_tasks_seeds_count_alike_and_tasks_for_improvement_and_speed() -> None:
@@ -244,7 +294,8 @@ def test_best_returns_of_the_probes_are_those_of_the_best_force(name: str) -> No
     probe = stability_tasks.PROBES[name]
     tolerance = 2e-3 if "rare" in probe.kwargs else 2e-4
     assert stability_tasks.best_return(probe) == pytest.approx(probe.best, rel=tolerance)
-    assert stability.TASKS[name].best == probe.best
+    task = f"point_mass_{name}" if name.startswith("rewards_x") else name
+    assert stability.TASKS[task].best == probe.best
 
 
 @pytest.mark.parametrize("deadband", [0.0, 0.1])
