@@ -159,8 +159,11 @@ def slowdown(rows: Sequence[Row], off: Sequence[Row], start: float) -> np.ndarra
     ours, theirs = (np.array([steps_to(row, level) for row in side]) for side in (rows, off))
     rng = np.random.default_rng(0)
     first, second = (side[rng.integers(len(side), size=(_RESAMPLES, len(side)))] for side in (ours, theirs))
-    with np.errstate(invalid="ignore"):
-        return np.append(np.median(ours) / np.median(theirs), np.median(first, axis=1) / np.median(second, axis=1))
+    ours, theirs = (
+        np.append(np.median(own), np.median(drawn, axis=1)) for own, drawn in ((ours, first), (theirs, second))
+    )
+    # If `off` itself never gets there, there is no ratio.
+    return np.divide(ours, theirs, out=np.full_like(ours, np.nan), where=np.isfinite(theirs))
 
 
 def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, task: Task) -> Numbers | None:

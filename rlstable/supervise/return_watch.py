@@ -33,6 +33,7 @@ _NOISE_SHARE = 0.02  # of the gain: the least noise that looks are credited with
 _DEVIATIONS = 3.0  # of the noise: a smaller fall is never a suspicion
 _AT_THE_END = 0.2  # of the gain: what the last state of a run may have lost
 _FALSE_CONFIRMATION = 1e-3  # probability that a paired comparison confirms a collapse of equally good policies
+_FALSE_HANDOVER = 0.05  # the same at the end of a run, where a mistake hands over a policy that is as good
 _FEWEST_PAIRS = 4
 _ABORTED = 0.1  # of the episodes: a policy that finishes fewer has collapsed
 _FEWEST_EVALUATIONS = 3  # before the last one of a run is compared with them
@@ -235,15 +236,15 @@ class ReturnWatch:
         tolerance = min(self.tolerance, _AT_THE_END) if at_the_end else self.tolerance
         if fall <= max(tolerance * gain, least, 0.0):
             return False
-        return True if self._falls(best, now) else None
+        return True if self._falls(best, now, _FALSE_HANDOVER if at_the_end else _FALSE_CONFIRMATION) else None
 
-    def _falls(self, best: np.ndarray, now: np.ndarray) -> bool:
-        """Whether the paired difference is credibly above 0, by Student's t."""
+    def _falls(self, best: np.ndarray, now: np.ndarray, mistake: float = _FALSE_CONFIRMATION) -> bool:
+        """Whether the paired difference is credibly above 0, by Student's t with this probability of a mistake."""
         lost = (best - now)[np.isfinite(best) & np.isfinite(now)]
         if lost.size < _FEWEST_PAIRS:
             return False
         error = float(lost.std(ddof=1)) / math.sqrt(lost.size)
-        return float(lost.mean()) > float(stdtrit(lost.size - 1, 1.0 - _FALSE_CONFIRMATION)) * error
+        return float(lost.mean()) > float(stdtrit(lost.size - 1, 1.0 - mistake)) * error
 
     def confirmed(self) -> None:
         """The policy is given up for the best one."""
