@@ -117,7 +117,7 @@ class Run:
         self._last_evaluation: Row = {}
         self._stopped_by_callback = self._goes_on = False
         self._cause: Ending | None = None
-        self._unsaved = self._healthy = self._collapsed = False
+        self._unsaved = self._healthy = self._collapsed = self._evaluated_best = False
         self._look: bool | None = None
         self._best_again: float | None = None
         self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
@@ -233,12 +233,12 @@ class Run:
             worth: Of the present policy, where that was evaluated, else empty.
         """
         watch, best = self.supervisor.watch_of_return, self.supervisor.best
-        self._collapsed = False
+        self._collapsed = self._evaluated_best = False
         if watch is None or not self._healthy:
             return False
         value = worth.get("eval/episode_reward")
         if worth:
-            watch.evaluate(value)
+            self._evaluated_best = watch.evaluate(value)
         ends_below = self._finished and watch.ends_below(value)
         return (watch.suspects or ends_below) and not best.empty and best.iteration < self.host.iteration
 
@@ -319,6 +319,8 @@ class Run:
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
         if learns and (row or self.supervisor.keep_is_due(self.host.iteration)):
             self._keep()
+        if learns and self._evaluated_best:
+            self.supervisor.keep_best(self.state, self.host.iteration, self.step)
         if learns and self._look is not None:
             self.supervisor.nominate(self.state, self.host.iteration, self.step)
         if healthy and due:

@@ -271,6 +271,10 @@ class Supervisor:
         """Takes a good state as the candidate for the best one, after a look at the return."""
         self._candidate.keep(state, iteration, step)
 
+    def keep_best(self, state: TrainState, iteration: int, step: int) -> None:
+        """Makes a good state the best one, after the greatest evaluation."""
+        self.best.keep(state, iteration, step)
+
     def keep_is_due(self, iteration: int) -> bool:
         """Whether a good state is to be kept after this iteration: where one is to be saved too, and in between."""
         config = self._config

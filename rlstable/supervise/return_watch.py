@@ -140,6 +140,7 @@ class WatchMemory:
         evaluation: Looks at evaluations.
         total: Sum of the returns of the episodes of the next look.
         episodes: How many they are.
+        best_evaluation: Greatest evaluation; None before the first, and after a refuted suspicion until the next.
         collapses: Collapses that were confirmed.
         refuted: Suspicions that were not.
     """
@@ -148,6 +149,7 @@ class WatchMemory:
     evaluation: Track = dataclasses.field(default_factory=Track)
     total: float = 0.0
     episodes: int = 0
+    best_evaluation: float | None = None
     collapses: int = 0
     refuted: int = 0
 
@@ -180,7 +182,8 @@ class ReturnWatch:
             episodes: How many finished.
 
         Returns:
-            Whether the level is the best one so far; None where it was not time for a look.
+            Whether the level is the best one so far; None where it was not time for a look. The first level is no best
+            one if there was an evaluation before: that policy may have been better.
         """
         own = self.memory
         if episodes > 0 and math.isfinite(mean_return):
@@ -189,12 +192,20 @@ class ReturnWatch:
         if own.episodes < self.episodes:
             return None
         value, own.total, own.episodes = own.total / own.episodes, 0.0, 0
-        return own.training.look(value, self.tolerance)
+        is_first = own.training.best is None
+        is_best = own.training.look(value, self.tolerance)
+        return is_best and not (is_first and own.best_evaluation is not None)
 
-    def evaluate(self, mean_return: float | None) -> None:
-        """Takes in an evaluation; None where every episode was aborted."""
-        if mean_return is not None and math.isfinite(mean_return):
-            self.memory.evaluation.look(mean_return, self.tolerance)
+    def evaluate(self, mean_return: float | None) -> bool:
+        """Takes in an evaluation, None where every episode was aborted; whether it is the greatest one."""
+        if mean_return is None or not math.isfinite(mean_return):
+            return False
+        own = self.memory
+        own.evaluation.look(mean_return, self.tolerance)
+        if own.best_evaluation is not None and mean_return <= own.best_evaluation:
+            return False
+        own.best_evaluation = mean_return
+        return True
 
     @property
     def suspects(self) -> bool:
@@ -209,7 +220,7 @@ class ReturnWatch:
             return False
         if last is None:
             return True
-        best = max(looks) if track.best is None else max(track.best, *track.recent)
+        best = max(looks) if self.memory.best_evaluation is None else self.memory.best_evaluation
         tolerance = min(self.tolerance, _AT_THE_END)
         return last < best - max(tolerance * max(best - track.start, 0.0), _NOISE_SHARE * abs(best))
 
@@ -264,6 +275,7 @@ class ReturnWatch:
         if self._falls(best, now):
             self.wait()
             return
+        self.memory.best_evaluation = None
         for track in (self.memory.training, self.memory.evaluation):
             if track.recent:
                 track.lower()

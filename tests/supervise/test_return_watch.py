@@ -213,6 +213,33 @@ def test_negative_returns_are_compared_by_their_gain() -> None:
     assert watch(start=-100.0).is_worse(np.full(8, -100.0), np.full(8, -150.0))
 
 
+def test_greatest_evaluation_is_reported_and_an_aborted_one_is_none() -> None:
+    own = watch()
+    values = (5.0, 4.0, None, 6.0, 6.0, float("nan"), 7.0)
+    assert [own.evaluate(value) for value in values] == [True, False, False, True, False, False, True]
+    # What is refuted is no fall of the policy: from now on lower evaluations are the best ones.
+    own.refute(np.full(8, 5.0), np.full(8, 5.0))
+    assert own.evaluate(3.0) and not own.evaluate(2.0)
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_first_level_of_training_does_not_replace_an_evaluated_best_state(evaluated: bool) -> None:
+    own = watch(episodes=1)
+    if evaluated:
+        own.evaluate(100.0)
+    looks = [own.train(value, 1) for value in (90.0, 80.0, 40.0, 30.0, 20.0, 10.0, 95.0, 96.0, 97.0, 98.0, 99.0)]
+    assert looks[4] is not evaluated
+    assert looks[-1] is True  # a level above all before is
+
+
+def test_early_peak_before_any_level_is_compared_at_the_end() -> None:
+    """A policy that was best at its first evaluation, and was lost before the level of five looks was known."""
+    own = watch()
+    for value in (61.0, 25.0, 9.0, 11.0, 23.0, 28.0, 38.0):
+        own.evaluate(value)
+    assert own.ends_below(37.0)
+
+
 def test_a_last_evaluation_below_the_tolerated_level_is_compared_at_once() -> None:
     own = watch()
     assert not own.ends_below(-1.0) and not own.ends_below(None)
