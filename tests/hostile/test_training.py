@@ -1,0 +1,78 @@
+"""Environments and settings that attack a training: each ends by a name, with finite parameters and a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from environments import ATTACKS
+from toys import tiny_config
+
+from rlstable.endings import Ending
+from rlstable.io.rundir import read_result
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+ITERATIONS = 12
+
+# Those that are not marked slow; each attack compiles a program.
+QUICK = ("every reward is NaN", "observations are the greatest float32", "the physics explodes", "done is NaN")
+QUICK_SETTINGS = ("a learning rate of 1e30", "rewards times 1e12")
+
+# Attack by settings, in plain words.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "a learning rate of 1e6": {"learning_rate": 1e6},
+    "a learning rate of 1e30": {"learning_rate": 1e30},
+    "rewards times 1e12": {"reward_scaling": 1e12},
+    "rewards times 1e-30": {"reward_scaling": 1e-30},
+    "an entropy cost of 1e6": {"entropy_cost": 1e6},
+    "a clipping of 1e6": {"clipping_epsilon": 1e6, "learning_rate": 1.0},
+    "a value coefficient of 1e12": {"vf_loss_coefficient": 1e12},
+    "gradients clipped to 1e-30": {"max_grad_norm": 1e-30},
+    "no discounting and no lambda": {"discounting": 1.0, "gae_lambda": 1.0},
+    "a hundred epochs at a high rate": {"num_updates_per_batch": 100, "learning_rate": 0.3},
+    "minibatches of one unroll": {"batch_size": 1, "num_minibatches": 16, "learning_rate": 0.3},
+}
+
+
+def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = None) -> Any:
+    """The ended runner of a whole run under default guards."""
+    config = tiny_config(
+        guards={}, devices=1, seed=3, total_steps=ITERATIONS * 64, ppo=ppo or {},
+        env={"name": "environments:Hostile", "kwargs": {"attack": attack, "bad_resets": bad_resets}},
+        eval={"num_evals": 2, "num_envs": 4}, sinks={"console": "off"}, supervise={},
+        checkpoint={"every": 1, "asynchronous": False},
+    )  # fmt: skip
+    runner = Runner(config, folder)
+    result = runner.run()
+    left = read_result(folder)
+    assert left is not None and left["stop_reason"] == result.ending.name
+    state = runner.state
+    for leaf in jax.tree.leaves((state.params, state.opt_state, state.normalizer)):
+        if np.issubdtype(np.asarray(leaf).dtype, np.floating):
+            assert np.isfinite(leaf).all()
+    return result
+
+
+def _marked(attacks: Iterable[str], quick: Sequence[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in attacks]
+
+
+@pytest.mark.parametrize("attack", _marked(ATTACKS, QUICK))
+def test_every_hostile_environment_ends_by_name_with_finite_parameters(tmp_path: Path, attack: str) -> None:
+    ending = train(tmp_path, attack).ending
+    assert ending in (Ending.completed, Ending.physics_unstable)
+
+
+@pytest.mark.parametrize("settings", _marked(SETTINGS, QUICK_SETTINGS))
+def test_every_hostile_setting_ends_by_name_with_finite_parameters(tmp_path: Path, settings: str) -> None:
+    ending = train(tmp_path, ppo=SETTINGS[settings]).ending
+    assert ending in (Ending.completed, Ending.recovery_exhausted)
+
+
+def test_nine_of_ten_resets_may_be_bad(tmp_path: Path) -> None:
+    assert train(tmp_path, bad_resets=0.9).ending is Ending.completed
