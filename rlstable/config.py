@@ -33,6 +33,9 @@ from rlstable.schema import (
 )
 from rlstable.supervise_config import SuperviseConfig
 
+# Packages whose environments run without a question, whoever made the run folder that names them.
+_KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
+
 
 class EnvConfig(Section):
     """The environment a policy is trained in."""
@@ -47,6 +50,16 @@ class EnvConfig(Section):
     reset_pool_refresh: CountOrZero = 10
     envs_per_pass: Count | None = None
     kwargs: dict[str, Any] | None = None
+
+    @property
+    def package(self) -> str:
+        """The top-level package of an environment that is imported."""
+        return self.name.partition(":")[0].partition(".")[0]
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its code is outside rlstable, Brax and Playground."""
+        return self.source == "import" and self.package not in _KNOWN_PACKAGES
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:
@@ -151,6 +164,8 @@ class Config(Section):
     deterministic: Flag = False
     compile_cache: Annotated[str, Field(min_length=1)] | None = "auto"
     resume: str | None = None
+    # Counts where it is typed, so it is never saved.
+    trust: Annotated[Flag, Field(exclude=True)] = False
 
     @model_validator(mode="after")
     def _check(self) -> Config:

@@ -85,6 +85,11 @@ def unknown_key(model: type[Section], key: str) -> ConfigError:
     return ConfigError(f"{key}: unknown key{_suggest(model, key.split('.'))}")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def divisors(value: int) -> list[int]:
     """Every divisor, in no order."""
     small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import io
-import sys
 import types
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstable import sources
 from rlstable.config import ConfigError, EnvConfig
+from rlstable.envs.imported import environment_factory
 from rlstable.envs.simulations import Unsupported
+from rlstable.schema import first_line
 
 
 class Loaded(NamedTuple):
@@ -53,7 +51,7 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
     """
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     backend = kwargs.pop("backend", config.backend)
-    factory = _brax_class(config.name) if config.source == "brax" else _imported_class(config.name)
+    factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
 
     def build(backend: str | None) -> Any:
         return _built(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
@@ -96,17 +94,13 @@ def _built(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
     except (TypeError, ValueError, KeyError, AssertionError, NotImplementedError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) or "no arguments"
         raise ConfigError(
-            f"env.kwargs: {name} cannot be built with {given}: {_first_line(error)}; "
+            f"env.kwargs: {name} cannot be built with {given}: {first_line(error)}; "
             "see env.backend, env.kwargs and eval.env_kwargs"
         ) from error
     for method in ("reset", "step"):
         if not callable(getattr(env, method, None)):
             raise ConfigError(f"env.name: {name} has no method {method}; it must have Brax's Env interface")
     return env
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _brax_class(name: str) -> Any:
@@ -124,27 +118,3 @@ def _brax_class(name: str) -> Any:
         hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(sorted(known))}"
         raise ConfigError(f"env.name: Brax has no environment {name!r}; {hint}")
     return known[name]
-
-
-def _imported_class(path: str) -> Any:
-    module_name, _, attribute = path.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        # A class beside the user's own script is found from the folder the command is typed in.
-        sys.path.insert(0, str(Path.cwd()))
-    sources.distrust()
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"env.name: no module {error.name!r} for {path!r}; is it installed, or in this folder?"
-        ) from error
-    except Exception as error:
-        raise ConfigError(
-            f"env.name: {module_name} cannot be imported: {type(error).__name__}: {_first_line(error)}"
-        ) from error
-    if not hasattr(module, attribute):
-        names = [name for name in vars(module) if isinstance(getattr(module, name), type)]
-        close = difflib.get_close_matches(attribute, names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"env.name: module {module_name} has no {attribute!r}{hint}")
-    return getattr(module, attribute)

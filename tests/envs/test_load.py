@@ -22,6 +22,12 @@ BACKENDS = ("mjx", "spring", "generalized", "positional")
 REFUSED = {("swimmer", backend) for backend in BACKENDS if backend != "generalized"}
 
 OWN = '''
+import functools
+import os
+from os import system
+from subprocess import run
+
+
 class Room:
     """An environment of one's own."""
 
@@ -46,6 +52,11 @@ class Ruin:
 
 def build(size=3):
     return Room(size=2 * size)
+
+
+@functools.cache
+def build_once():
+    return Room(size=7)
 
 
 SIZE = 4
@@ -144,6 +155,7 @@ def test_an_environment_of_ones_own(rooms):
     assert load_env(imported(f"{rooms}:Room", size=5)).size == 5
     assert load_env(imported(f"{rooms}:Room", size=5, walls=[1]), {"size": 6}).size == 6
     assert load_env(imported(f"{rooms}:build", size=5)).size == 10
+    assert load_env(imported(f"{rooms}:build_once")).size == 7
     assert load_env(EnvConfig(source="import", name=f"{rooms}:Room", backend="mjx")).backend == "mjx"
 
 
@@ -159,7 +171,7 @@ def test_a_class_in_a_package():
         ("rlstable_test_broken:Room", ["no module 'rlstable_test_no_such_dependency'", "rlstable_test_broken:Room"]),
         ("rlstable_test_rooms:Roam", ["no 'Roam'", "did you mean Room?"]),
         ("rlstable_test_rooms:Zzz", ["no 'Zzz'"]),
-        ("rlstable_test_rooms:SIZE", ["cannot be built", "not callable"]),
+        ("rlstable_test_rooms:SIZE", ["is not called: it is neither a class", "defined in rlstable_test_rooms"]),
         ("rlstable_test_rooms:Ruin", ["no method step", "Brax's Env interface"]),
     ],
 )
@@ -183,6 +195,38 @@ def test_arguments_that_ones_own_does_not_take(rooms):
     text = refusal(imported(f"{rooms}:Room", size=-1))
     assert "size=-1" in text and "size -1 is negative" in text and "second line" not in text
     assert "no_such" in refusal(imported(f"{rooms}:Room", no_such=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("os:system", "is in Python's standard library"),
+        ("subprocess:run", "is in Python's standard library"),
+        ("builtins:exec", "is in Python's standard library"),
+        ("concurrent.futures:ThreadPoolExecutor", "is in Python's standard library"),
+        ("rlstable_test_rooms:system", "is not called"),  # a builtin under a name of the user's module
+        ("rlstable_test_rooms:run", "is not called"),  # a function that another module defines
+        ("rlstable_test_rooms:os", "is not called"),
+        ("rlstable_test_rooms:Popen", "has no 'Popen'"),
+        ("rlstable.io.rundir:write_atomically", "functions of rlstable are not called"),
+        ("brax.io.model:load_params", "functions of brax are not called"),  # it unpickles
+        ("rlstable.io.writer:Writer", "has no method reset"),
+    ],
+)
+def test_only_environment_classes_and_functions_of_the_named_module_are_called(rooms, tmp_path, name, said):
+    """Whatever arguments come with it."""
+    called = tmp_path / "called"
+    for kwargs in ({"command": f"touch {called}"}, {"args": ["touch", str(called)]}, {"path": str(called)}):
+        assert said in refusal(imported(name, **kwargs))
+    assert not called.exists()
+
+
+def test_standard_library_module_is_rejected_before_it_is_imported(rooms):
+    before = list(sys.path)
+    sys.modules.pop("antigravity", None)  # it opens a browser
+    refusal(imported("antigravity:fly"))
+    assert "antigravity" not in sys.modules
+    assert sys.path == before, "and before the current folder is put into it"
 
 
 # --- healthy environments do not trip the default limits
