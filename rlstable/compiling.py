@@ -11,6 +11,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from rlstable import processor
+from rlstable.user_cache import user_cache
 
 # Tells the user what is compiling, for as long as it takes.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -59,7 +60,7 @@ def keep_programs(folder: str | None) -> str | None:
     """
     if folder is None or (folder == "auto" and _known_folder()):
         return None
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstable" / "programs"
+    own = user_cache() / "programs"
     # jax's key does not say for which processor machine code is, and homes are shared among machines.
     place = (own if folder == "auto" else Path(folder).expanduser()).absolute() / processor.fingerprint()
     try:

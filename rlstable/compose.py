@@ -15,6 +15,8 @@ from rlstable import config as typed
 from rlstable import recipes
 from rlstable.config import Config, ConfigError
 from rlstable.io.rundir import default_run_dir, read_settings
+from rlstable.io.trusted_folders import require_trust
+from rlstable.resolvers import reject_resolvers
 from rlstable.schema import unknown_key
 
 
@@ -26,13 +28,26 @@ def config_dir() -> str:
 
 
 def register_resolvers() -> None:
-    """Makes known `${run_dir:...}`, which names the run folder, and `${recipe:...}`, which names a recipe."""
+    """Makes known `${run_dir:...}` and `${env_name:}`, which name the run folder, and `${recipe:...}` for a recipe."""
     folder = Path(config_dir()) / "ppo"
     OmegaConf.register_new_resolver(
         "recipe", lambda name, device: recipes.recipe(name, device, folder), replace=True, use_cache=False
     )
     # Cached, since Hydra asks more than once and the time is in the name.
     OmegaConf.register_new_resolver("run_dir", default_run_dir, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
+
+
+def _env_name(_root_: DictConfig) -> str:
+    """The environment's name for the run folder, which Hydra makes before anything else sees the settings."""
+    _reject_resolvers(_root_)
+    return OmegaConf.select(_root_, "env.name") or "import"
+
+
+def _reject_resolvers(composed: DictConfig) -> None:
+    """Rejects resolvers in what Hydra composed, except in Hydra's own section."""
+    data: Any = OmegaConf.to_container(composed, resolve=False)
+    reject_resolvers({key: value for key, value in data.items() if key != "hydra"})
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -57,8 +72,9 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
         run_dir: The run folder, if it is known already. `resume=auto` may find a run there.
 
     Raises:
-        ConfigError: The first mistake.
+        ConfigError: The first mistake, or code that this user has not agreed to run, see `require_trust`.
     """
+    _reject_resolvers(composed)
     resume = composed.get("resume")
     if resume in (None, "auto"):
         resumes = resume == "auto" and run_dir is not None and (Path(run_dir) / "config.yaml").is_file()
@@ -68,9 +84,11 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
     saved_file = Path(str(resume)) / "config.yaml"
     if not saved_file.is_file():
         raise ConfigError(f"resume: {resume} is no run folder, it has no config.yaml")
-    saved: Any = OmegaConf.create(read_settings(saved_file.parent))
-    for override in overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
+    settings = read_settings(saved_file.parent)
+    reject_resolvers(settings, str(saved_file))
+    saved: Any = OmegaConf.create({**settings, "trust": False})  # only typed it counts
+    keys = [override.split("=", 1)[0].lstrip("+~") for override in overrides]
+    for key in keys:
         if key == "sweep":
             continue  # how runs are started is no part of them
         if key == "env":
@@ -81,7 +99,11 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
                 )
             continue
         OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
-    return to_config(saved)
+    config = to_config(saved)
+    # A folder of programs that is typed is this user's choice.
+    named = config.model_copy(update={"compile_cache": None}) if "compile_cache" in keys else config
+    require_trust(saved_file, named, config.trust)
+    return config
 
 
 def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> None:
@@ -146,7 +168,8 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
 
 def explain(error: BaseException) -> ConfigError:
     """A composition error of Hydra's as one line that names the key."""
-    text = first_line(error)
+    # OmegaConf puts this before an error of a resolver, once for each around it.
+    text = re.sub(r"^(ConfigError raised while resolving interpolation: )+", "", first_line(error))
     if found := re.search(r"Could not find 'hydra/(launcher|sweeper)/(joblib|optuna|ray|submitit)", text):
         kind, extra = found.groups()
         return ConfigError(f"hydra/{kind}: {extra} is not installed; pip install 'rlstable[{extra}]'")

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from rlstable.saved_run import open_run
         from rlstable.worth import judge
 
-        run = open_run(options.run, options.which)
+        run = open_run(options.run, options.which, options.trust)
         command.note(f"playing {options.episodes:,} episodes; what has to be compiled takes a while")
         worth = judge(run, options.episodes, options.deterministic, options.backend, options.seed)
     if args.json:

@@ -41,6 +41,7 @@ from rlstable.io.rundir import (
     write_machine,
 )
 from rlstable.io.seed_console import SeedConsole
+from rlstable.io.trusted_folders import remember
 from rlstable.leaving import Leaving
 from rlstable.once import Once
 from rlstable.places import Places
@@ -113,6 +114,7 @@ class Fleet:
         try:
             self._open(resumes)
             write_config(self.run_dir, config.model_dump(mode="json"))
+            remember(self.run_dir / "config.yaml", config)  # every seed says it where that is impossible
             if self.seeds:
                 write_machine(self.run_dir, next(iter(self.seeds.values())).machine)
             ahead = [run.logged_step for run in self._going.values()]

@@ -27,6 +27,9 @@ class PlayOptions(PolicyOptions):
         None, description="physics: auto, native, mjx, spring, generalized, positional, null for that of the training"
     )
     seed: Seed = Field(0, description="of the first states and the samples")
+    trust: Flag = Field(
+        False, description="true once for a folder of another user that names Python code of its own; look at it first"
+    )
 
 
 def require_folder(out: Path | None) -> None:

@@ -29,6 +29,7 @@ from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import confirmed_of, forget_result, open_run_dir, write_config, write_machine
+from rlstable.io.trusted_folders import remember
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
@@ -146,6 +147,9 @@ class Run:
             if not resumes:
                 self._keep()
             write_config(self.run_dir, config.model_dump(mode="json"))
+            not_remembered = remember(self.run_dir / "config.yaml", config)
+            if not_remembered is not None:
+                self.event("folder_not_remembered", error=not_remembered)
             write_machine(self.run_dir, self.machine)
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
         except BaseException:

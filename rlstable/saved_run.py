@@ -13,6 +13,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.fault_config import FaultConfig
 from rlstable.io.rundir import read_settings, require_one_seed
 from rlstable.policy import Policy, load_policy
+from rlstable.resolvers import reject_resolvers
 from rlstable.supervise.ladder import Level
 from rlstable.versions import versions
 
@@ -28,11 +29,13 @@ class SavedRun:
         config: As it was trained when this policy was saved, at the precision it had climbed to and on the physics that
             was chosen for it; without the fault it may have been given on purpose.
         policy: What it learnt.
+        trust: Whether the user agrees to run the code that the folder names.
     """
 
     folder: Path
     config: Config
     policy: Policy
+    trust: bool = False
 
     @property
     def iteration(self) -> int:
@@ -58,12 +61,13 @@ class SavedRun:
         return self.config.model_copy(update={"env": env})
 
 
-def open_run(folder: str | Path, which: Which = "best") -> SavedRun:
-    """Opens a run, also one that goes on or was broken off.
+def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> SavedRun:
+    """Opens a run, also one that goes on or was broken off. Nothing that the folder names is imported or called.
 
     Args:
         folder: The run folder.
         which: As for `rlstable.load_policy`.
+        trust: Whether the environment may be made from code that the folder names, if another user made the folder.
 
     Raises:
         ConfigError: No run is there, it was never saved, its checkpoint cannot be read, or its configuration is of
@@ -77,7 +81,7 @@ def open_run(folder: str | Path, which: Which = "best") -> SavedRun:
     if not (folder / "checkpoints").is_dir():
         raise ConfigError(f"run: {folder} has no checkpoint; nothing was saved before it ended, or checkpoint=off")
     policy = load_policy(folder, which)
-    return SavedRun(folder, _as_trained(config, policy.host), policy)
+    return SavedRun(folder, _as_trained(config, policy.host), policy, trust)
 
 
 def _as_trained(config: Config, host: Mapping[str, Any]) -> Config:
@@ -96,9 +100,10 @@ def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds.
 
     Raises:
-        ConfigError: No run is there, or it was configured for another version.
+        ConfigError: No run is there, it was configured for another version, or a value has a resolver.
     """
     data = read_settings(folder)
+    reject_resolvers(data, str(folder / "config.yaml"))
     try:
         return typed.load({**data, "fault": FaultConfig().model_dump()})
     except ConfigError as error:

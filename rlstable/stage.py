@@ -10,6 +10,7 @@ import jax
 from rlstable.compiling import keep_programs
 from rlstable.config import Config, ConfigError
 from rlstable.envs.load import load
+from rlstable.io.trusted_folders import require_trust
 from rlstable.policy import Policy
 from rlstable.saved_run import SavedRun
 
@@ -39,8 +40,10 @@ def make_stage(run: SavedRun, episodes: int, deterministic: bool = True, backend
         backend: Physics as `env.backend` names it; None for that of the training.
 
     Raises:
-        ConfigError: The environment cannot be made on that physics, or the policy was trained for another.
+        ConfigError: The environment cannot be made on that physics, the policy was trained for another, or the folder
+            names code that this user has not agreed to run.
     """
+    require_trust(run.folder / "config.yaml", run.config, run.trust)
     looks = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
     config = run.config_on(backend).model_copy(update={"eval": looks})
     keep_programs(config.compile_cache)

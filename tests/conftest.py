@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ os.environ.setdefault("WANDB_SILENT", "true")
 # Many tests run the same small program; it is compiled by whichever comes first.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+# Folders of test runs are none that the user has agreed to; workers of pytest-xdist inherit the first one's.
+_CACHE = "RLSTABLE_TESTS_CACHE"
+if _CACHE not in os.environ:
+    os.environ[_CACHE] = tempfile.mkdtemp(prefix="rlstable-tests-")
+os.environ["XDG_CACHE_HOME"] = os.environ[_CACHE]
 
 # A script that runs the tests in the background has them ignore Ctrl-C, which some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

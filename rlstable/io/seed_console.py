@@ -10,8 +10,9 @@ from rlstable.io.console import Console
 # What happens to all seeds alike is told once.
 _ALIKE = frozenset(
     {
-        "backend_chosen", "backend_fallback", "compile_cache_unusable", "environments_redrawn", "lock_unsupported",
-        "memory_planned", "memory_tight", "precision_not_delivered", "versions_changed",
+        "backend_chosen", "backend_fallback", "compile_cache_unusable", "configuration_changed",
+        "environments_redrawn", "folder_not_remembered", "lock_unsupported", "memory_planned", "memory_tight",
+        "precision_not_delivered", "versions_changed",
     }
 )  # fmt: skip
 

@@ -69,7 +69,7 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
     from rlstable.io.rundir import write_atomically
     from rlstable.saved_run import open_run
 
-    run = open_run(options.run, options.which)
+    run = open_run(options.run, options.which, options.trust)
     films, pages = options.format in ("both", "mp4"), options.format in ("both", "html")
     if films:
         from rlstable.render.film import require_ffmpeg

@@ -24,9 +24,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Steps again, prints, and exits."""
     args = _arguments(argv)
     with command.working():
+        from rlstable.io.trusted_folders import require_trust
         from rlstable.supervise.incident import read
 
         incident = read(args.incident)
+        require_trust(incident.facts_file, incident.config, args.trust, "--trust")
         from rlstable.replay.engines import step_again
         from rlstable.replay.report import as_data, judge
 
@@ -62,6 +64,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         const=100,
         metavar="N",
         help="train again up to it, and keep the N steps before it (100) in history.npz beside it",
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="needed once for an incident that another user made and that names Python code; look at it first",
     )
     return parser.parse_args(argv)
 

@@ -18,6 +18,7 @@ from rlstable.endings import command
 from rlstable.guard_config import QuarantineConfig
 from rlstable.io.arrays import copy_out
 from rlstable.io.sealed import sealed, unsealed
+from rlstable.io.trusted_folders import remember
 from rlstable.ppo.state import Slot
 from rlstable.supervise.quantities import bad_ones
 
@@ -55,6 +56,11 @@ class Incident(NamedTuple):
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]
     config: Config
+
+    @property
+    def facts_file(self) -> Path:
+        """The file of the facts, which hold the configuration."""
+        return self.folder / _FACTS
 
     def part(self, name: str) -> dict[str, np.ndarray]:
         """The arrays under a name, `before` or `after`, without it."""
@@ -131,6 +137,7 @@ class Incidents:
                 facts |= {"device": int(device), "devices": len(slot.record), "num_envs": envs}
                 name = f"{iteration}-{self._caught.count + 1}"
                 path = write(self._folder / name, facts, arrays, self._config.supervise.incident.max_mb)
+                remember(path / _FACTS, self._config)
             except Exception as error:
                 self._on_event("incident_failed", iteration=iteration, error=str(error))
                 break
