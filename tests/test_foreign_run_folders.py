@@ -1,0 +1,194 @@
+"""Run folders of other users: their code is imported only after this user has agreed to it once."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import exit_code
+from toys import tiny_config
+
+from rlstable import load_policy, train
+from rlstable.evaluate import main as evaluate
+from rlstable.export.__main__ import main as export
+from rlstable.io.sealed import sealed, unsealed
+from rlstable.render.__main__ import main as render
+from rlstable.replay.__main__ import main as replay
+from rlstable.report.__main__ import main as report
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+COPY = "rlstable_test_stranger"
+CODE = """
+from pathlib import Path
+from toys import PointMass
+Path("imported").touch()
+"""
+
+
+@pytest.fixture(scope="module")
+def made_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an incident."""
+    folder = tmp_path_factory.mktemp("run")
+    config = tiny_config(
+        guards={},
+        devices=1,
+        total_steps=128,
+        env={"kwargs": {"fault": "physics", "probability": 0.1}},
+        eval={"num_evals": 0},
+        sinks={"console": "off"},
+        supervise={"recovery": {"enabled": False}, "incident": {"keep": 1}},
+    )
+    Runner(config, folder).run()
+    return folder
+
+
+@pytest.fixture
+def stranger(made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as another user sends it, whose environment leaves a file where it is imported; beside it its module."""
+    folder = tmp_path / "run"
+    shutil.copytree(made_here, folder)
+    (tmp_path / f"{COPY}.py").write_text(CODE)
+    name(folder, f"{COPY}:PointMass")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    importlib.invalidate_caches()
+    yield folder
+    sys.modules.pop(COPY, None)
+
+
+def name(folder: Path, env: str, kwargs: dict[str, str] | None = None) -> None:
+    """Writes another environment into a run's settings and its incident's."""
+    path = folder / "config.yaml"
+    settings = yaml.safe_load(path.read_text())
+    settings["env"] |= {"name": env} | ({} if kwargs is None else {"kwargs": kwargs})
+    path.write_text(yaml.safe_dump(settings))
+    facts_file, arrays_file = incident(folder) / "incident.json", incident(folder) / "arrays.npz"
+    facts, arrays = unsealed(facts_file, arrays_file, 1)
+    facts["config"]["env"] |= {"name": env} | ({} if kwargs is None else {"kwargs": kwargs})
+    described, packed = sealed({key: value for key, value in facts.items() if key != "arrays"}, arrays)
+    facts_file.write_text(described)
+    arrays_file.write_bytes(packed)
+
+
+def incident(folder: Path) -> Path:
+    [found] = (folder / "incidents").iterdir()
+    return found
+
+
+def resume(words: Sequence[str] | None) -> None:
+    """Types `python -m rlstable.train`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["rlstable.train", *(words or ())])
+        train.main()
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str] | None], None], Callable[[Path], list[str]], str]] = {
+    "evaluate": (evaluate, lambda folder: [f"run={folder}", "episodes=2"], "trust=true"),
+    "render": (render, lambda folder: [f"run={folder}", "episodes=2", "format=html"], "trust=true"),
+    "replay": (replay, lambda folder: [str(incident(folder))], "--trust"),
+    "resume": (resume, lambda folder: [f"resume={folder}", "total_steps=192"], "trust=true"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_code_of_another_user_is_imported_after_one_word_of_trust(
+    command: str, stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main, words, agree = COMMANDS[command]
+    before = list(sys.path)
+    assert exit_code(main, *words(stranger)) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"names code outside rlstable, Brax and Playground, env.name={COPY}:PointMass" in last
+    assert last.endswith(f"look at that code, then add {agree} once")
+    assert not Path("imported").exists() and sys.path == before
+    # A point mass has no model to draw; it was made all the same.
+    assert exit_code(main, *words(stranger), agree) == (2 if command == "render" else 0)
+    assert Path("imported").exists()
+    assert exit_code(main, *words(stranger)) == (2 if command == "render" else 0)
+    assert "names code" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_trust_in_one_folder_is_none_in_its_changed_settings(command: str, stranger: Path) -> None:
+    main, words, agree = COMMANDS[command]
+    exit_code(main, *words(stranger), agree)
+    Path("imported").unlink()
+    sys.modules.pop(COPY)
+    name(stranger, f"{COPY}:PointMass", {"fault": "reward"})
+    assert exit_code(main, *words(stranger)) == 2
+    assert not Path("imported").exists()
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_function_of_the_standard_library_is_never_called(
+    command: str, agreed: bool, stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name(stranger, "os:system", {"command": "touch called"})
+    main, words, agree = COMMANDS[command]
+    assert exit_code(main, *words(stranger), *([agree] if agreed else [])) == 2
+    said = "is in Python's standard library" if agreed else "env.name=os:system, and is not known"
+    assert said in capsys.readouterr().err
+    assert not Path("called").exists()
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_function_of_rlstable_is_never_called_as_an_environment(
+    command: str, agreed: bool, stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name(stranger, "rlstable.io.rundir:write_atomically", {"path": "called", "content": "anything"})
+    main, words, agree = COMMANDS[command]
+    assert exit_code(main, *words(stranger), *([agree] if agreed else [])) == 2
+    assert "functions of rlstable are not called" in capsys.readouterr().err
+    assert not Path("called").exists()
+
+
+def test_trust_that_stands_in_the_settings_does_not_count(stranger: Path) -> None:
+    with (stranger / "config.yaml").open("a") as file:
+        file.write("trust: true\n")
+    for command in ("evaluate", "resume"):
+        main, words, _ = COMMANDS[command]
+        assert exit_code(main, *words(stranger)) == 2
+    assert not Path("imported").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "resume"])
+def test_compiled_programs_of_another_user_are_not_executed(
+    command: str, stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = yaml.safe_load((stranger / "config.yaml").read_text())
+    settings["compile_cache"] = "programs"
+    settings["env"] |= {"source": "brax", "name": "fast", "kwargs": None}
+    (stranger / "config.yaml").write_text(yaml.safe_dump(settings))
+    main, words, _ = COMMANDS[command]
+    assert exit_code(main, *words(stranger)) == 2
+    assert "names code outside rlstable, Brax and Playground, compile_cache=programs" in capsys.readouterr().err
+    assert not Path("programs").exists()
+
+
+def test_folder_that_was_made_here_is_not_asked_about(
+    made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From any working directory, before and after it was resumed."""
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(evaluate, f"run={made_here}", "episodes=2") == 0
+    assert exit_code(replay, str(incident(made_here))) == 0
+    monkeypatch.chdir(made_here.parent)
+    assert exit_code(resume, f"resume={made_here.name}", "total_steps=192") == 0
+    assert exit_code(evaluate, f"run={made_here.name}", "episodes=2") == 0
+    assert "trust" not in (made_here / "config.yaml").read_text()
+
+
+def test_opening_a_folder_runs_none_of_its_code(stranger: Path) -> None:
+    """The policy, the report and the export need no environment."""
+    assert load_policy(stranger).networks.action_size == 2
+    assert exit_code(report, f"run={stranger}", "out=page.html") == 0
+    assert exit_code(export, f"run={stranger}", "format=stablehlo") == 0
+    assert not Path("imported").exists()
