@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rlstable.config import Config, ConfigError
+from rlstable.configuration_changes import Change, changes, value_at
 from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.ppo.state import TrainState
@@ -37,6 +38,7 @@ class Resumed(NamedTuple):
         versions: Of that and of the libraries it stood on.
         other_precision: Whether another precision is configured now.
         other_envs: Whether there are to be more or fewer environments from now on.
+        changes: The settings that differ from those that trained the checkpoint.
     """
 
     state: TrainState
@@ -45,6 +47,7 @@ class Resumed(NamedTuple):
     versions: dict[str, str]
     other_precision: bool
     other_envs: bool
+    changes: list[Change]
 
 
 def resume(
@@ -82,9 +85,9 @@ def resume(
         configured = [saved["config"]["precision"][key] for key in Level._fields]
         if configured != [new["precision"][key] for key in Level._fields]:
             host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
-        if any(_differs(_at(saved["config"], path), _at(new, path)) for path in _PLANNED_FOR):
+        if any(_differs(value_at(saved["config"], path), value_at(new, path)) for path in _PLANNED_FOR):
             host.plan = MemoryPlan()
-        if _at(saved["config"], "supervise.warm_start") != new["supervise"]["warm_start"]:
+        if value_at(saved["config"], "supervise.warm_start") != new["supervise"]["warm_start"]:
             host.growth = Growth()
         supervisor.recall(host)
         state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
@@ -107,6 +110,7 @@ def resume(
         saved.get("versions", {"rlstable": saved["version"]}),
         retyped["loss_scale"],
         _num_envs(saved) != supervisor.num_envs,
+        changes(saved.get("config"), config, checkpoints.directory.parent),
     )
 
 
@@ -121,11 +125,3 @@ def _differs(old: Any, new: Any) -> bool:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return {**new, **old} != new
     return bool(old != new)
-
-
-def _at(data: Mapping[str, Any], path: str) -> Any:
-    """What stands at a dotted path of nested data; None where it does not exist."""
-    value: Any = data
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value

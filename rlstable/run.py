@@ -429,6 +429,8 @@ class Run:
             self.state = self.supervisor.adopt(self.state, self._key_of_iteration(2))
         self.state = self.supervisor.assembly.with_empty_slots(self.state)
         self.event("resumed", iteration=self.host.iteration, version=found.version)
+        for change in found.changes:
+            self.event("configuration_changed", **change._asdict())
         different = differences(found.versions, self._versions())
         if different:
             self.event("versions_changed", **different)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
 import time
@@ -113,7 +114,7 @@ class Console:
             self._held.setdefault(str(fields["guard"]), Counter()).update(counts)
             self._tell_trips()
         else:
-            self._tell(kind in _NEWS, describe_event(kind, fields))
+            self._tell(kind in _NEWS or fields.get("how") == "typed", describe_event(kind, fields))
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
@@ -168,10 +169,16 @@ class Console:
 
 
 def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
-    """An event as `kind: key value, ...` on one line; a mapping becomes `key (name value, ...)`. A sign is its text."""
+    """An event as `kind: key value, ...` on one line; a mapping becomes `key (name value, ...)`. A sign is its text.
+
+    A changed setting becomes `key: old -> new (edited)`.
+    """
     if kind == "sign" and {"sign", "text"} <= fields.keys():
         of = f" of {_text(fields['of'])}" if "of" in fields else ""
         return f"sign {_text(fields['sign'])}{of}: {_text(fields['text'])}"
+    if kind == "configuration_changed" and {"key", "old", "new", "how"} <= fields.keys():
+        old, new = setting(fields["old"]), setting(fields["new"])
+        return f"{kind}: {_text(fields['key'])}: {old} -> {new} ({_text(fields['how'])})"
     parts = []
     for key, value in fields.items():
         if isinstance(value, Mapping):
@@ -180,6 +187,11 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
         else:
             parts.append(f"{key} {_text(value)}")
     return f"{kind}: {', '.join(parts)}" if parts else kind
+
+
+def setting(value: Any) -> str:
+    """The value of a setting in one line, all its digits, as it is typed."""
+    return _text(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False))
 
 
 def describe_learning(step: int, metrics: Mapping[str, float | int | None]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from rlstable.endings import Ending, command
 from rlstable.estimates import estimate, interquartile_mean
 from rlstable.io.rundir import return_of
+from rlstable.report.changes import changed_settings
 from rlstable.report.chart import Line, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text
 from rlstable.report.story import Story, differences
@@ -74,6 +75,7 @@ def page(stories: Sequence[Story]) -> str:
     parts.append(_facts(stories[0]) if len(stories) == 1 else _summary(stories))
     parts += [_advice(story) for story in stories]
     parts.append(_signs(stories))
+    parts.append(changed_settings(stories))
     if len(stories) > 1:
         parts.append(_over_seeds(stories) if of_seeds else _differences(stories))
     parts.append(_charts(stories))

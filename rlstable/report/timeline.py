@@ -23,6 +23,7 @@ _LANES = (
     ("checkpoints", ("checkpoint_failed", "checkpoint_damaged", "checkpoint_saved_again"), "warn"),
     ("signs", ("sign",), "warn"),
     ("growth", ("grown", "environments_redrawn"), "good"),
+    ("settings", ("configuration_changed",), "warn"),
     ("starts and ends", ("resumed", "stopped", "error"), "plain"),
 )
 

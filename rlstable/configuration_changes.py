@@ -1,0 +1,80 @@
+"""Settings of a resumed run that differ from those that trained its checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlstable.config import Config, ConfigError
+from rlstable.io.rundir import read_settings, seed_folders
+from rlstable.schema import Section
+
+# Settings that do not change what is trained: where the run starts and reports, and where its programs are kept.
+_APART = frozenset({"resume", "seeds", "sinks", "compile_cache"})
+
+
+class Change(NamedTuple):
+    """A changed setting, as the event `configuration_changed` has it.
+
+    Attributes:
+        key: Its dotted name.
+        old: The value that trained the checkpoint.
+        new: The value from now on.
+        how: `edited` if `config.yaml` in the run folder was changed, `typed` if the command changed it.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    how: str
+
+
+def changes(saved: Any, config: Config, run_dir: Path) -> list[Change]:
+    """Compares the configuration of a checkpoint with the present one.
+
+    Call it before `config.yaml` is written again. Keys that one of the two versions does not know are left out.
+
+    Args:
+        saved: The configuration in the checkpoint's host data; None in a checkpoint without one.
+        config: The present configuration.
+        run_dir: The run folder, whose `config.yaml` tells an edited value from a typed one.
+    """
+    if not isinstance(saved, Mapping):
+        return []
+    # Seeds that train together take their settings from the folder around theirs.
+    together = [run_dir.parent] if run_dir in seed_folders(run_dir.parent) else []
+    on_disk = [settings for folder in (run_dir, *together) if (settings := _settings(folder)) is not None]
+    return [
+        Change(key, old, new, "edited" if any(value_at(settings, key) == new for settings in on_disk) else "typed")
+        for key, old, new in _differences(saved, config, config.model_dump(mode="json"), "")
+        if key.partition(".")[0] not in _APART
+    ]
+
+
+def value_at(settings: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of nested settings; None if it does not exist."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _differences(
+    saved: Mapping[str, Any], section: Section, present: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, Any, Any]]:
+    """Key, old and new of every value that differs; a mapping that is no section is one value."""
+    for name in (name for name in present if name in saved):
+        value, old, new = getattr(section, name), saved[name], present[name]
+        if isinstance(value, Section) and isinstance(old, Mapping):
+            yield from _differences(old, value, new, f"{prefix}{name}.")
+        elif old != new and json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):  # NaN is like NaN
+            yield f"{prefix}{name}", old, new
+
+
+def _settings(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_settings(folder)
+    except ConfigError:
+        return None  # lost or damaged; the checkpoint is there all the same

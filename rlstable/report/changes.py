@@ -1,0 +1,29 @@
+"""The part of a run's page about settings that a resume changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlstable.io.console import setting
+from rlstable.report.markup import swatch, table, text
+from rlstable.report.story import Story
+
+_COLUMNS = ("key", "old", "new", "how")
+
+
+def changed_settings(stories: Sequence[Story]) -> str:
+    """A table of the settings that changed while runs were trained, as HTML; empty if none did."""
+    several = len(stories) > 1
+    rows = [
+        [
+            *([f"{swatch(index)}{text(story.name)}"] if several else []),
+            text(f"{event.get('step', 0):,}"),
+            *(f"<code>{text(setting(event.get(column)))}</code>" for column in _COLUMNS),
+        ]
+        for index, story in enumerate(stories)
+        for event in story.of_kind("configuration_changed")
+    ]
+    if not rows:
+        return ""
+    head = [*(["run"] if several else []), "step", *_COLUMNS]
+    return "<h2>Changed settings</h2>" + table(head, rows, [1 if several else 0])

@@ -1,0 +1,175 @@
+"""Settings that differ from those of the checkpoint are told when a run is resumed."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toys import tiny_config
+
+from rlstable.compose import compose
+from rlstable.config import Config
+from rlstable.configuration_changes import Change, changes
+from rlstable.endings import Ending
+from rlstable.fleet import Fleet
+from rlstable.io.console import Console, describe_event
+from rlstable.io.rundir import write_config
+from rlstable.policy import load_policy
+from rlstable.report.page import page
+from rlstable.report.story import read_story
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+
+
+def quick(**sections: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "guards": {},
+        "devices": 1,
+        "total_steps": 64,
+        "eval": {"num_evals": 0},
+        "sinks": {"console": "off"},
+        "checkpoint": {"every": 1},
+        "ppo": {"discounting": 0.95},
+    }
+    return tiny_config(**defaults | sections)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    Runner(quick(), folder).run()
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def edit(file: Path, section: str, key: str, value: Any) -> None:
+    settings = yaml.safe_load(file.read_text())
+    settings[section][key] = value
+    file.write_text(yaml.safe_dump(settings))
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    """The events of changed settings, without step, time and kind."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    own = [event for event in events if event["kind"] == "configuration_changed"]
+    return [{key: event[key] for key in ("key", "old", "new", "how")} for event in own]
+
+
+def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folder: Path) -> None:
+    edit(folder / "config.yaml", "ppo", "discounting", 0.15)
+    # The folder is a copy, which this user agrees to.
+    config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
+    assert Runner(config, folder).run().ending is Ending.completed
+    assert told(folder) == [
+        {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
+        {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
+    ]
+    html = page([read_story(folder)])
+    assert "<h2>Changed settings</h2>" in html
+    row = "<code>ppo.discounting</code></td><td><code>0.95</code></td><td><code>0.15</code></td><td><code>edited"
+    assert row in html
+    assert load_policy(folder, "latest").host["config"]["ppo"]["discounting"] == 0.15
+    # What has been trained with once is no news when the run is resumed again.
+    Runner(compose([f"resume={folder}", "total_steps=192"]), folder).run()
+    assert [event["key"] for event in told(folder)] == ["ppo.discounting", "total_steps", "total_steps"]
+
+
+def test_nothing_is_told_where_only_places_and_sinks_changed(folder: Path) -> None:
+    saved = load_policy(folder, "latest").host["config"]
+    other = quick(resume="auto", compile_cache=None, sinks={"console": "plain", "wandb": {"name": "other"}})
+    assert changes(saved, other, folder) == []
+    html = page([read_story(folder)])
+    assert "Changed settings" not in html
+
+
+def test_every_kind_of_value_is_compared(folder: Path) -> None:
+    saved = load_policy(folder, "latest").host["config"]
+    now = quick(
+        env={"kwargs": {"bound": 2.0}},
+        network={"policy_hidden_layer_sizes": (16,)},
+        guards={"limiters": {"kl": None}},
+        seed=3,
+    )
+    found = {change.key: change for change in changes(saved, now, folder)}
+    assert found["env.kwargs"] == Change("env.kwargs", None, {"bound": 2.0}, "typed")
+    assert found["network.policy_hidden_layer_sizes"].old == [8]
+    assert found["network.policy_hidden_layer_sizes"].new == [16]
+    assert found["guards.limiters.kl"].new is None
+    assert found["seed"] == Change("seed", 0, 3, "typed")
+    assert len(found) == 4
+
+
+def test_keys_that_one_version_does_not_know_are_left_out(folder: Path) -> None:
+    saved = load_policy(folder, "latest").host["config"]
+    older = {key: value for key, value in saved.items() if key not in ("supervise", "seed")} | {"warp_drive": 9}
+    del older["ppo"]["gae"]
+    assert changes(older, quick(), folder) == []
+
+
+@pytest.mark.parametrize("saved", [None, "damaged", {}])
+def test_checkpoint_without_a_configuration_is_compared_with_nothing(saved: Any, tmp_path: Path) -> None:
+    assert changes(saved, quick(), tmp_path) == []
+
+
+def test_change_is_typed_where_the_settings_of_the_folder_are_lost(folder: Path) -> None:
+    saved = load_policy(folder, "latest").host["config"]
+    (folder / "config.yaml").unlink()
+    assert changes(saved, quick(seed=3), folder) == [Change("seed", 0, 3, "typed")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (0.95, 0.15, "ppo.discounting: 0.95 -> 0.15 (edited)"),
+        (0.000123456, 0.000123457, "ppo.discounting: 0.000123456 -> 0.000123457 (edited)"),
+        (None, True, "ppo.discounting: null -> true (edited)"),
+        ([8, 8], {"a": 1}, 'ppo.discounting: [8, 8] -> {"a": 1} (edited)'),
+        ("toys:A", "x\ny", "ppo.discounting: toys:A -> x y (edited)"),
+    ],
+)
+def test_change_is_one_line(old: Any, new: Any, line: str) -> None:
+    fields = {"key": "ppo.discounting", "old": old, "new": new, "how": "edited"}
+    assert describe_event("configuration_changed", fields) == f"configuration_changed: {line}"
+
+
+def test_console_marks_what_was_edited_and_not_what_was_typed() -> None:
+    stream = io.StringIO()
+    console = Console("plain", 100, stream=stream)
+    for how in ("edited", "typed"):
+        console.event(64, "configuration_changed", {"key": "seed", "old": 0, "new": 1, "how": how})
+    lines = [line for line in stream.getvalue().splitlines() if "seed" in line]
+    assert [line.strip()[0] for line in lines] == ["!", "-"]
+    assert lines[0].endswith("seed: 0 -> 1 (edited)")
+
+
+def test_seeds_that_train_together_tell_of_an_edit_in_the_folder_of_all(tmp_path: Path) -> None:
+    with_two = {"seeds": 2, "total_steps": 64}
+    Fleet(quick(**with_two), tmp_path).run()
+    edit(tmp_path / "config.yaml", "ppo", "discounting", 0.15)
+    now = quick(**with_two | {"total_steps": 128}, ppo={"discounting": 0.15}, resume="auto")
+    Fleet(now, tmp_path).run()
+    for seed in (0, 1):
+        assert told(tmp_path / f"seed-{seed}") == [
+            {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
+            {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
+        ]
+
+
+def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None:
+    """So a changed one is no configuration that trained it, and the checkpoint is not taken."""
+    host = folder / "checkpoints" / "1" / "host" / "metadata"
+    host.write_text(host.read_text().replace("0.95", "0.15"))
+    write_config(folder, quick().model_dump(mode="json"))
+    with pytest.raises(ValueError, match="the host data do not have their checksum"):
+        Runner(quick(total_steps=128, resume="auto"), folder)
