@@ -85,7 +85,7 @@ def test_nothing_is_left_where_all_are_aborted(faulty_dir: Path, tmp_path: Path)
     shutil.copytree(faulty_dir, folder)
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("probability: 0.1", "probability: 1.0"))
-    worth = judge(open_run(folder), 4)
+    worth = judge(open_run(folder, trust=True), 4)
     assert worth.aborted == 4
     assert worth.as_data()["return"] is None
     assert worth.lines() == ["4 of 4 episodes were aborted: there is no return to speak of"]
@@ -167,7 +167,7 @@ def test_a_policy_for_another_robot_is_refused(copied: Path) -> None:
     text = (copied / "config.yaml").read_text()
     (copied / "config.yaml").write_text(text.replace("toys:PointMass", "toys:NamedPointMass"))
     with pytest.raises(ConfigError, match=r"has observations \{'state': \(4,\)\} .* the policy was trained for \(4,\)"):
-        judge(open_run(copied), 2)
+        judge(open_run(copied, trust=True), 2)
 
 
 def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
