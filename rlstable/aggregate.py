@@ -91,8 +91,14 @@ def fields_of(seeds: Mapping[int, Fields], ending: Ending | None = None) -> Fiel
         **_confirmed(own),
         "seconds": max((fields["seconds"] for fields in own), default=0.0),
         "rollbacks": sum(fields["rollbacks"] for fields in own),
+        "warnings": _warnings(seeds),
         "seeds": {seed: seeds[seed] for seed in sorted(seeds)},
     }
+
+
+def _warnings(seeds: Mapping[int, Fields]) -> list[Fields]:
+    """The warnings of all seeds, each with its `seed`; seeds that another version trained have none."""
+    return [warning | {"seed": seed} for seed in sorted(seeds) for warning in seeds[seed].get("warnings", [])]
 
 
 def _confirmed(seeds: list[Fields]) -> Fields:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstable.endings import GIVEN_UP, Ending, command, describe
+from rlstable.endings import GIVEN_UP, Ending, command, describe, describe_warnings
 from rlstable.io.console import Console
 from rlstable.io.rundir import (
     best_seed,
@@ -54,4 +54,4 @@ def close(
         given_up = Ending[own["stop_reason"]] in GIVEN_UP
         if given_up and own["stop_reason"] != Ending.needs_own_program.name and has_checkpoint(folder):
             rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
-    console.summary(rows)
+    console.summary(rows + describe_warnings(fields))

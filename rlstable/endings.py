@@ -27,7 +27,8 @@ class Ending(Enum):
     )
     no_update_accepted = (
         4,
-        "no update was accepted for guards.update.patience iterations in a row; the last good checkpoint is kept",
+        "no update was accepted for guards.update.patience iterations in a row, or in the whole run; the last good "
+        "checkpoint is kept",
     )
     physics_unstable = (
         5,
@@ -129,8 +130,8 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
     Args:
         ending: Why it stopped.
         fields: `step`, `return`, `best_return` and `seconds`, `confirmed_*` where the best policy is confirmed,
-            `advice` and `signs` where there are any, and `seeds`, the fields of each, where several were trained
-            together.
+            `advice`, `signs` and `warnings` where there are any, and `seeds`, the fields of each, where several were
+            trained together.
         run_dir: The run folder.
         policy: The folder with its policy, of several seeds the best one's; None where nothing was saved.
     """
@@ -173,10 +174,30 @@ def _of_signs(fields: Mapping[str, Any], seeds: Mapping[Any, Mapping[str, Any]])
     rows = []
     for said in list(found.values())[:_MOST_SIGNS]:
         whose = [str(seed) for seed, _ in said if seed is not None]
-        rows.append(("sign", f"seed{'s' * (len(whose) > 1)} {', '.join(whose)}: " * bool(whose) + said[0][1]))
+        rows.append(("sign", _whose(whose) + said[0][1]))
     if len(found) > _MOST_SIGNS:
         rows.append(("signs", f"and {len(found) - _MOST_SIGNS:,} more on the page"))
     return rows
+
+
+def describe_warnings(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The last lines that a finished run prints: one per warning; the same warning of several seeds is one line.
+
+    Args:
+        fields: As of `describe`.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for seed, own in fields.get("seeds", {}).items() or [("", fields)]:
+        for warning in own.get("warnings", []):
+            found.setdefault(warning["name"], []).append((str(seed), warning["text"]))
+    return [
+        ("warning", _whose([seed for seed, _ in said if seed]) + f"{name}: {said[0][1]}")
+        for name, said in found.items()
+    ]
+
+
+def _whose(seeds: list[str]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: " * bool(seeds)
 
 
 def _returns(fields: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.signs import SignMemory
+from rlstable.supervise.tally import Tally
 from rlstable.supervise.warm_start import Growth
 
 
@@ -34,6 +35,7 @@ class HostState:
         incidents: What was written of bad simulations.
         watch: What the return watch remembers.
         signs: What the signs of trouble remember.
+        tally: Counts over the whole run.
     """
 
     iteration: int = 0
@@ -51,11 +53,13 @@ class HostState:
     incidents: Caught = dataclasses.field(default_factory=Caught)
     watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
     signs: SignMemory = dataclasses.field(default_factory=SignMemory)
+    tally: Tally = dataclasses.field(default_factory=Tally)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """What a checkpoint holds of it; what it lacks is as it is at the beginning."""
         kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "growth": Growth, "incidents": Caught}
+        kinds["tally"] = Tally
         if "watch" not in saved and saved.get("best_return") is not None:
             # Saved before there was a watch: what was gained since the start is not known, so all of it counts.
             start = min(0.0, 2.0 * saved["best_return"])

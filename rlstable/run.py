@@ -41,6 +41,7 @@ from rlstable.supervise import advice
 from rlstable.supervise.incident import Incidents
 from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.run_warnings import warnings_of
 from rlstable.supervise.signs import Signs
 from rlstable.supervisor import Builds, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
@@ -48,6 +49,7 @@ from rlstable.versions import differences, versions
 
 Callback = Callable[[int, Row], Any]
 _NO_ITERATION = 2**32 - 1  # no run has so many iterations
+_NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event `stopped` lacks
 
 
 def mesh_of(config: Config) -> Mesh:
@@ -224,7 +226,9 @@ class Run:
         self._look_at_training(metrics)
         if self._healthy:
             self._signs.look(self.host.signs, self.host.iteration, self.logged_step, metrics.values)
-        for name, causes in self.telemetry.trips(metrics).items():
+        trips = self.telemetry.trips(metrics)
+        self._tally(metrics, trips)
+        for name, causes in trips.items():
             self.event("guard_tripped", guard=name, **causes)
         if self.state.incident is not None:
             self._note_incident(self.state.incident, bad)
@@ -378,6 +382,7 @@ class Run:
             "seconds": round(self.host.elapsed, 1),
             "rollbacks": self.host.attempts.count,
             "signs": self.host.signs.said,
+            "warnings": [warning._asdict() for warning in warnings_of(self.host.tally)],
         }
         given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
         if given_up and self._cause is not None:
@@ -449,12 +454,21 @@ class Run:
             self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
 
     def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
-        """The ending by a guard whose patience is at its end; a run must not complete with a state that is bad."""
+        """The ending by a guard whose patience is at its end; a run must not complete in a bad or untrained state."""
         for name, over in metrics.exhausted.items():
             if over or (finished and name == "state" and metrics.trips[name].any()):
                 return Ending.of_guard(name)
         update = self.config.guards.update
-        return Ending.no_update_accepted if update.enabled and self.host.idle >= update.patience else None
+        idle = update.enabled and self.host.idle >= update.patience
+        untrained = finished and int(metrics.counters.updates) == 0
+        return Ending.no_update_accepted if idle or untrained else None
+
+    def _tally(self, metrics: Metrics, trips: dict[str, dict[str, int]]) -> None:
+        """Takes an iteration into the counts over the whole run."""
+        config = self.config
+        transitions = config.env_steps_per_iteration // config.env.action_repeat
+        minibatches = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
+        self.host.tally.count(metrics.values, trips, transitions, minibatches, self.ppo.update_guards)
 
     def _look_at_training(self, metrics: Metrics) -> None:
         """Takes the training episodes of an iteration into the return watch; what is bad is not looked at."""
@@ -516,6 +530,7 @@ class Run:
         value = row["eval/episode_reward"]
         self.host.last_return = value
         self._signs.evaluate(self.host.signs, self.logged_step, worth)
+        self.host.tally.evaluate(value)
         if value is None:
             self.event("evaluation_void", aborted_share=row["eval/aborted_share"])
         elif self.host.best_return is None or value > self.host.best_return:
@@ -582,7 +597,7 @@ class Run:
     def _finish(self, ending: Ending) -> Result:
         self._checkpoints.close()
         fields = self.fields(ending)
-        self.event("stopped", **{name: value for name, value in fields.items() if name != "signs"})
+        self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
         self._sinks.wait()  # the page reads it
         saved = self._checkpoints.latest() is not None
         close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)

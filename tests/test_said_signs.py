@@ -46,13 +46,13 @@ def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.Capt
     assert any(line.lstrip().startswith("sign ") and line.endswith(TEXT) for line in printed)
     left = read_result(tmp_path)
     assert left is not None
-    said = {"count": 1, "first_step": 3 * ITERATION, "last_step": 6 * ITERATION, "text": TEXT}
+    said = {"count": 1, "first_step": 3 * ITERATION, "last_step": 6 * ITERATION, "text": TEXT, "lasts": True}
     assert left["signs"] == {NAME: said}
     story = read_story(tmp_path)
     assert [mark.text for mark in lanes(story)["signs"][1]] == [f"sign {NAME}: {TEXT}"]
     shown = (tmp_path / "report.html").read_text()
     assert shown == page([story])
-    assert f"<li><strong>{NAME}</strong>, step {3 * ITERATION}: the KL limiter has shortened" in shown
+    assert f"<li><strong>{NAME}</strong>, step {3 * ITERATION}, to the end: the KL limiter has shortened" in shown
 
 
 def test_run_without_the_key_says_nothing(tmp_path: Path) -> None:

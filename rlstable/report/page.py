@@ -146,6 +146,8 @@ def _facts(story: Story) -> str:
         ("guard trips", f'<span class="{"bad" if trips else "good"}">{trips:,.0f}</span>'),
         ("rollbacks", f'<span class="{"bad" if rollbacks else "good"}">{rollbacks:,.0f}</span>'),
     ]
+    names = ", ".join(text(name) for name, _ in story.warnings)
+    facts += [("warnings", f'<span class="bad">{names}</span>')] if names else []
     return '<dl class="facts">' + "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for n, v in facts) + "</dl>"
 
 
@@ -179,6 +181,9 @@ def _advice(story: Story) -> str:
     notes = []
     if story.result is not None and story.result.get("advice"):
         notes.append(f"<strong>What to do</strong> ({text(story.name)}): {text(story.result['advice'])}")
+    notes += [
+        f'<span class="bad">{text(name)}</span> ({text(story.name)}): {text(said)}' for name, said in story.warnings
+    ]
     errors = [str(event.get("message")) for event in story.of_kind("error")]
     notes += [f'<span class="bad">error</span>: <code>{text(message)}</code>' for message in errors]
     if story.torn:
@@ -197,6 +202,7 @@ def _signs(stories: Sequence[Story]) -> str:
         for sign, events in found.items():
             steps = ", ".join(f"{event.get('step', 0):,}" for event in events[:_STEPS_OF_SIGN])
             more = f" and {len(events) - _STEPS_OF_SIGN:,} more" if len(events) > _STEPS_OF_SIGN else ""
+            more += ", to the end" if sign in story.lasting_signs else ""
             items.append(
                 f"<li>{name}<strong>{text(sign)}</strong>, step {steps}{more}: {text(events[-1].get('text'))}</li>"
             )

@@ -72,6 +72,20 @@ class Story:
         counts = [sum(count for count in found.values() if _is_number(count)) for found in causes]
         return np.array([event.get("step", 0) for event in own], np.float64), np.array(counts, np.float64)
 
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """Names and texts of the warnings in `result.json`."""
+        found = (self.result or {}).get("warnings")
+        own = [warning for warning in found if isinstance(warning, dict)] if isinstance(found, list) else []
+        return [(str(warning.get("name")), str(warning.get("text"))) for warning in own]
+
+    @property
+    def lasting_signs(self) -> set[str]:
+        """Signs of trouble that lasted to the end of the run."""
+        found = (self.result or {}).get("signs")
+        own = found if isinstance(found, dict) else {}
+        return {name for name, sign in own.items() if isinstance(sign, dict) and sign.get("lasts")}
+
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         """Events of some kinds, in their order."""
         return [event for event in self.events if event.get("kind") in kinds]

@@ -124,10 +124,14 @@ class SignMemory:
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:
-        """Count, first step, last step and text of every sign that was said, in the order of their first steps."""
+        """Count, first step, last step, text and `lasts` of every sign that was said, in the order of their first steps.
+
+        `lasts` says whether the episode of trouble is still going on.
+        """
         found = [(name, spell) for name, spell in self.spells.items() if spell.count]
         return {
             name: {key: getattr(spell, key) for key in ("count", "first_step", "last_step", "text")}
+            | {"lasts": spell.said}
             for name, spell in sorted(found, key=lambda pair: pair[1].first_step)
         }
 

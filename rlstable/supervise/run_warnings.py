@@ -1,0 +1,61 @@
+"""Warnings: trouble that the name of an ending does not say, for `result.json`, the console and the page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlstable.supervise.tally import Tally
+
+_MOST = 0.5  # of the transitions
+
+
+class RunWarning(NamedTuple):
+    """A warning about a whole run.
+
+    Attributes:
+        name: For scripts.
+        text: One sentence with the numbers, and the first thing to look at.
+    """
+
+    name: str
+    text: str
+
+
+def warnings_of(tally: Tally) -> list[RunWarning]:
+    """The warnings of a run, in a fixed order; empty for a healthy one."""
+    found = (_transitions(tally), _evaluations(tally), _return(tally))
+    return [RunWarning(name, text) for name, text in found if text]
+
+
+def _transitions(tally: Tally) -> tuple[str, str]:
+    name, latest = "transitions_rejected", sum(tally.latest) / max(len(tally.latest), 1)
+    if tally.rejected <= _MOST * tally.transitions and latest <= _MOST:
+        return name, ""
+    most = [f"guards/{guard} ({count:,}, most for {tally.main_cause(guard)})" for guard, count in _rejecting(tally)]
+    return name, (
+        f"guards rejected {tally.rejected:,} of {tally.transitions:,} transitions, and {100.0 * latest:.0f} % of them "
+        f"in the last {len(tally.latest)} iterations; what trips most: {', '.join(most)}"
+    )
+
+
+def _evaluations(tally: Tally) -> tuple[str, str]:
+    text = (
+        f"all {tally.evaluations:,} evaluations were void: every episode was aborted or had no finite return, so "
+        "checkpoints could not be compared; look at eval/aborted_share and run python -m rlstable.doctor"
+    )
+    return "evaluations_void", text if 0 < tally.void == tally.evaluations else ""
+
+
+def _return(tally: Tally) -> tuple[str, str]:
+    """A run too short for an episode to end has no return either, and nothing is wrong with it."""
+    looked = tally.ended > 0 or tally.rejected > 0 or tally.evaluations > 0
+    text = (
+        "no episode had a finite return, neither in training nor in an evaluation: it is not known whether the policy "
+        "learned anything; check rewards and observations with python -m rlstable.doctor"
+    )
+    never = tally.finite == 0 and tally.void == tally.evaluations
+    return "no_finite_return", text if looked and never else ""
+
+
+def _rejecting(tally: Tally) -> list[tuple[str, int]]:
+    return list(tally.tripped.items())[:2]

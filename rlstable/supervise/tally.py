@@ -1,0 +1,96 @@
+"""Counts over a whole run, from which its warnings and the advice about its ending are computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+Values = Mapping[str, Any]
+Trips = Mapping[str, Mapping[str, int]]
+
+_LATEST = 20  # iterations that are the end of a run
+_KL = "limiters/kl"
+SAMPLES = "samples"  # in `Tally.lost`: no sample of the iteration was valid
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts of a run, iterations that were given up included, as plain JSON; saved with the run.
+
+    Attributes:
+        transitions: Transitions collected.
+        rejected: Transitions that guards rejected.
+        latest: Share of rejected transitions in each of the latest 20 iterations, the newest last.
+        ended: Iterations in which training episodes ended.
+        finite: Iterations in which the mean return of those episodes was finite.
+        evaluations: Evaluations.
+        void: Evaluations without a finite return.
+        trips: Trips by guard and cause.
+        limiters: By limiter, the sum of its activity and the number of iterations that reported it.
+        lost: Minibatches rejected in iterations without an accepted update, by the metric of what rejected them:
+            `guards/<name>`, `limiters/kl`, or `samples` if no sample was valid.
+    """
+
+    transitions: int = 0
+    rejected: int = 0
+    latest: list[float] = dataclasses.field(default_factory=list)
+    ended: int = 0
+    finite: int = 0
+    evaluations: int = 0
+    void: int = 0
+    trips: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    limiters: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    lost: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def count(
+        self, values: Values, trips: Trips, transitions: int, minibatches: int, update_guards: Collection[str]
+    ) -> None:
+        """Takes in an iteration.
+
+        Args:
+            values: Its metrics by name.
+            trips: Its trips by guard and cause; only guards that tripped.
+            transitions: Transitions it collected.
+            minibatches: Updates it tried.
+            update_guards: Names of the guards that reject updates.
+        """
+        share = 1.0 - float(values.get("training/valid_share", 1.0))
+        self.transitions += transitions
+        self.rejected += round(share * transitions)
+        self.latest = [*self.latest, share][-_LATEST:]
+        if not math.isnan(values.get("episode/length", math.nan)):
+            self.ended += 1
+            self.finite += math.isfinite(values.get("episode/sum_reward", math.nan))
+        for guard, causes in trips.items():
+            own = self.trips.setdefault(guard, {})
+            for cause, count in causes.items():
+                own[cause] = own.get(cause, 0) + count
+        for key, value in values.items():
+            if key.startswith("limiters/") and math.isfinite(value):
+                total, count = self.limiters.get(key.removesuffix("/active"), (0.0, 0))
+                self.limiters[key.removesuffix("/active")] = [total + float(value), count + 1]
+        if not values["training/accepted_share"] > 0:
+            lost = {f"guards/{name}": float(sum(trips[name].values())) for name in update_guards if name in trips}
+            lost[_KL] = float(values.get(f"{_KL}/active", 0.0)) * minibatches
+            lost[SAMPLES] = float(minibatches) if share >= 1.0 else 0.0
+            for name, count in lost.items():
+                if count > 0:
+                    self.lost[name] = self.lost.get(name, 0.0) + count
+
+    def evaluate(self, value: float | None) -> None:
+        """Takes in an evaluation by its mean return; None if every episode was aborted."""
+        self.evaluations += 1
+        self.void += value is None or not math.isfinite(value)
+
+    @property
+    def tripped(self) -> dict[str, int]:
+        """Trips by guard, the most frequent first."""
+        counts = {guard: sum(causes.values()) for guard, causes in self.trips.items()}
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
+    def main_cause(self, guard: str) -> str:
+        """The most frequent cause of a guard that tripped."""
+        causes = self.trips[guard]
+        return max(causes, key=lambda cause: causes[cause])
