@@ -41,6 +41,7 @@ from rlstable.io.rundir import (
     write_machine,
 )
 from rlstable.io.seed_console import SeedConsole
+from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.leaving import Leaving
 from rlstable.once import Once
@@ -64,7 +65,7 @@ class Fleet:
         config: What to run.
         run_dir: Where they are kept, each in a folder `seed-<seed>`.
         seeds: The runs that were not at their end before, by seed.
-        history: Every row of all of them together.
+        history: Rows of all of them together, those of long runs thinned (`io.thinning`).
 
     Args:
         config: What to run.
@@ -87,7 +88,7 @@ class Fleet:
     ):
         self.config = config
         self.run_dir = Path(run_dir)
-        self.history: list[Row] = []
+        self.history: list[Row] = History()
         self.seeds: dict[int, Run] = {}
         self._callback = callback
         self._more_guards = more_guards

@@ -21,7 +21,7 @@ class Result:
         run_dir: Its folder.
         step: Environment steps trained, without those that were given up.
         metrics: The last evaluation's metrics, None where a number does not exist.
-        history: Every logged row, `step` among its keys.
+        history: Logged rows, `step` among their keys; rows of long runs are thinned (docs/metrics.md).
         seeds: What each of several seeds that trained together left; metrics and history are those of all of them.
     """
 

@@ -33,6 +33,7 @@ _LEARNING = {
     "training/policy_dist_mean_std": ("std", ".2g"),
     "training/grad_norm": ("gradient", ".3g"),
     "training/learning_rate": ("rate", ".2g"),
+    "training/value_learning_rate": ("value rate", ".2g"),
     "training/accepted_share": ("accepted", ".0%"),
     "training/valid_share": ("valid", ".1%"),
     "memory/host_mb": ("host MB", ",.0f"),

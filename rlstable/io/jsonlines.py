@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from rlstable.io import thinning
+
+Thin = Callable[[thinning.Read], Iterator[thinning.Entry]]
 
 
 class JsonLines:
     """`metrics.jsonl` and `events.jsonl`: strict JSON, one object a line, on disk as soon as a call returns.
 
     Numbers that are not finite are written as null. A key that is called like one of ours gets a trailing
-    underscore.
+    underscore. Files of long runs are thinned, see `thinning`.
 
     Args:
         run_dir: Folder of the run; made if missing.
@@ -28,8 +33,8 @@ class JsonLines:
     def __init__(self, run_dir: str | Path, resume_step: int | None = None):
         folder = Path(run_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics = _LineFile(folder / "metrics.jsonl", resume_step)
-        self._events = _LineFile(folder / "events.jsonl", None)
+        self._metrics = _LineFile(folder / "metrics.jsonl", resume_step, thinning.thinned_rows)
+        self._events = _LineFile(folder / "events.jsonl", None, thinning.thinned_events)
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
         """Appends one line to metrics.jsonl."""
@@ -46,11 +51,13 @@ class JsonLines:
 
 
 class _LineFile:
-    """A file of JSON lines that is appended to; torn lines are dropped when it is opened."""
+    """A file of JSON lines that is appended to; torn lines are dropped when it is opened, old ones thinned."""
 
-    def __init__(self, path: Path, last_step: int | None):
-        if path.exists():
-            _trim(path, last_step)
+    def __init__(self, path: Path, last_step: int | None, thin: Thin):
+        self._path = path
+        self._thin = thin
+        self._count = _trim(path, last_step) if path.exists() else 0
+        self._kept = 0
         self._file = path.open("ab", buffering=0)
         self._torn = False
 
@@ -64,23 +71,68 @@ class _LineFile:
         if self._file.write(line) != len(line):
             raise OSError("the line was written in part only; is the disk full?")
         self._torn = False
+        self._count += 1
+        if thinning.due(self._count, self._kept):
+            self._rewrite()
 
     def close(self) -> None:
         self._file.close()
 
+    def _rewrite(self) -> None:
+        """Puts a thinned file in the place of this one; killed in between, the file is the old or the new one, whole.
 
-def _trim(path: Path, last_step: int | None) -> None:
-    """Rewrites a file of JSON lines without torn lines and without steps after `last_step`."""
-    part = path.with_name(f".{path.name}.part")
-    dropped = 0
+        Without room on the disk nothing changes; `_kept` puts off the next try.
+        """
+        self._kept, part = self._count, _part_of(self._path)
+        with contextlib.ExitStack() as failing:
+            try:
+                part.unlink(missing_ok=True)
+                file = failing.enter_context(part.open("ab", buffering=0))
+                kept = 0
+                for row in self._thin(self._rows):
+                    line = json.dumps(row, allow_nan=False).encode() + b"\n"
+                    if file.write(line) != len(line):
+                        raise OSError("the disk is full")
+                    kept += 1
+                os.fsync(file.fileno())
+                os.replace(part, self._path)
+            except (OSError, ValueError):
+                with contextlib.suppress(OSError):
+                    part.unlink()
+                return
+            failing.pop_all()  # what was `part` is appended to from now on
+        self._file.close()
+        self._file = file
+        self._count = self._kept = kept
+
+    def _rows(self) -> Iterator[thinning.Entry]:
+        """Every line that is not torn."""
+        with self._path.open("rb") as source:
+            yield from (row for line in source if (row := _parsed(line)) is not None)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The object of a line, None for a line that is torn."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int | float) else None
+
+
+def _trim(path: Path, last_step: int | None) -> int:
+    """Rewrites a file of JSON lines without torn lines and without steps after `last_step`; returns what is left."""
+    part = _part_of(path)
+    kept = dropped = 0
     with path.open("rb") as source, part.open("wb") as target:
         for line in source:
-            try:
-                step = json.loads(line)["step"]
-                keep = line.endswith(b"\n") and (last_step is None or step <= last_step)
-            except (ValueError, KeyError, TypeError):
-                keep = False
-            dropped += not keep
+            row = _parsed(line)
+            keep = line.endswith(b"\n") and row is not None and (last_step is None or row["step"] <= last_step)
+            kept, dropped = kept + keep, dropped + (not keep)
             target.write(line if keep else b"")
         target.flush()
         os.fsync(target.fileno())
@@ -88,6 +140,7 @@ def _trim(path: Path, last_step: int | None) -> None:
         os.replace(part, path)
     else:
         part.unlink()
+    return kept
 
 
 def to_json(value: Any) -> Any:
