@@ -29,6 +29,7 @@ from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import confirmed_of, forget_result, open_run_dir, write_config, write_machine
+from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays, policy_spec
@@ -71,7 +72,7 @@ class Run:
         state: The training state.
         host: What is saved beside it.
         step: Environment steps trained, as a number that outlives the donated state.
-        history: Every logged row.
+        history: Logged rows, those of long runs thinned (`io.thinning`).
         supervisor: What stands between it and its end.
         telemetry: What its iterations reported.
         advice: What to do about its ending, where there is something to say.
@@ -114,7 +115,7 @@ class Run:
         not_kept = keep_programs(config.compile_cache)
         self.host = HostState()
         self.step = self._before = self._episodes = 0
-        self.history: list[Row] = []
+        self.history: list[Row] = History()
         self.advice: str | None = None
         self.confirmed: dict[str, Any] = {}
         self._last_evaluation: Row = {}
@@ -387,7 +388,7 @@ class Run:
         given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
         if given_up and self._cause is not None:
             fields["cause"] = self._cause.name
-            self.advice = advice.paragraph(self._cause, self.host.attempts, self.host.signs.said)
+            self.advice = advice.paragraph(self._cause, self.host.attempts, self.host.signs.said, self.host.tally)
         if self.advice is not None:
             fields["advice"] = self.advice
         return fields

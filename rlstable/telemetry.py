@@ -69,7 +69,13 @@ class Telemetry:
             whole = np.nanmean([report.values.whole for report in self._reports], axis=0).tolist()
         means = {name: whole[place] for name, place in last.values.places.items()}
         ended = not np.isnan(means["episode/length"])
-        row: Row = {name: value for name, value in means.items() if ended or not name.startswith("episode/")}
+        # A mean over no accepted update is no number; a NaN that was learnt from is one that has to be seen.
+        learned = means["training/accepted_share"] > 0
+        row: Row = {
+            name: value
+            for name, value in means.items()
+            if (ended or not name.startswith("episode/")) and (learned or not np.isnan(value))
+        }
         row["training/sps"] = len(self._reports) * self._steps / self._seconds
         row["training/walltime"] = walltime
         row["training/iteration"] = int(last.counters.iterations)

@@ -1,4 +1,4 @@
-"""What a run says when it has to give up: what was tried, and what a person could try next."""
+"""Advice of a run that gives up: what was tried, which guards and limiters were most active, what to try next."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from rlstable.endings import Ending
 from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.tally import SAMPLES, Tally
 from rlstable.supervise_config import Remedy
 
 _NEXT = {
     Ending.state_not_finite: "Leave guards.update on, which keeps a bad number out of the parameters; look at the "
     "first guard_tripped event for where it was born.",
-    Ending.no_update_accepted: "Look at guards/update and guards/spike in metrics.jsonl for the cause. Lower "
-    "ppo.learning_rate by ten; with float16 networks take precision=bfloat16 or the default; a loss that is not finite "
-    "from the first iteration comes from the environment's rewards or observations.",
+    Ending.no_update_accepted: "Lower ppo.learning_rate by ten; with float16 networks take precision=bfloat16 or the "
+    "default; a loss that is not finite from the first iteration comes from the environment's rewards or observations.",
     Ending.physics_unstable: "The simulation itself breaks down: try a smaller timestep, more solver iterations, "
     "softer contacts or smaller actuator gains in the model, precision=highest on a GPU, and a tighter "
     "guards.quarantine.max_abs_state to hear of it earlier.",
@@ -30,16 +30,41 @@ _NEXT = {
 }
 
 
+# By what rejects updates: the remedy in place of that of `no_update_accepted`.
+_UPDATES = {
+    "limiters/kl": "Every update moved the policy further than guards.limiters.kl allows: lower ppo.learning_rate by a "
+    "hundred or more.",
+    "spike": "Gradients were far larger than before: lower ppo.learning_rate by ten, or ppo.reward_scaling if "
+    "rewards have grown.",
+}
+# By guard and cause, None for any cause: the remedy for samples that were rejected for no fault of the simulation.
+_SAMPLES = {
+    (
+        "transition",
+        "reward",
+    ): "Rewards are too large once they are scaled: lower ppo.reward_scaling so that a good step earns about 1.",
+    ("transition", None): "Outputs of the networks are not finite or too large: lower ppo.learning_rate; with float16 "
+    "networks take precision=bfloat16 or the default.",
+    ("reward_outlier", None): "Rewards are far beyond what the task has paid before: mend the environment's reward, or "
+    "raise guards.reward_outlier.factor.",
+}
+_SAMPLE_GUARDS = ("quarantine", "transition", "reward_outlier")
+_MANY = 0.2  # share of activity from which a limiter is named
+_NAMED = 2  # guards and limiters each
+
 _WITH_SIGNS = (Ending.policy_diverged, Ending.policy_collapsed)  # whose causes are in learning
 
 
-def paragraph(cause: Ending, attempts: Attempts, signs: Mapping[str, Mapping[str, Any]] | None = None) -> str:
-    """What was tried in vain against a cause, and what might help.
+def paragraph(
+    cause: Ending, attempts: Attempts, signs: Mapping[str, Mapping[str, Any]] | None = None, tally: Tally | None = None
+) -> str:
+    """What was tried in vain against a cause, what was most active in the run's own metrics, and what might help.
 
     Args:
         cause: The ending that there would have been without attempts.
         attempts: Those of the window.
         signs: Signs that were said, `SignMemory.said`.
+        tally: Counts of the run; None for none.
     """
     tried = Counter(str(Remedy.model_validate(attempt["remedy"])) for attempt in attempts.recent)
     listed = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tried.items())
@@ -51,4 +76,49 @@ def paragraph(cause: Ending, attempts: Attempts, signs: Mapping[str, Mapping[str
     )
     named = ", ".join(f"{name} (step {sign['first_step']:,})" for name, sign in (signs or {}).items())
     said = f" Signs before it: {named}." if named and cause in _WITH_SIGNS else ""
-    return f"{went_back}{cause.meaning.split(';')[0]}. {_NEXT[cause]}{said}"
+    counts = Tally() if tally is None else tally
+    parts = (f"{went_back}{cause.meaning.split(';')[0]}.", _most_active(cause, counts), _next(cause, counts))
+    return " ".join(part for part in parts if part) + said
+
+
+def _most_active(cause: Ending, tally: Tally) -> str:
+    """The guards and limiters with the most activity; of updates that were all rejected, what rejected them."""
+    if cause is Ending.no_update_accepted and tally.lost:
+        total, lost = sum(tally.lost.values()), sorted(tally.lost.items(), key=lambda pair: -pair[1])[:_NAMED]
+        listed = [f"{_rejecting(name, tally)} ({count / total:.0%})" for name, count in lost]
+        return f"Updates were rejected by {' and '.join(listed)}."
+    guards = [
+        f"guards/{name} ({count:,} {'trip' if count == 1 else 'trips'}, most for {tally.main_cause(name)})"
+        for name, count in list(tally.tripped.items())[:_NAMED]
+    ]
+    active = sorted(((total / count, name) for name, (total, count) in tally.limiters.items()), reverse=True)
+    limiters = [f"{name} ({share:.0%} of the time)" for share, name in active[:_NAMED] if share >= _MANY]
+    return f"Most active were {', '.join(guards + limiters)}." if guards or limiters else ""
+
+
+def _next(cause: Ending, tally: Tally) -> str:
+    """The remedy for what rejected most; that of the ending where nothing is known."""
+    samples = cause is Ending.physics_unstable
+    if cause is Ending.no_update_accepted and tally.lost:
+        rejecting = max(tally.lost, key=lambda name: tally.lost[name])
+        if rejecting in _UPDATES:
+            return _UPDATES[rejecting]
+        samples = rejecting == SAMPLES
+        cause = Ending.physics_unstable if samples else cause
+    guard = _sample_guard(tally)
+    if not samples or guard is None:
+        return _NEXT[cause]
+    return _SAMPLES.get((guard, tally.main_cause(guard))) or _SAMPLES.get((guard, None)) or _NEXT[cause]
+
+
+def _rejecting(name: str, tally: Tally) -> str:
+    """A key of `Tally.lost` as the metric that counts it."""
+    if name != SAMPLES:
+        return name if "/" in name else "guards/" + name
+    guard = _sample_guard(tally)
+    return SAMPLES if guard is None else f"guards/{guard}, which left {SAMPLES}"
+
+
+def _sample_guard(tally: Tally) -> str | None:
+    """The guard that rejected most samples, of those that are known to reject samples."""
+    return next((name for name in tally.tripped if name in _SAMPLE_GUARDS), None)

@@ -124,7 +124,7 @@ class SignMemory:
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:
-        """Count, first step, last step, text and `lasts` of every sign that was said, in the order of their first steps.
+        """Count, first step, last step, text and `lasts` of every sign that was said, ordered by first step.
 
         `lasts` says whether the episode of trouble is still going on.
         """

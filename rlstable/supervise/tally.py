@@ -12,7 +12,7 @@ Trips = Mapping[str, Mapping[str, int]]
 
 _LATEST = 20  # iterations that are the end of a run
 _KL = "limiters/kl"
-SAMPLES = "samples"  # in `Tally.lost`: no sample of the iteration was valid
+SAMPLES = "no valid sample"  # in `Tally.lost`
 
 
 @dataclasses.dataclass
@@ -29,8 +29,8 @@ class Tally:
         void: Evaluations without a finite return.
         trips: Trips by guard and cause.
         limiters: By limiter, the sum of its activity and the number of iterations that reported it.
-        lost: Minibatches rejected in iterations without an accepted update, by the metric of what rejected them:
-            `guards/<name>`, `limiters/kl`, or `samples` if no sample was valid.
+        lost: Minibatches rejected in iterations without an accepted update, by what rejected them: a guard's name,
+            `limiters/kl` or `SAMPLES`.
     """
 
     transitions: int = 0
@@ -65,19 +65,19 @@ class Tally:
             self.finite += math.isfinite(values.get("episode/sum_reward", math.nan))
         for guard, causes in trips.items():
             own = self.trips.setdefault(guard, {})
-            for cause, count in causes.items():
-                own[cause] = own.get(cause, 0) + count
+            for cause, trips_of_cause in causes.items():
+                own[cause] = own.get(cause, 0) + trips_of_cause
         for key, value in values.items():
             if key.startswith("limiters/") and math.isfinite(value):
-                total, count = self.limiters.get(key.removesuffix("/active"), (0.0, 0))
-                self.limiters[key.removesuffix("/active")] = [total + float(value), count + 1]
+                total, reports = self.limiters.get(key.removesuffix("/active"), (0.0, 0.0))
+                self.limiters[key.removesuffix("/active")] = [total + float(value), reports + 1]
         if not values["training/accepted_share"] > 0:
-            lost = {f"guards/{name}": float(sum(trips[name].values())) for name in update_guards if name in trips}
+            lost = {name: float(sum(trips[name].values())) for name in update_guards if name in trips}
             lost[_KL] = float(values.get(f"{_KL}/active", 0.0)) * minibatches
             lost[SAMPLES] = float(minibatches) if share >= 1.0 else 0.0
-            for name, count in lost.items():
-                if count > 0:
-                    self.lost[name] = self.lost.get(name, 0.0) + count
+            for name, minibatches_lost in lost.items():
+                if minibatches_lost > 0:
+                    self.lost[name] = self.lost.get(name, 0.0) + minibatches_lost
 
     def evaluate(self, value: float | None) -> None:
         """Takes in an evaluation by its mean return; None if every episode was aborted."""

@@ -84,7 +84,7 @@ def test_minibatches_are_counted_by_what_rejected_them_if_no_update_was_accepted
         none | {"limiters/kl/active": 1.0},
         none | {"limiters/kl/active": 0.0} | valid(0.0, quarantine={"reward": 100}),
     )
-    assert own.lost == {"guards/update": 1.0, "limiters/kl": 7.0, "samples": 4.0}
+    assert own.lost == {"update": 1.0, "limiters/kl": 7.0, "no valid sample": 4.0}
     assert own.limiters == {"limiters/kl": [2.25, 4]}
 
 
