@@ -10,6 +10,7 @@ from rlstable.endings import GIVEN_UP, Ending, command, describe, describe_warni
 from rlstable.io.console import Console
 from rlstable.io.rundir import (
     best_seed,
+    free_reserve,
     has_checkpoint,
     seed_folder,
     seed_folders,
@@ -33,6 +34,7 @@ def close(
         report: Whether a page is wanted.
         saved: Whether there is a checkpoint.
     """
+    free_reserve(run_dir)
     try:
         write_result(run_dir, fields)
     except OSError as error:

@@ -62,6 +62,7 @@ class Ending(Enum):
         11,
         "what would help this seed is a program of its own; the last good checkpoint is kept",
     )
+    not_saved = (13, "the last state could not be saved; what is saved, if anything, is older")
     time_limit = (75, "supervise.max_wall_time is over; the iteration was finished and saved, resume to go on")
     error = (1, "the program failed; the traceback was printed")
     interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
@@ -91,6 +92,10 @@ _MOST_SIGNS = 3  # in the summary
 
 # What ends a run that has done nothing to deserve it.
 FROM_OUTSIDE = (Ending.interrupted, Ending.preempted, Ending.time_limit)
+
+
+# Endings that say that the last state is saved. Signals keep their names and codes, which a queue goes by.
+SAVED = (Ending.completed, Ending.target_reached, Ending.stopped, Ending.time_limit)
 
 
 def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
@@ -130,8 +135,8 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
     Args:
         ending: Why it stopped.
         fields: `step`, `return`, `best_return` and `seconds`, `confirmed_*` where the best policy is confirmed,
-            `advice`, `signs` and `warnings` where there are any, and `seeds`, the fields of each, where several were
-            trained together.
+            `unsaved_steps`, `advice`, `signs` and `warnings` where there are any, and `seeds`, the fields of each,
+            where several were trained together.
         run_dir: The run folder.
         policy: The folder with its policy, of several seeds the best one's; None where nothing was saved.
     """
@@ -139,6 +144,7 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
     rows = [
         ("stop reason", f"{ending.name}: {ending.meaning}"),
         *([("what to do", fields["advice"])] if "advice" in fields else []),
+        *([("not saved", f"the last {fields['unsaved_steps']:,} steps")] if "unsaved_steps" in fields else []),
         *((f"seed {seed}", _of_seed(own)) for seed, own in seeds.items()),
         *_of_signs(fields, seeds),
         ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),

@@ -31,14 +31,13 @@ from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import (
     forget_result,
+    free_reserve,
     has_checkpoint,
     open_run_dir,
     read_result,
     seed_folder,
     seed_folders,
     seed_of,
-    write_config,
-    write_machine,
 )
 from rlstable.io.seed_console import SeedConsole
 from rlstable.io.thinning import History
@@ -48,6 +47,7 @@ from rlstable.once import Once
 from rlstable.places import Places
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
+from rlstable.presence import Presence
 from rlstable.report.story import last_row
 from rlstable.result import Result, Row
 from rlstable.run import Callback, Run, mesh_of
@@ -114,10 +114,10 @@ class Fleet:
         resumes, self._lock = open_run_dir(self.run_dir, config.resume, config.seeds)
         try:
             self._open(resumes)
-            write_config(self.run_dir, config.model_dump(mode="json"))
+            machine = next(iter(self.seeds.values())).machine if self.seeds else None
+            settings = config.model_dump(mode="json")
+            self._presence = Presence(self.run_dir, self._lock, self._logbook, settings, machine, self._event)
             remember(self.run_dir / "config.yaml", config)  # every seed says it where that is impossible
-            if self.seeds:
-                write_machine(self.run_dir, next(iter(self.seeds.values())).machine)
             ahead = [run.logged_step for run in self._going.values()]
             # Rows of iterations that some have still to catch up with were right, and those are the same again.
             self._logbook.start(None, max(ahead) if ahead and config.resume is not None else None)
@@ -162,6 +162,7 @@ class Fleet:
         for run in self.seeds.values():
             run.close()
         self._logbook.close()
+        free_reserve(self.run_dir)
         self._lock.release()
 
     def _open(self, resumes: bool) -> None:
@@ -265,6 +266,8 @@ class Fleet:
     def _take_in(self, training: dict[int, Run], reports: dict[int, Metrics]) -> None:
         """What is due after an iteration for the seeds that it was for."""
         self._logbook.wait()  # a seed that is saved is not ahead of the row of all
+        with contextlib.suppress(OSError, ConfigError):  # said by the seeds, which cannot save
+            self._presence.ensure()
         forget_result(self.run_dir)
         due = [seed for seed, run in training.items() if run.count(reports[seed], self._last_seconds)]
         worth = self._evaluate(due, training)
@@ -283,6 +286,7 @@ class Fleet:
                 endings[seed] = endings[seed] or Ending.stopped
         # Only now that all of them are saved: to end takes its time. Those that wait are as they were saved.
         ended = {seed: ending for seed in sorted(self._going) if (ending := endings.get(seed, told)) is not None}
+        ended = {seed: self.seeds[seed].settle(ending) for seed, ending in ended.items()}
         self._confirm(ended)
         for seed, ending in ended.items():
             self._end(seed, ending)
@@ -375,6 +379,7 @@ class Fleet:
         if self._advice is not None and run.advice is None:
             run.advice = self._advice
         self._reached = max(self._reached, run.logged_step)
+        ending = run.settle(ending)
         self._fields[seed] = run.fields(ending)
         self._results[seed] = run.finish(ending)
         of_its_own = not ending.succeeded and ending not in FROM_OUTSIDE

@@ -18,7 +18,7 @@ from rlstable import __version__, faults, sharding
 from rlstable.closing import close
 from rlstable.compiling import dispatch_inline, keep_programs
 from rlstable.config import Config
-from rlstable.endings import Ending, command
+from rlstable.endings import SAVED, Ending, command
 from rlstable.envs.capture import causes_of
 from rlstable.envs.wrappers import Episodes
 from rlstable.evaluation import Judged, policy_of, returns_of
@@ -28,15 +28,17 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import confirmed_of, forget_result, open_run_dir, write_config, write_machine
+from rlstable.io.rundir import confirmed_of, forget_result, free_reserve, open_run_dir
 from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
+from rlstable.presence import Presence
 from rlstable.result import Result, Row
 from rlstable.resume import resume
+from rlstable.saving import Saving, finite
 from rlstable.schedule import Schedule
 from rlstable.supervise import advice
 from rlstable.supervise.incident import Incidents
@@ -122,6 +124,8 @@ class Run:
         self._stopped_by_callback = self._goes_on = False
         self._cause: Ending | None = None
         self._unsaved = self._healthy = self._collapsed = self._evaluated_best = False
+        self._unsaved_steps = 0
+        self._last_score: float | None = None
         self._look: bool | None = None
         self._best_again: float | None = None
         self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
@@ -133,6 +137,7 @@ class Run:
         key = jax.random.PRNGKey(config.seed)
         key_init, key_resets, self._key_eval, self._key_redraw = jax.random.split(key, 4)
         self._lock: RunLock | None = None
+        self._saving: Saving | None = None
         try:
             resumes, self._lock = open_run_dir(self.run_dir, config.resume, 1)
             if self._lock.unsupported is not None:
@@ -149,12 +154,15 @@ class Run:
             self._incidents = self._open_incidents()
             if not resumes:
                 self._keep()
-            write_config(self.run_dir, config.model_dump(mode="json"))
+            settings = config.model_dump(mode="json")
+            presence = Presence(self.run_dir, self._lock, self._sinks, settings, self.machine, self.event)
+            self._saving = Saving(self._checkpoints, presence, self.step, lambda: self.host.signs, self.event)
             not_remembered = remember(self.run_dir / "config.yaml", config)
             if not_remembered is not None:
                 self.event("folder_not_remembered", error=not_remembered)
-            write_machine(self.run_dir, self.machine)
             self._sinks.start(self.host.wandb_run_id, None if config.resume is None else self.logged_step)
+            if config.checkpoint.enabled:
+                self._saving.look_at_room(self.state)
         except BaseException:
             self.close()
             raise
@@ -323,6 +331,8 @@ class Run:
             return self.needs_own_program(str(error))
         self._redraw()
         self._unsaved = healthy
+        if healthy and self._saving is not None:
+            self._saving.good(self.host.iteration, self.step)
         ending = told() or self._wants_to_stop(row) or (Ending.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
@@ -366,6 +376,20 @@ class Run:
         if self._healthy:
             self._save(None)
 
+    def settle(self, ending: Ending) -> Ending:
+        """The ending by what is saved: `not_saved` in place of one that promises the last state; may be repeated."""
+        if self._saving is None or not self.config.checkpoint.enabled:
+            return ending
+        if ending in SAVED and self._healthy and self._saving.vanished:
+            self._save(self._last_score)  # into a run folder that is written again
+        self._unsaved_steps = self._saving.unsaved_steps()
+        ending = self._saving.ending(ending)
+        if ending is Ending.not_saved:
+            self.advice = self._saving.advice
+        elif ending.succeeded and not finite(policy_arrays(self.state)):
+            ending = Ending.state_not_finite
+        return ending
+
     def finish(self, ending: Ending) -> Result:
         """Ends it: waits for what is being saved, says how it ended, and gives the folder free."""
         with contextlib.closing(self):
@@ -380,6 +404,7 @@ class Run:
             "return": self.host.last_return,
             "best_return": self.host.best_return,
             **self.confirmed,
+            **({"unsaved_steps": self._unsaved_steps} if self._unsaved_steps else {}),
             "seconds": round(self.host.elapsed, 1),
             "rollbacks": self.host.attempts.count,
             "signs": self.host.signs.said,
@@ -398,6 +423,7 @@ class Run:
         with contextlib.ExitStack() as closing:  # whatever interrupts it, the next run must find the folder free
             if self._lock is not None:
                 closing.callback(self._lock.release)
+                closing.callback(free_reserve, self.run_dir)
             closing.callback(self._sinks.close)
             closing.callback(self._checkpoints.close)
 
@@ -413,10 +439,15 @@ class Run:
 
     def _open_checkpoints(self) -> Checkpoints:
         config = self.config
-        args = (self.run_dir, config.checkpoint, lambda kind, fields: self.event(kind, **fields))
+        args = (self.run_dir, config.checkpoint, self._hear_checkpoints)
         if config.fault.site == "disk":
             return faults.FailingCheckpoints(self._fault, *args)
         return Checkpoints(*args)
+
+    def _hear_checkpoints(self, kind: str, fields: dict[str, Any]) -> None:
+        self.event(kind, **fields)
+        if self._saving is not None:
+            self._saving.hear(kind, self.logged_step)
 
     def _open_incidents(self) -> Incidents:
         causes = causes_of(self.supervisor.assembly.env.guards)
@@ -555,7 +586,7 @@ class Run:
         self._sinks.event(self.logged_step, kind, fields)
 
     def _save(self, score: float | None) -> None:
-        if not self.config.checkpoint.enabled:
+        if not self.config.checkpoint.enabled or self._saving is None:
             return
         self.host.wandb_run_id = self._sinks.wandb_run_id
         saved, origins = self.supervisor.to_save(self.state, self.host.iteration)
@@ -575,8 +606,8 @@ class Run:
         }
         saved = dataclasses.replace(saved, incident=None)
         self._sinks.wait()  # a run that goes on from here has all rows until here
-        self._checkpoints.save(self.host.iteration, saved, policy_arrays(self.state), host, score=score)
-        self._unsaved = False
+        self._saving.save(self.host.iteration, self.step, saved, policy_arrays(self.state), host, score)
+        self._last_score, self._unsaved = score, False
 
     def _redraw(self) -> None:
         """Environments and the pool, both from clean resets, where that is due."""
@@ -596,6 +627,7 @@ class Run:
         return jax.random.fold_in(key, purpose) if purpose else key
 
     def _finish(self, ending: Ending) -> Result:
+        ending = self.settle(ending)
         self._checkpoints.close()
         fields = self.fields(ending)
         self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})

@@ -62,7 +62,7 @@ class Runner(Run):
     def _run(self) -> Result:
         ending = Ending.error
         try:
-            ending = self._loop()
+            ending = self.settle(self._loop())
             if ending in CONFIRMED_AT:
                 confirm([self], lambda judged: self.supervisor.evaluator.judge(judged), 1, self._leaving.told)
         except OutOfMemory as error:

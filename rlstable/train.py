@@ -115,7 +115,10 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         ending = Ending.error
     result = read_result(run_dir) or {"stop_reason": ending.name, "exit_code": ending.exit_code, "step": 0}
     if in_sweep:
-        write_result(run_dir, result | {"overrides": overrides})
+        try:
+            write_result(run_dir, result | {"overrides": overrides})
+        except OSError as error:  # the jobs after it may have room
+            _complain(f"{run_dir}: result.json could not be written: {error}")
     elif ending is Ending.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
         run_dir.rmdir()  # Hydra made it; a mistake leaves nothing behind
     score = return_of(result)

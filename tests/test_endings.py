@@ -19,7 +19,7 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
         "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
         "no_update_accepted": 4, "physics_unstable": 5, "value_loss_exploded": 6, "policy_diverged": 7,
         "guard_exhausted": 8, "recovery_exhausted": 9, "out_of_memory": 10, "needs_own_program": 11,
-        "policy_collapsed": 12,
+        "policy_collapsed": 12, "not_saved": 13,
         "time_limit": 75,
         "error": 1,
         "interrupted": 130, "preempted": 143,

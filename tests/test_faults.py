@@ -483,7 +483,7 @@ def finish(folder: Path, **sections: Any) -> tuple[Runner, Result, list[dict[str
 
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 2})
-    assert result.ending is Ending.completed
+    assert result.ending is Ending.not_saved
     failed = [event for event in events if event["kind"] == "checkpoint_failed"]
     assert [event["iteration"] for event in failed] == [3, 4]
     assert all("No space left on device" in event["error"] for event in failed)

@@ -82,7 +82,7 @@ def fill(folder: Path) -> None:
                     lines.write(b"\n" * (-path.stat().st_size % 4096))
 
 
-def run_on_a_full_disk(disk: Path, room: int | None) -> Runner:
+def run_on_a_full_disk(disk: Path, room: int | None, **sections: Any) -> Runner:
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
             runner._sinks.wait()  # its row is there
@@ -90,23 +90,26 @@ def run_on_a_full_disk(disk: Path, room: int | None) -> Runner:
         if room is not None and step == room * ITERATION:
             (disk / "filler").unlink()
 
-    runner = Runner(quick(), disk, watch)
-    assert runner.run().ending is Ending.completed
+    runner = Runner(quick(**sections), disk, watch)
+    assert runner.run().ending is (Ending.not_saved if room is None else Ending.completed)
     return runner
 
 
 def test_a_run_whose_disk_is_full_to_the_end_trains_on_and_keeps_what_was_saved(
     disk: Path, healthy: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner = run_on_a_full_disk(disk, None)
+    keep_one = {"checkpoint": {"every": 1, "keep": 1, "asynchronous": False}}  # nothing that could be thinned
+    runner = run_on_a_full_disk(disk, None, **keep_one)
     same(runner.state, healthy.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error " in printed
     assert "No space left on device" in printed
     assert "sink_failed: sink JsonLines, error OSError" in printed
-    assert "result.json could not be written: [Errno 28] No space left on device" in printed
-    assert "stop reason    completed" in printed
-    assert steps_in(disk / "checkpoints") == [2, 3]  # the fourth met the full disk
+    assert "stop reason    not_saved" in printed
+    left = read_result(disk)  # there was room in reserve
+    assert left is not None and left["unsaved_steps"] == 11 * ITERATION
+    assert "not_saved" in (disk / "report.html").read_text()
+    assert steps_in(disk / "checkpoints") == [3]  # the fourth met the full disk
     assert load_policy(disk, "latest").host["host"]["iteration"] == 3
     (disk / "filler").unlink()
     again = Runner(quick(resume="auto"), disk)
@@ -181,21 +184,28 @@ def test_a_folder_that_becomes_read_only_loses_nothing(
     """As a kernel makes a file system whose disk fails."""
 
     class Deaf:
+        def __init__(self, descriptor: int):
+            self._descriptor = os.dup(descriptor)
+
         def write(self, _: bytes) -> int:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
         def close(self) -> None:
             pass
 
+        def fileno(self) -> int:
+            return self._descriptor
+
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
             runner._sinks.wait()
             read_only.on = tmp_path
             lines = runner._sinks._record._sinks._sinks[0]
-            lines._metrics._file = lines._events._file = Deaf()
+            for file in (lines._metrics, lines._events):
+                file._file = Deaf(file._file.fileno())
 
     runner = Runner(quick(), tmp_path, watch)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is Ending.not_saved
     same(runner.state, healthy.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error OSError: [Errno 30] Read-only file system" in printed

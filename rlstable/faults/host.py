@@ -24,13 +24,10 @@ class FailingCheckpoints(Checkpoints):
         self._fault = fault
         super().__init__(*args)
 
-    def save(self, iteration: int, *args: Any, **kwargs: Any) -> Any:
-        """Saves, or reports that it could not."""
-        if not struck(self._fault, iteration):
-            return super().save(iteration, *args, **kwargs)
-        self.wait()
-        self._fail(iteration, OSError(errno.ENOSPC, "No space left on device"))
-        return False
+    def _begin(self, save: Any, in_background: bool) -> None:
+        if struck(self._fault, save.iteration):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._begin(save, in_background)
 
 
 class FailingSink:

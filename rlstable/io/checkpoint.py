@@ -9,6 +9,8 @@ Orbax writes, commits and retires the folders. No Python class and no pickle is 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,34 +19,62 @@ import jax
 
 from rlstable.config import CheckpointConfig, ConfigError
 from rlstable.io.arrays import PyTree, describe, place, require_fit
+from rlstable.io.manifest import Damaged
 from rlstable.io.retry import Retry
 from rlstable.io.rundir import steps_in
+from rlstable.io.shelf import (
+    keep_damaged,
+    make_room_to_retire,
+    remove_unfinished,
+    require_step,
+    set_aside,
+    settle,
+    thin,
+    unfinished_size,
+)
+from rlstable.io.space import free_bytes, is_full, over_quota
 from rlstable.io.store import (
     finite,
     first_readable,
     items_of,
-    keep_damaged,
-    make_room_to_retire,
     one_line,
     open_manager,
     ranked,
     read_arrays,
     read_json,
     read_scores,
-    set_aside,
-    settle,
+    verify,
 )
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclasses.dataclass
+class _Save:
+    """A save under way.
+
+    Attributes:
+        iteration: Number of the checkpoint.
+        score: Its score, None where it has none.
+        make: Gives what orbax is to write, from a score.
+        items: What `make` gave, kept for a second attempt; None before the first.
+    """
+
+    iteration: int
+    score: float | None
+    make: Callable[..., Any]
+    items: Any = None
 
 
 class Checkpoints:
     """The checkpoints of one run: saves, retires, finds and restores them. For one process and one thread.
 
     Kept are the `keep` latest, the `keep_best` best by score, and every `keep_period`-th iteration if that is
-    set. A save that fails never raises: it is reported as the event `checkpoint_failed` with `iteration` and
-    `error`, at once or, if it failed in the background, at the next call of any method. `due` then asks for another one
-    soon, and the first that succeeds is the event `checkpoint_saved_again` with `iteration` and the `failures` before.
+    set. A save that fails is tried once more, after its temporary files and, on a full disk, older checkpoints were
+    deleted; these are the event `checkpoints_thinned`. A save that fails again never raises: it is reported as the
+    event `checkpoint_failed` with `iteration` and `error`, at once or, if it failed in the background, at the next call
+    of any method. `due` then asks for another one soon, and the first that succeeds is the event
+    `checkpoint_saved_again` with `iteration` and the `failures` before.
 
     Close it, or use it as a context manager: a save still under way when the interpreter ends is lost (orbax
     needs threads that Python has ended by then), though what was on disk before stays whole.
@@ -54,6 +84,11 @@ class Checkpoints:
         config: What is kept, and whether files are written in the background.
         on_event: Called as `on_event(kind, fields)` with what happens to checkpoints: the events above, and those of
             `restore`.
+
+    Attributes:
+        directory: The folder of all checkpoints.
+        committed: Iteration of the last checkpoint that this object wrote whole; None before the first.
+        failing: Whether the last save failed.
     """
 
     def __init__(
@@ -68,7 +103,9 @@ class Checkpoints:
         self._retry = Retry(config.every)
         self._manager: Any = None
         self._scores: dict[int, float | None] = {}  # of what is on disk; without those that cannot be read
-        self._pending: int | None = None  # the iteration that is being written in the background
+        self._pending: _Save | None = None  # what is being written in the background
+        self.committed: int | None = None
+        self.failing = False
 
     def due(self, iteration: int) -> bool:
         """Whether to save after this iteration: every `every`-th, and sooner after a save that failed."""
@@ -101,26 +138,18 @@ class Checkpoints:
             Whether it was saved, or for asynchronous saves, begun. False was reported as an event.
         """
         self.wait()
-        try:
-            manager = self._open(create=True)
-            superseded = [step for step in steps_in(self.directory) if step >= iteration]
-            known = self._scores.get(iteration) if iteration in superseded else None
-            score = known if finite(score) is None else finite(score)
-            items = items_of(state, policy, host, score)
-            if superseded:
-                set_aside(self.directory, superseded, iteration)
-                manager.reload()
-            make_room_to_retire(self.directory)
-            self._scores[iteration] = score
-            self._pending = iteration
-            manager.save(iteration, args=items, force=True)
-            if superseded or not self._config.asynchronous:
-                manager.wait_until_finished()
-                self._committed()
-        except Exception as error:
-            self._fail(iteration, error)
-            return False
-        return True
+        make = functools.partial(items_of, state, policy, host)
+        return self._write(_Save(iteration, finite(score), make), self._config.asynchronous)
+
+    def refuse(self, iteration: int, error: Exception) -> None:
+        """Reports that there is no folder to save in; `due` asks for another save soon."""
+        self.wait()
+        self._give_up(iteration, error)
+
+    def reopen(self) -> None:
+        """Forgets what was on disk; to be called where the folder was written again."""
+        self.wait()
+        self._drop()
 
     def latest(self) -> int | None:
         """The last iteration on disk."""
@@ -143,6 +172,10 @@ class Checkpoints:
         if self._manager is None:
             with contextlib.suppress(OSError):  # a disk that cannot be written can be read
                 settle(self.directory)
+        return steps_in(self.directory)
+
+    def on_disk(self) -> list[int]:
+        """Every iteration on disk, ascending, without one that is being saved."""
         return steps_in(self.directory)
 
     def restore(
@@ -203,24 +236,21 @@ class Checkpoints:
 
     def wait(self) -> bool:
         """Waits for a save under way; False if it failed, which is reported as an event."""
-        if self._pending is None:
+        save = self._pending
+        if save is None:
             return True
-        iteration = self._pending
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            self._fail(iteration, error)
-            return False
-        self._committed()
+            return self._write_again(save, error)
+        self._committed(save)
         return True
 
     def close(self) -> None:
         """Waits for a save under way and releases the background threads; may be called again."""
         self.wait()
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            with contextlib.suppress(Exception):  # every save was waited for; only threads are left to end
-                manager.close()
+        if self.failing or self._manager is not None:
+            self._drop()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -241,14 +271,64 @@ class Checkpoints:
             self._scores.update(read_scores(self._manager, self.directory, steps_in(self.directory)))
         return self._manager
 
-    def _committed(self) -> None:
+    def _write(self, save: _Save, in_background: bool) -> bool:
+        """Writes a checkpoint, or begins to; whether that succeeded."""
+        try:
+            self._begin(save, in_background)
+        except Exception as error:
+            return self._write_again(save, error)
+        return True
+
+    def _write_again(self, save: _Save, error: Exception) -> bool:
+        """Tries a save that failed once more, with all the room that can be made; whether it succeeded."""
+        begun = unfinished_size(self.directory)
+        self._drop()
+        try:
+            if is_full(error):
+                free = 0 if over_quota(error) else free_bytes(self.directory) or 0
+                best = [step for step, _ in self.ranked()]
+                deleted = thin(self.directory, best, self._config, begun, free)
+                if deleted:
+                    self._drop()
+                    self._event("checkpoints_thinned", iterations=sorted(deleted), because="the disk is full")
+            self._begin(save, in_background=False)
+            # What the first attempt still had to write may have fallen into the files of the second.
+            verify(self._manager, self.directory, save.iteration)
+        except Exception as again:
+            self._drop()
+            if isinstance(again, Damaged):
+                self._keep_damaged([save.iteration])
+            self._give_up(save.iteration, again)
+            return False
+        return True
+
+    def _begin(self, save: _Save, in_background: bool) -> None:
+        """Has orbax write a checkpoint; waits for it if it supersedes others, or is not for the background."""
+        manager = self._open(create=True)
+        superseded = [step for step in steps_in(self.directory) if step >= save.iteration]
+        if save.score is None and save.iteration in superseded:
+            save.score = finite(self._scores.get(save.iteration))
+        if save.items is None:
+            save.items = save.make(save.score)
+        if superseded:
+            set_aside(self.directory, superseded, save.iteration)
+            manager.reload()
+        make_room_to_retire(self.directory)
+        self._scores[save.iteration] = save.score
+        self._pending = save
+        manager.save(save.iteration, args=save.items, force=True)
+        if superseded or not in_background:
+            manager.wait_until_finished()
+            self._committed(save)
+
+    def _committed(self, save: _Save) -> None:
         """The save under way is on disk, and what it makes superfluous is not needed any longer."""
+        self._pending, self.committed, self.failing = None, save.iteration, False
         with contextlib.suppress(OSError):  # tried again at the next save
             settle(self.directory)
-        iteration, self._pending = self._pending, None
         failures = self._retry.saved()
         if failures:
-            self._event("checkpoint_saved_again", iteration=iteration, failures=failures)
+            self._event("checkpoint_saved_again", iteration=save.iteration, failures=failures)
 
     def _keep_damaged(self, steps: list[int]) -> None:
         for step in steps:
@@ -260,17 +340,22 @@ class Checkpoints:
                     "move it out of the folder"
                 ) from error
             self._scores.pop(step, None)
-        if steps:
+        if steps and self._manager is not None:
             self._manager.reload()
 
-    def _fail(self, iteration: int, error: Exception) -> None:
-        """Reports a failed save and drops the manager: the next one starts clean, without the torn files."""
+    def _drop(self) -> None:
+        """Closes the manager and deletes what it left unfinished: the next one starts clean."""
         manager, self._manager, self._pending = self._manager, None, None
         if manager is not None:
-            with contextlib.suppress(Exception):  # raises the failure being reported once more
+            with contextlib.suppress(Exception):  # raises the failure that is handled already once more
                 manager.close()
         with contextlib.suppress(OSError):  # tried again at the next opening
+            remove_unfinished(self.directory)
             settle(self.directory)
+
+    def _give_up(self, iteration: int, error: Exception) -> None:
+        """Reports a save that failed for good."""
+        self.failing = True
         self._retry.failed(iteration)
         self._event("checkpoint_failed", iteration=iteration, error=one_line(error))
 
@@ -281,14 +366,3 @@ class Checkpoints:
 
 def _within(path: str, trees: Collection[str]) -> bool:
     return any(path == tree or path.startswith(f"{tree}/") for tree in trees)
-
-
-def require_step(folder: Path, steps: list[int], iteration: int) -> None:
-    """Checks that an iteration is among the steps of a folder.
-
-    Raises:
-        ConfigError: It is not; names those that are.
-    """
-    if steps and iteration not in steps:
-        listed = ", ".join(map(str, steps))
-        raise ConfigError(f"{folder}: no checkpoint {iteration} here; choose best, latest or one of {listed}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -44,6 +46,20 @@ class JsonLines:
         """Appends one line to events.jsonl."""
         self._events.append({"step": int(step), "time": time.time(), "kind": kind}, fields)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether both files are still those under their names."""
+        return self._metrics.in_place and self._events.in_place
+
+    def restore(self) -> None:
+        """Writes files that are gone from their names again, with every line they had, and goes on in these.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        self._metrics.restore()
+        self._events.restore()
+
     def close(self) -> None:
         """Closes the files; may be called again."""
         self._metrics.close()
@@ -54,12 +70,30 @@ class _LineFile:
     """A file of JSON lines that is appended to; torn lines are dropped when it is opened, old ones thinned."""
 
     def __init__(self, path: Path, last_step: int | None, thin: Thin):
-        self._path = path
+        self._path = path.absolute()
         self._thin = thin
         self._count = _trim(path, last_step) if path.exists() else 0
         self._kept = 0
-        self._file = path.open("ab", buffering=0)
+        self._file = _open(self._path)
         self._torn = False
+
+    @property
+    def in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+        except OSError:
+            return False
+
+    def restore(self) -> None:
+        if self.in_place:
+            return
+        lost, part = self._file, _part_of(self._path)
+        with part.open("wb") as target, contextlib.suppress(OSError):  # some network file systems forget such a file
+            lost.seek(0)
+            shutil.copyfileobj(lost, target)
+        os.replace(part, self._path)
+        self._file = _open(self._path)
+        lost.close()
 
     def append(self, head: dict[str, Any], fields: Mapping[str, Any]) -> None:
         """Writes one line: `head` and then `fields`."""
@@ -87,7 +121,7 @@ class _LineFile:
         with contextlib.ExitStack() as failing:
             try:
                 part.unlink(missing_ok=True)
-                file = failing.enter_context(part.open("ab", buffering=0))
+                file = failing.enter_context(_open(part))
                 kept = 0
                 for row in self._thin(self._rows):
                     line = json.dumps(row, allow_nan=False).encode() + b"\n"
@@ -109,6 +143,11 @@ class _LineFile:
         """Every line that is not torn."""
         with self._path.open("rb") as source:
             yield from (row for line in source if (row := _parsed(line)) is not None)
+
+
+def _open(path: Path) -> io.FileIO:
+    """A file that every write is appended to at once, and that can be read where its name is gone."""
+    return path.open("ab+", buffering=0)
 
 
 def _part_of(path: Path) -> Path:

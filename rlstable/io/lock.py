@@ -32,7 +32,7 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path):
-        self._path = run_dir / _NAME
+        self._path = run_dir.absolute() / _NAME
         self._file: int | None = None
         self.unsupported: str | None = None
         while self._file is None and self.unsupported is None:
@@ -63,15 +63,28 @@ class RunLock:
         """Gives the folder free; may be called again."""
         file, self._file = self._file, None
         if file is not None:
-            # Deleted while it is held: whoever has it open sees that it is no longer in place.
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+            if self._is_in_place(file):  # another folder under the same name is another run's
+                # Deleted while it is held: whoever has it open sees that it is no longer in place.
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
             os.close(file)
+
+    def take_again(self) -> None:
+        """Locks the folder that has the name by now, in place of the one that is gone; errors as for a new lock."""
+        new, gone = RunLock(self._path.parent), self._file
+        self._file, self.unsupported = new._file, new.unsupported
+        if gone is not None:
+            os.close(gone)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the folder is still the one that is locked; True where the file system has no locks."""
+        return self._file is None or self._is_in_place(self._file)
 
     def _is_in_place(self, file: int) -> bool:
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._path))
-        except FileNotFoundError:
+        except OSError:
             return False
 
 

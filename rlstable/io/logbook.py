@@ -40,6 +40,8 @@ class Logbook:
         self._more = more
         self._record: _Written | None = None
         self._services: _Written | None = None
+        self._lines: JsonLines | None = None
+        self._tensorboard: TensorBoard | None = None
         self._wandb: Wandb | None = None
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
 
@@ -59,7 +61,8 @@ class Logbook:
         chosen = self._config.sinks
         first = resume_step or 0
         if chosen.tensorboard:
-            services.append(TensorBoard(self._run_dir, resume_step))
+            self._tensorboard = TensorBoard(self._run_dir, resume_step)
+            services.append(self._tensorboard)
         if chosen.wandb.mode != "disabled":
 
             def report(kind: str, fields: Mapping[str, Any]) -> None:
@@ -69,7 +72,7 @@ class Logbook:
             self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=report)
             services.append(self._wandb)
         # Last, since a sink that cannot be opened must not leave files that look like a run.
-        record = JsonLines(self._run_dir, resume_step)
+        self._lines = record = JsonLines(self._run_dir, resume_step)
         self._services = _Written(Sinks(services, tell=self._tell_others(lambda: self._services)), first)
         self._record = _Written(Sinks([record], tell=self._tell_others(lambda: self._record)), first)
         early, self._early = self._early, []
@@ -97,6 +100,24 @@ class Logbook:
         """Returns when the record is complete."""
         if self._record is not None:
             self._record.wait()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the record is still written to the files of the run folder; True before `start`."""
+        return self._lines is None or self._lines.in_place
+
+    def restore(self) -> None:
+        """Writes the record again in a run folder that has lost it, with every line it had, and goes on there.
+
+        TensorBoard begins a new file. Weights & Biases keeps writing to its own.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self._record is not None and self._services is not None and self._lines is not None:
+            self._record.call(self._lines.restore)
+            if self._tensorboard is not None:
+                self._services.call(self._tensorboard.restore)
 
     def close(self) -> None:
         """Writes what is left and closes what was opened; may be called again."""
@@ -157,6 +178,11 @@ class _Written:
     def wait(self) -> None:
         if not self._closed:
             self._writer.wait()
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Makes a call between two writes and waits for it; what it raises is raised here."""
+        if not self._closed:
+            self._writer.now(call)
 
     def close(self) -> None:
         self._closed = True

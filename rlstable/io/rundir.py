@@ -24,6 +24,8 @@ _CONFIRMED = "confirmed_"
 ASIDE = ".superseded-by-"
 # How the folders of seeds begin that are trained together.
 _SEED = "seed-"
+_RESERVE = ".reserve"
+_RESERVED = 128 * 1024  # bytes, for how the run ended and the page about it
 _LEAST_ROOM = 64 * 1024  # bytes that must be free, for config.yaml and the first lines
 
 
@@ -87,6 +89,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         ConfigError: It cannot be written, another process uses it, it holds a run that is not to be resumed, or holds
             none that could be.
     """
+    _require_utf8(run_dir)
     _holds_a_run_to_resume(run_dir, resume, seeds)  # a mistake makes no folder
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -103,6 +106,23 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
     except BaseException:
         lock.release()
         raise
+
+
+def _require_utf8(run_dir: Path) -> None:
+    """Checks that the folder has a name that the library which writes checkpoints can take.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    path = str(run_dir.absolute())
+    try:
+        path.encode()
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"hydra.run.dir: no checkpoint can be saved under {path!a}, whose name is not UTF-8 or is not read as "
+            "such; choose another name, or set LC_ALL=C.UTF-8 (or PYTHONUTF8=1)"
+        ) from error
 
 
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:
@@ -137,6 +157,18 @@ def steps_in(directory: Path) -> list[int]:
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
     """Leaves the configuration of the run; written once it is known to fit what the folder holds."""
     write_atomically(run_dir / "config.yaml", _yaml(config))
+
+
+def reserve_room(run_dir: Path) -> None:
+    """Takes room on the disk for `result.json` and the page, so that a disk that fills up has room for these."""
+    with contextlib.suppress(OSError):  # less room is no reason not to train
+        (run_dir / _RESERVE).write_bytes(os.urandom(_RESERVED))
+
+
+def free_reserve(run_dir: Path) -> None:
+    """Gives the reserved room free."""
+    with contextlib.suppress(OSError):
+        (run_dir / _RESERVE).unlink(missing_ok=True)
 
 
 def write_machine(run_dir: Path, machine: Mapping[str, Any]) -> None:

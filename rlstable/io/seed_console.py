@@ -10,7 +10,7 @@ from rlstable.io.console import Console
 # What happens to all seeds alike is told once.
 _ALIKE = frozenset(
     {
-        "backend_chosen", "backend_fallback", "compile_cache_unusable", "configuration_changed",
+        "backend_chosen", "backend_fallback", "compile_cache_unusable", "configuration_changed", "disk_nearly_full",
         "environments_redrawn", "folder_not_remembered", "lock_unsupported", "memory_planned", "memory_tight",
         "precision_not_delivered", "versions_changed",
     }

@@ -7,6 +7,7 @@ breaks in one of them, training goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import warnings
@@ -138,7 +139,8 @@ class TensorBoard:
                 "or set sinks.tensorboard=false"
             ) from error
         purge = None if resume_step is None else int(resume_step) + 1
-        self._writer = SummaryWriter(str(Path(run_dir) / "tensorboard"), purge_step=purge, flush_secs=10)
+        self._open = functools.partial(SummaryWriter, str(Path(run_dir) / "tensorboard"), flush_secs=10)
+        self._writer = self._open(purge_step=purge)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Writes the metrics that have a finite value."""
@@ -148,6 +150,11 @@ class TensorBoard:
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Writes an event as text under `events/<kind>`."""
         self._writer.add_text(f"events/{kind}", json.dumps(to_json(fields)), int(step))
+
+    def restore(self) -> None:
+        """Begins a new file, where the folder of the present one is gone."""
+        self._writer.close()
+        self._writer = self._open()
 
     def close(self) -> None:
         """Writes out what is left; may be called again."""

@@ -1,11 +1,10 @@
-"""How checkpoints lie on disk: orbax's manager, what it keeps, reading, and folders that supersede others."""
+"""How orbax writes and reads checkpoints: its manager, what it keeps, items, and reading them back."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from rlstable.config import CheckpointConfig, ConfigError
 from rlstable.io import manifest as manifests
 from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
 from rlstable.io.manifest import Damaged, Manifest
-from rlstable.io.rundir import ASIDE
-
-_DAMAGED = ".damaged"
-_RETIRED = ".retired"
+from rlstable.io.quiet import silence_orbax
+from rlstable.io.shelf import RETIRED
 
 
 def open_manager(
@@ -35,6 +32,7 @@ def open_manager(
     """
     import orbax.checkpoint as ocp
 
+    silence_orbax()
     policies: list[Any] = []
     if config is not None:
         policies = [
@@ -49,7 +47,7 @@ def open_manager(
         cleanup_tmp_directories=config is not None,
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies) if policies else None,
         # Renamed at once and deleted afterwards, so that a crash leaves no half of a checkpoint under its number.
-        todelete_subdir=None if config is None else _RETIRED,
+        todelete_subdir=None if config is None else RETIRED,
         enable_async_checkpointing=config is not None and config.asynchronous,
     )
 
@@ -221,38 +219,15 @@ def first_readable(
     raise ConfigError(f"{directory}: no checkpoint here; give the folder of a run that has saved one")
 
 
-def keep_damaged(directory: Path, step: int) -> None:
-    """Renames a damaged checkpoint, so that it is in nobody's way and can still be looked at."""
-    name, n = f"{step}{_DAMAGED}", 1
-    while (directory / name).exists():
-        n += 1
-        name = f"{step}{_DAMAGED}-{n}"
-    (directory / str(step)).rename(directory / name)
+def verify(manager: Any, folder: Path, step: int) -> None:
+    """Reads a whole checkpoint back.
 
-
-def set_aside(directory: Path, steps: Sequence[int], by: int) -> None:
-    """Renames steps that a new one supersedes, so that a crash before it is complete loses neither."""
-    for step in steps:
-        (directory / str(step)).rename(directory / f"{step}{ASIDE}{by}")
-
-
-def make_room_to_retire(directory: Path) -> None:
-    """Makes the folder for what a save retires, which may be impossible once that save has filled the disk."""
-    (directory / _RETIRED).mkdir(exist_ok=True)
-
-
-def settle(directory: Path) -> None:
-    """Deletes what was retired or superseded by a complete checkpoint, brings back what an incomplete one was to.
-
-    What cannot be deleted is in nobody's way, and is tried again the next time.
+    Raises:
+        Damaged: It is not what was saved.
     """
-    shutil.rmtree(directory / _RETIRED, ignore_errors=True)
-    for aside in directory.glob(f"*{ASIDE}*"):
-        step, by = aside.name.split(ASIDE)
-        if (directory / by).is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            aside.rename(directory / step)
+    _, manifest = read_json(manager, folder, step)
+    read_arrays(manager, step, "state", manifest.state)
+    read_arrays(manager, step, "policy", manifest.policy)
 
 
 def finite(score: Any) -> float | None:

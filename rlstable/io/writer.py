@@ -30,6 +30,10 @@ class Writer:
         """Has a call made soon, however many are left: for what is rare."""
         self._give(call, *args)
 
+    def now(self, call: Callable[[], object]) -> None:
+        """Makes a call after all that were given and waits for it; what it raises is raised here."""
+        self._thread.submit(call).result()
+
     def wait(self) -> None:
         """Returns when all calls that were given are made."""
         self._thread.submit(int).result()

@@ -136,9 +136,12 @@ def _trips(story: Story) -> float:
 def _facts(story: Story) -> str:
     name, style, meaning = _ending(story)
     trips, rollbacks = _trips(story), story.last("supervise/rollbacks") or 0.0
+    found = (story.result or {}).get("unsaved_steps")
+    unsaved = found if isinstance(found, int | float) else 0
     facts = [
         ("stop reason", f'<span class="{style}" title="{text(meaning)}">{text(name)}</span>'),
         ("steps", f"{_steps(story):,.0f}"),
+        *([("steps not saved", f'<span class="bad">{unsaved:,.0f}</span>')] if unsaved else []),
         ("last return", number(story.last("eval/episode_reward"))),
         ("best evaluation", number(_best_evaluation(story))),
         *([("confirmed best", number(_confirmed(story)))] if _confirmed(story) is not None else []),

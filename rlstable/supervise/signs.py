@@ -122,6 +122,13 @@ class SignMemory:
         spells = {name: Spell(**spell) for name, spell in saved.get("spells", {}).items()}
         return cls(**saved | {"spells": spells})
 
+    def say(self, name: str, step: int, text: str) -> None:
+        """Keeps a sign of something that no metric shows."""
+        spell = self.spells.setdefault(name, Spell())
+        spell.count += 1
+        spell.first_step = spell.first_step if spell.count > 1 else step
+        spell.last_step, spell.text = step, text
+
     @property
     def said(self) -> dict[str, dict[str, Any]]:
         """Count, first step, last step, text and `lasts` of every sign that was said, ordered by first step.

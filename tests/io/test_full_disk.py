@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import time
 from collections.abc import Iterator
@@ -80,6 +81,51 @@ def test_a_full_disk_keeps_the_last_good_one_and_is_tried_again(disk, asynchrono
         assert checkpoints.all() == [231]
         np.testing.assert_array_equal(checkpoints.restore(TEMPLATE)[0]["x"], noise(231)["x"])
     assert [path.name for path in (disk / "checkpoints").iterdir()] == ["231"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_full_disk_makes_way_for_the_newest_checkpoint_and_keeps_the_best(disk, asynchronous, capfd):
+    """Four of 400 kB fit on two megabytes; the fifth is in the place of the oldest that is neither best nor newest."""
+    events: list[tuple[str, dict[str, Any]]] = []
+    config = CheckpointConfig(keep=10, keep_best=1, keep_period=3, asynchronous=asynchronous)
+    with Checkpoints(disk, config, lambda kind, fields: events.append((kind, fields))) as checkpoints:
+        for i in range(1, 9):
+            assert checkpoints.save(i, noise(i), POLICY, {"i": i}, score=-abs(i - 2.0))
+            assert checkpoints.wait()
+        steps = checkpoints.all()
+        assert steps[-1] == 8 and 2 in steps
+        np.testing.assert_array_equal(checkpoints.restore(TEMPLATE)[0]["x"], noise(8)["x"])
+        np.testing.assert_array_equal(checkpoints.restore(TEMPLATE, 2)[0]["x"], noise(2)["x"])
+    thinned = [fields["iterations"] for kind, fields in events if kind == "checkpoints_thinned"]
+    assert {kind for kind, _ in events} == {"checkpoints_thinned"} and thinned[0] == [1]
+    assert not any(2 in iterations for iterations in thinned)
+    assert not [path for path in (disk / "checkpoints").iterdir() if not path.name.isdecimal()]
+    assert capfd.readouterr().err == ""
+
+
+def test_full_disk_loses_no_checkpoint_where_that_makes_too_little_room(disk):
+    events: list[str] = []
+    config = CheckpointConfig(keep=3, keep_best=0, asynchronous=False)
+    with Checkpoints(disk, config, lambda kind, fields: events.append(kind)) as checkpoints:
+        for i in (1, 2):
+            assert checkpoints.save(i, {"x": np.zeros(1)}, POLICY, {"i": i})
+        fill(disk)
+        assert not checkpoints.save(3, noise(3), POLICY, {"i": 3})
+        assert checkpoints.all() == [1, 2]
+    assert events == ["checkpoint_failed"]
+
+
+def test_failing_saves_leave_nothing_on_stderr(disk, capfd):
+    """Neither orbax's background threads nor asyncio; what other libraries log there stays."""
+    with Checkpoints(disk, CheckpointConfig(keep=1, keep_best=0)) as checkpoints:
+        checkpoints.save(1, noise(1), POLICY, {})
+        checkpoints.wait()
+        fill(disk)
+        for i in (2, 3):
+            checkpoints.save(i, noise(i), POLICY, {})
+            assert not checkpoints.wait()
+    gc.collect()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_save_that_fails_in_the_background_is_heard_of_without_waiting_for_it(disk):

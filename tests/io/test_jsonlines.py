@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from typing import Any
 
@@ -121,3 +122,21 @@ def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(tmp_path):
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert lines[0] == '{"ste'
     assert json.loads(lines[1])["a"] == 2.0
+
+
+def test_lines_whose_file_is_gone_are_written_again(tmp_path):
+    folder = tmp_path / "run"
+    lines = JsonLines(folder)
+    lines.log(1, {"x": 1.0})
+    lines.event(1, "a", {})
+    assert lines.in_place
+    shutil.rmtree(folder)
+    assert not lines.in_place
+    lines.log(2, {"x": 2.0})  # into a file without a name
+    folder.mkdir()
+    lines.restore()
+    assert lines.in_place
+    lines.log(3, {"x": 3.0})
+    lines.close()
+    assert [json.loads(line)["x"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1.0, 2.0, 3.0]
+    assert [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()] == ["a"]

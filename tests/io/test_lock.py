@@ -107,3 +107,26 @@ def test_a_folder_that_cannot_be_written_is_an_os_error_and_leaks_nothing(tmp_pa
         RunLock(tmp_path)
     lock.release()
     assert (len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0) == before
+
+
+def test_a_lock_on_a_folder_that_is_gone_is_taken_again_on_the_new_one(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = RunLock(folder)
+    folder.rename(tmp_path / "elsewhere")
+    assert not lock.in_place
+    folder.mkdir()
+    other = RunLock(folder)
+    with pytest.raises(ConfigError, match="is in use by process"):
+        lock.take_again()
+    lock.release()
+    assert (folder / ".lock").exists()  # the other's
+    other.release()
+    lock = RunLock(tmp_path / "elsewhere")  # given free with the process's hold on it
+    (tmp_path / "elsewhere").rename(tmp_path / "again")
+    (tmp_path / "elsewhere").mkdir()
+    lock.take_again()
+    assert lock.in_place
+    RunLock(tmp_path / "again").release()
+    lock.release()
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -155,7 +155,7 @@ def test_a_crash_while_deleting_leaves_no_half_of_a_checkpoint(tmp_path, monkeyp
         save_scores(checkpoints, {1: None})
         with monkeypatch.context() as crashed:
             crashed.setattr(
-                "rlstable.io.store.shutil.rmtree", lambda path, **_: next(path.rglob("manifest/*")).unlink()
+                "rlstable.io.shelf.shutil.rmtree", lambda path, **_: next(path.rglob("manifest/*")).unlink()
             )
             save_scores(checkpoints, {2: None})
         assert [path.name for path in retired.iterdir()] == ["1"]

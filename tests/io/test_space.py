@@ -1,0 +1,48 @@
+"""Which checkpoints make way for a newer one."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from rlstable.config import CheckpointConfig
+from rlstable.io.space import dispensable, enough, free_bytes, is_full, over_quota, size_of
+
+
+def test_the_newest_and_the_best_are_never_dispensable():
+    config = CheckpointConfig(keep_period=100)
+    # Those kept as the latest only, then the scored ones from the worst on, then those kept for good.
+    assert dispensable([100, 110, 120, 130, 140, 150], [130, 110, 120], config) == [140, 120, 110, 100]
+    assert dispensable([1], [], config) == dispensable([], [], config) == []
+    assert dispensable([1, 2], [2, 1], config) == [1]
+    assert dispensable([1, 2], [1], config) == []
+
+
+def test_as_few_are_taken_as_make_enough_room_and_none_where_all_are_too_little():
+    sizes = {1: 10, 2: 20, 3: 30}
+    assert enough([1, 2, 3], sizes, 10) == [1]
+    assert enough([1, 2, 3], sizes, 11) == [1, 2]
+    assert enough([1, 2, 3], sizes, 61) == []
+    assert enough([1, 2, 3], sizes, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "full", "quota"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True, False),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), True, True),
+        (ValueError('RESOURCE_EXHAUSTED: Error writing "x" in OCDBT database'), True, False),
+        (ValueError("Error writing: Disk quota exceeded"), True, True),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), False, False),
+    ],
+)
+def test_errors_of_a_full_disk_are_told_from_others(error, full, quota):
+    assert (is_full(error), over_quota(error)) == (full, quota)
+
+
+def test_room_is_that_of_the_next_folder_up_that_exists(tmp_path):
+    assert free_bytes(tmp_path / "not" / "there") == pytest.approx(free_bytes(tmp_path), rel=0.2)
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    assert 100_000 <= size_of(tmp_path) <= 110_000

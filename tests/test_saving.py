@@ -1,0 +1,350 @@
+"""Exit code 0 means that the policy in the folder is the run's last one or its best, saved and finite."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from quick_compile import ENVIRONMENT
+from toys import GUARDS_OFF, tiny_config
+
+from rlstable.config import Config, ConfigError
+from rlstable.endings import SAVED, Ending
+from rlstable.fleet import Fleet
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.rundir import read_result, steps_in
+from rlstable.policy import load_policy
+from rlstable.runner import Runner
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+ROOT = Path(__file__).resolve().parents[1]
+ITERATION = 64
+LAST = 8
+TINY = [
+    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8", "eval.num_evals=0",
+    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
+    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2", "devices=1",
+    "sinks.console=plain", f"total_steps={LAST * ITERATION}", "checkpoint.every=1",
+]  # fmt: skip
+
+
+def quick(**sections: Any) -> Config:
+    """Eight iterations, each of them saved."""
+    defaults: dict[str, Any] = {
+        "guards": {}, "devices": 1, "total_steps": LAST * ITERATION, "eval": {"num_evals": 0},
+        "sinks": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines() if line]
+    return [event for event in lines if event["kind"] in kinds]
+
+
+def rows(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] // ITERATION for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
+    """Every save of a later iteration fails, the second attempt too."""
+    begin = Checkpoints._begin
+
+    def broken(self: Checkpoints, save: Any, in_background: bool) -> None:
+        if save.iteration > iteration:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        begin(self, save, in_background)
+
+    monkeypatch.setattr(Checkpoints, "_begin", broken)
+
+
+def small_disk(folder: Path, size: str) -> None:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"mounting a small disk is not permitted here: {getattr(error, 'stderr', error)}")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk on which a run can begin and no checkpoint has room."""
+    folder = tmp_path / "disk"
+    small_disk(folder, "220k")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def command(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The training command in a process of its own."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    return subprocess.run(
+        [sys.executable, "-m", "rlstable.train", *TINY, *words, f"hydra.run.dir={folder.name}"],
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": path} | environment, cwd=folder.parent,
+        capture_output=True, text=True, errors="surrogateescape", timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_prints_no_traceback(tiny_disk: Path) -> None:
+    done = command(tiny_disk, "sinks.console=plain")
+    assert done.returncode == 13, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "stop reason    not_saved: the last state could not be saved" in done.stdout
+    assert f"not saved      the last {LAST * ITERATION:,} steps" in done.stdout
+    assert re.search(r"! step 0  disk_nearly_full: free_mb 0\.\d, checkpoint_mb 0.1", done.stdout)
+    assert done.stdout.index("disk_nearly_full") < done.stdout.index("checkpoint_failed")
+    assert "sign nothing_saved: no good state was saved in the last" in done.stdout
+    assert " go on " not in done.stdout and " use it " not in done.stdout  # there is no policy
+    left = read_result(tiny_disk)
+    assert left is not None
+    assert (left["stop_reason"], left["exit_code"], left["unsaved_steps"]) == ("not_saved", 13, LAST * ITERATION)
+    page = (tiny_disk / "report.html").read_text()
+    assert re.search(r'<dt>stop reason</dt><dd><span class="bad"[^>]*>not_saved</span>', page)
+    assert f'<dt>steps not saved</dt><dd><span class="bad">{LAST * ITERATION}</span>' in page
+
+
+def test_run_whose_last_saves_fail_ends_as_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_after(monkeypatch, 3)
+    result = Runner(quick(), tmp_path).run()
+    assert (result.ending, result.ending.exit_code) == (Ending.not_saved, 13)
+    left = read_result(tmp_path)
+    assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
+    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or see that it can be written; then ")
+    assert left["signs"]["nothing_saved"]["count"] == 2  # at the second failure in a row and at the fourth
+    said = [(event["step"] // ITERATION, event["value"] // ITERATION) for event in events(tmp_path, "sign")]
+    assert said == [(5, 2), (7, 4)]
+    assert [event["iteration"] for event in events(tmp_path, "checkpoint_failed")] == [4, 5, 6, 7, 8]
+    assert steps_in(tmp_path / "checkpoints") == [2, 3]
+    assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
+    monkeypatch.undo()
+    again = Runner(quick(resume="auto"), tmp_path)
+    assert again.step == 3 * ITERATION
+    assert again.run().ending is Ending.completed
+    assert steps_in(tmp_path / "checkpoints") == [7, 8]
+    left = read_result(tmp_path)
+    assert left is not None and left["stop_reason"] == "completed" and "unsaved_steps" not in left
+
+
+def test_save_that_fails_once_is_tried_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, failed = Checkpoints._begin, []
+
+    def broken(self: Checkpoints, save: Any, in_background: bool) -> None:
+        if save.iteration not in failed:
+            failed.append(save.iteration)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        begin(self, save, in_background)
+
+    monkeypatch.setattr(Checkpoints, "_begin", broken)
+    assert Runner(quick(), tmp_path).run().ending is Ending.completed
+    assert failed == [*range(1, LAST + 1)]
+    assert steps_in(tmp_path / "checkpoints") == [7, 8]
+    assert not events(tmp_path, "checkpoint_failed")
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saved", "not saved"])
+def test_every_ending_with_exit_code_0_has_its_last_state_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
+) -> None:
+    """All endings, of a run whose last state is saved, and of one whose is not."""
+    if not saves:
+        fail_after(monkeypatch, 1)
+    runner = Runner(quick(total_steps=2 * ITERATION), tmp_path)
+    while runner.advance() is None:
+        pass
+    settled = {ending: runner.settle(ending) for ending in Ending}
+    runner.close()
+    assert steps_in(tmp_path / "checkpoints") == ([1, 2] if saves else [1])
+    assert Ending.not_saved.exit_code == 13 and not Ending.not_saved.succeeded
+    for asked, ending in settled.items():
+        assert ending is (Ending.not_saved if asked in SAVED and not saves else asked)
+        assert saves or ending.exit_code != 0
+        # A bad ending, and one by a signal, keeps its name; a queue that waits for 75 must not begin again for ever.
+        assert asked in (Ending.completed, Ending.target_reached, Ending.stopped, Ending.time_limit) or ending is asked
+    assert {ending for ending in Ending if ending.exit_code == 0} <= set(SAVED)
+
+
+def test_bad_ending_keeps_its_name_and_says_what_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_after(monkeypatch, 1)
+    storm = {"site": "reward", "probability": 1.0, "start": 4}
+    result = Runner(quick(guards={"storm": {"patience": 2}}, fault=storm), tmp_path).run()
+    assert result.ending is Ending.physics_unstable
+    left = read_result(tmp_path)
+    assert left is not None and left["unsaved_steps"] == 3 * ITERATION
+    assert f"not saved      the last {3 * ITERATION} steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("every", "ending"), [(1, Ending.completed), (100, Ending.not_saved)])
+def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_saved(
+    tmp_path: Path, every: int, ending: Ending
+) -> None:
+    storm = {"site": "reward", "probability": 1.0, "start": LAST - 1}
+    checkpoint = {"every": every, "keep": 2, "asynchronous": False}
+    result = Runner(quick(fault=storm, guards={"storm": {"patience": 10}}, checkpoint=checkpoint), tmp_path).run()
+    assert result.ending is ending
+    left = read_result(tmp_path)
+    assert left is not None and left.get("unsaved_steps", 0) == (0 if every == 1 else (LAST - 1) * ITERATION)
+
+
+def test_run_without_checkpoints_completes(tmp_path: Path) -> None:
+    assert Runner(quick(checkpoint={"enabled": False}), tmp_path).run().ending is Ending.completed
+
+
+def test_policy_that_is_not_finite_never_ends_with_exit_code_0(tmp_path: Path) -> None:
+    bad = {"site": "reward", "probability": 1.0, "start": 4}
+    result = Runner(quick(guards=GUARDS_OFF, fault=bad), tmp_path).run()
+    assert (result.ending, result.step) == (Ending.state_not_finite, LAST * ITERATION)
+
+
+def test_seed_that_cannot_be_saved_leaves_the_others_their_endings(tmp_path: Path) -> None:
+    config = quick(seeds=2, total_steps=3 * ITERATION, fault={"site": "disk", "start": 1, "seed": 1})
+    result = Fleet(config, tmp_path).run()
+    assert [seed.ending for seed in result.seeds] == [Ending.completed, Ending.not_saved]
+    assert result.ending is Ending.not_saved
+    left = read_result(tmp_path)
+    assert left is not None and left["seeds"]["1"]["unsaved_steps"] == 2 * ITERATION
+
+
+def test_disk_that_is_nearly_full_is_said_once_until_there_is_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megabyte = 1024 * 1024
+    monkeypatch.setattr("rlstable.saving.size_of", lambda folder: megabyte)
+    # Before the first iteration; then at every save.
+    free = iter([200_000, *(int(share * megabyte) for share in (2.5, 1.9, 2.5, 3.5, 1.5, 1.0, 9.0, 9.0))])
+    monkeypatch.setattr("rlstable.saving.free_bytes", lambda folder: next(free))
+    Runner(quick(), tmp_path).run()
+    said = [(event["step"] // ITERATION, event["free_mb"]) for event in events(tmp_path, "disk_nearly_full")]
+    assert said == [(0, 0.2), (2, 1.9), (5, 1.5)]
+
+
+def lose(folder: Path, how: str) -> None:
+    if how == "moved":
+        folder.rename(folder.with_name("elsewhere"))
+    elif how == "config":
+        (folder / "config.yaml").unlink()
+    elif how == "copied over":
+        shutil.copytree(folder, folder.with_name("copy"))
+        shutil.rmtree(folder)
+        folder.with_name("copy").rename(folder)
+    else:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "config", "copied over"])
+@pytest.mark.parametrize("at", [4, LAST], ids=["midway", "at the end"])
+def test_run_folder_that_vanishes_is_written_again_whole(
+    tmp_path: Path, how: str, at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+
+    def watch(step: int, _: Any) -> None:
+        if step == at * ITERATION:
+            lose(folder, how)
+
+    assert Runner(quick(), folder, watch).run().ending is Ending.completed
+    [restored] = events(folder, "run_folder_restored")
+    assert restored["folder"] == str(folder)
+    assert f"! step {at * ITERATION}  run_folder_restored: folder {folder}" in capsys.readouterr().out
+    assert rows(folder) == [*range(1, LAST + 1)]  # those of before too
+    assert {"config.yaml", "machine.json", "result.json", "report.html", "checkpoints"} <= set(os.listdir(folder))
+    assert ".lock" not in os.listdir(folder) and ".reserve" not in os.listdir(folder)
+    assert steps_in(folder / "checkpoints")[-1] == LAST
+    assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
+    longer = Runner(quick(resume="auto", total_steps=(LAST + 1) * ITERATION), folder)
+    assert longer.step == LAST * ITERATION
+    assert longer.run().ending is Ending.completed
+
+
+def test_run_folder_that_vanishes_after_the_last_save_is_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    runner = Runner(quick(), folder)
+    while runner.advance() is None:
+        pass
+    shutil.rmtree(folder)
+    assert runner.finish(Ending.completed).ending is Ending.completed
+    assert steps_in(folder / "checkpoints") == [LAST]
+    assert rows(folder) == [*range(1, LAST + 1)]
+
+
+def test_run_folder_that_cannot_be_written_again_ends_as_not_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def watch(step: int, _: Any) -> None:
+        if step == 4 * ITERATION:
+            shutil.rmtree(folder)
+            folder.touch()  # a file stands in its place
+
+    result = Runner(quick(), folder, watch).run()
+    assert (result.ending, result.ending.exit_code) == (Ending.not_saved, 13)
+
+
+def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> None:
+    folder, others = tmp_path / "run", []
+
+    def watch(step: int, _: Any) -> None:
+        if step == 4 * ITERATION:
+            shutil.rmtree(folder)
+            others.append(Runner(quick(), folder))
+
+    assert Runner(quick(), folder, watch).run().ending is Ending.not_saved
+    [other] = others
+    assert (folder / ".lock").exists()
+    assert other.run().ending is Ending.completed
+    assert rows(folder) == [*range(1, LAST + 1)]
+
+
+def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def watch(step: int, _: Any) -> None:
+        if step == 2 * ITERATION:
+            shutil.rmtree(folder)
+
+    assert Fleet(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().ending is Ending.completed
+    assert rows(folder) == [1, 2, 3, 4]
+    assert (folder / "config.yaml").is_file()
+    for seed in range(2):
+        assert rows(folder / f"seed-{seed}") == [1, 2, 3, 4]
+        assert steps_in(folder / f"seed-{seed}" / "checkpoints") == [3, 4]
+
+
+def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_path: Path) -> None:
+    def watch(step: int, _: Any) -> None:
+        if step == 4 * ITERATION:  # as an editor saves it
+            (tmp_path / "new").write_text((tmp_path / "config.yaml").read_text() + "# a note\n")
+            os.replace(tmp_path / "new", tmp_path / "config.yaml")
+
+    assert Runner(quick(), tmp_path, watch).run().ending is Ending.completed
+    assert (tmp_path / "config.yaml").read_text().endswith("# a note\n")
+    assert not events(tmp_path, "run_folder_restored")
+
+
+def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:
+    folder = tmp_path / "gr\udcf6\udcdfe"
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: no checkpoint can be saved under '/.*; choose another"):
+        Runner(quick(), folder)
+    assert not folder.exists()
+
+
+def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "größe"
+    folder.mkdir()
+    done = command(folder / "run", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("rlstable: hydra.run.dir: no checkpoint can be saved under ") and "LC_ALL=C.UTF-8" in line
