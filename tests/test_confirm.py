@@ -239,7 +239,7 @@ def test_signal_while_the_best_is_confirmed_ends_that(
 def test_endings_that_must_be_quick_are_not_confirmed() -> None:
     others = set(Ending) - set(CONFIRMED_AT)
     assert {ending.name for ending in others} == {
-        "config_error", "out_of_memory", "time_limit", "error", "interrupted", "preempted",
+        "config_error", "out_of_memory", "not_saved", "time_limit", "error", "interrupted", "preempted",
     }  # fmt: skip
 
 
