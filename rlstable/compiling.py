@@ -11,6 +11,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from rlstable import processor
+from rlstable.private_folder import make_private, writable_by_others
 from rlstable.user_cache import user_cache
 
 # Tells the user what is compiling, for as long as it takes.
@@ -50,7 +51,8 @@ def quick_options() -> dict[str, bool | int]:
 def keep_programs(folder: str | None) -> str | None:
     """Has jax keep compiled programs on disk, for the next process that compiles the same.
 
-    Where jax has been told of a folder already (`JAX_COMPILATION_CACHE_DIR`), `auto` leaves it at that.
+    A folder that another user could write to is not used, since compiled programs are executed. Where jax has been told
+    of a folder already (`JAX_COMPILATION_CACHE_DIR`), `auto` leaves it at that, unchecked.
 
     Args:
         folder: Where; `auto` for a folder of the user's own, below `$XDG_CACHE_HOME` or `~/.cache`; None for nowhere.
@@ -64,10 +66,12 @@ def keep_programs(folder: str | None) -> str | None:
     # jax's key does not say for which processor machine code is, and homes are shared among machines.
     place = (own if folder == "auto" else Path(folder).expanduser()).absolute() / processor.fingerprint()
     try:
-        # What lies here is executed: it is nobody else's to write.
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(place)
+        writable = writable_by_others(place)  # the files of this folder are executed
     except OSError as error:
         return f"{place}: {error.strerror}"
+    if writable is not None:
+        return f"{writable}, or set compile_cache to a folder that only you can write"
     if not os.access(place, os.W_OK):
         return f"{place}: cannot be written"
     if _known_folder() != str(place):

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import pickle
-import stat
 import tempfile
 import time
 import zlib
@@ -30,6 +29,7 @@ from rlstable.config import Config
 from rlstable.envs import foreign
 from rlstable.envs.simulations import share_of_cores
 from rlstable.precision import Precision, level
+from rlstable.private_folder import make_private, user_id, writable_by_others
 from rlstable.programs import Arguments, Programs
 from rlstable.versions import versions
 
@@ -61,7 +61,7 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
     if files is None or folder is None:
         return Programs(precision, options)
     # A folder of one's own: who writes here has it executed, and the folder of jax's programs may be shared.
-    own = folder / f"traced-{os.getuid()}"
+    own = folder / f"traced-{user_id()}"
     return KeptPrograms(own, _origin(config, files), mesh, precision, options)
 
 
@@ -186,8 +186,7 @@ def _deserialized(kept: _Kept) -> export.Exported | None:
 def _read(place: Path) -> _Kept | None:
     """What was kept; None where nothing was, it is torn, or another user could have written it."""
     try:
-        folder = place.parent.stat()
-        if folder.st_uid != os.getuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if writable_by_others(place.parent) is not None:
             return None
         found = place.read_bytes()
         body = memoryview(found)[_CHECKSUM_BYTES:]
@@ -207,7 +206,7 @@ def _write(place: Path, kept: _Kept) -> None:
         OSError: It cannot be written.
     """
     body = pickle.dumps(tuple(kept))
-    place.parent.mkdir(mode=0o700, exist_ok=True)
+    make_private(place.parent)
     handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=place.parent)
     try:
         with os.fdopen(handle, "wb") as file:

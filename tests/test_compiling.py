@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,43 @@ def test_a_folder_that_cannot_be_made_is_said_and_costs_nothing_else(cache: Path
     run = Runner(tiny_config(sinks={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
     run.close()
     assert '"compile_cache_unusable"' in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_folder_that_other_users_can_write_to_is_not_used_and_said_once(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, jax read machine code from such a folder, and no event was logged."""
+    shared = cache / "scratch"
+    shared.mkdir()
+    shared.chmod(0o777)
+    said = keep_programs(str(shared))
+    assert said is not None and f"{shared}, above {shared}/" in said and "(mode 0777)" in said
+    assert "set compile_cache to a folder that only you can write" in said
+    assert folder_of_programs() is None
+    Runner(tiny_config(sinks={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["error"] for event in events if event["kind"] == "compile_cache_unusable"] == [said]
+    assert capsys.readouterr().out.count("compile_cache_unusable") == 1
+    assert folder_of_programs() is None
+
+
+def test_folder_of_programs_that_another_user_has_made_is_not_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert keep_programs("auto") is None
+    jax.config.update("jax_compilation_cache_dir", None)
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    said = keep_programs("auto")
+    assert said is not None and f"belongs to another user (uid {owner})" in said
+    assert folder_of_programs() is None
+
+
+def test_cache_home_that_everyone_may_write_to_is_not_used(cache: Path) -> None:
+    cache.chmod(0o777)
+    said = keep_programs("auto")
+    assert said is not None and said.startswith(f"{cache}, above {cache}/rlstable/programs/")
+    assert folder_of_programs() is None
 
 
 def test_where_programs_are_kept_is_known_afterwards(cache: Path) -> None:

@@ -1,0 +1,85 @@
+"""Checks of who can write a folder whose files are executed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlstable.private_folder import make_private, user_id, writable_by_others
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "above" / "programs"
+    make_private(made)
+    return made
+
+
+def test_folder_of_this_user_alone_passes(folder: Path) -> None:
+    assert writable_by_others(folder) is None
+    folder.chmod(0o755)  # others may read
+    assert writable_by_others(folder) is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o707, 0o1777])
+def test_folder_that_group_or_others_may_write_to_is_named_with_its_remedy(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    expected = f"{folder} can be written by other users (mode {mode:04o}); chmod go-w {folder}"
+    assert writable_by_others(folder) == expected
+
+
+def test_folder_of_another_user_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert writable_by_others(folder) == f"{folder} belongs to another user (uid {owner})"
+
+
+@pytest.mark.parametrize(("mode", "passes"), [(0o777, False), (0o707, False), (0o1777, True), (0o755, True)])
+def test_parent_that_everyone_may_write_to_needs_the_sticky_bit(folder: Path, mode: int, passes: bool) -> None:
+    folder.parent.chmod(mode)
+    found = writable_by_others(folder)
+    assert passes == (found is None)
+    if found is not None:
+        assert f"{folder.parent}, above {folder}, can be written by other users" in found
+
+
+@pytest.mark.parametrize(("own_group", "passes"), [(True, True), (False, False)])
+def test_only_this_users_own_group_may_write_to_a_parent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, own_group: bool, passes: bool
+) -> None:
+    folder.parent.chmod(0o775)
+    group = folder.parent.stat().st_gid
+    monkeypatch.setattr(os, "getgid", lambda: group if own_group else group + 1)
+    assert passes == (writable_by_others(folder) is None)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_parent_of_another_user_is_named(folder: Path) -> None:
+    os.chown(folder.parent, 12345, -1)
+    assert writable_by_others(folder) == f"{folder.parent}, above {folder}, belongs to another user (uid 12345)"
+
+
+def test_symbolic_link_is_as_private_as_the_folder_that_it_names(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert writable_by_others(link) is None
+    folder.chmod(0o777)
+    assert f"{folder} can be written by other users" in str(writable_by_others(link))
+
+
+def test_missing_parents_are_made_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_private(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
+    assert writable_by_others(tmp_path / "a" / "b") is None
+
+
+def test_every_folder_passes_on_a_system_without_user_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.chmod(0o777)
+    monkeypatch.delattr(os, "getuid")
+    assert writable_by_others(folder) is None and user_id() == 0
