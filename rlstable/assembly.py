@@ -18,6 +18,7 @@ from rlstable import background, faults, sharding
 from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.envs.double import DoublePhysics
+from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
@@ -84,6 +85,8 @@ class Assembly:
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
         self.loaded = load(config.env, None, len(mesh.local_devices))
         self.single = single = self.loaded.env
+        if config.env.source == "import":  # tracing takes time, and Brax's environments keep the interface
+            check(single, config.env.name)
         self.precision = level(config.precision)
         self.env = VectorEnv(
             DoublePhysics(single) if self.precision.x64 else single,

@@ -16,6 +16,7 @@ from rlstable.compiling import Compiling
 from rlstable.config import Config
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.foreign import interruptible
+from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
 from rlstable.guard_config import GuardsConfig
@@ -241,7 +242,10 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
         config: The whole configuration.
         single: The environment, where it is loaded already.
     """
-    single = load_env(config.env, config.eval.env_kwargs) if single is None else single
+    if single is None:
+        single = load_env(config.env, config.eval.env_kwargs)
+        if config.env.source == "import" and config.eval.env_kwargs:  # without them it is the one of training
+            check(single, f"{config.env.name} with eval.env_kwargs")
     env = VectorEnv(
         DoublePhysics(single) if level(config.precision).x64 else single,
         config.env.episode_length,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from rlstable.config import ConfigError, EnvConfig
 from rlstable.envs.imported import environment_factory
+from rlstable.envs.interface import location, raised
 from rlstable.envs.simulations import Unsupported
 from rlstable.schema import first_line
 
@@ -63,7 +64,12 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
             env = build(None)
         from rlstable.envs.native import with_native_physics
 
-        return with_native_physics(env, devices)
+        try:
+            return with_native_physics(env, devices)  # which traces reset and step
+        except Exception as error:
+            if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
+                raise
+            raise raised(error, config.name, "reset or step") from error
 
     if backend == "native":
         try:
@@ -91,10 +97,11 @@ def _built(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
             # Brax says at every construction that its own engines are not maintained.
             warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
             env = factory(**kwargs)
-    except (TypeError, ValueError, KeyError, AssertionError, NotImplementedError) as error:
+    except Exception as error:
         given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) or "no arguments"
+        where = location(error) if ":" in name else ""  # in the user's own class
         raise ConfigError(
-            f"env.kwargs: {name} cannot be built with {given}: {first_line(error)}; "
+            f"env.kwargs: {name} cannot be built with {given}: {first_line(error)}{where}; "
             "see env.backend, env.kwargs and eval.env_kwargs"
         ) from error
     for method in ("reset", "step"):

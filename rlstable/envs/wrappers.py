@@ -57,16 +57,8 @@ class VectorEnv:
         """First states, `[B]` for `B` random keys, with the `info` entries that Brax's wrappers keep."""
         state = jax.vmap(self.env.reset)(keys)
         zeros = jnp.zeros(keys.shape[:1])
-        totals = {name: zeros for name in ("sum_reward", "length", *state.metrics)}
-        own = {
-            "steps": zeros,
-            "truncation": zeros,
-            "episode_done": zeros,
-            "episode_metrics": totals,
-            "first_pipeline_state": physics(state),
-            "first_obs": state.obs,
-        }
-        return state.replace(info={**state.info, **own})
+        first = {"first_pipeline_state": physics(state), "first_obs": state.obs}
+        return state.replace(info={**state.info, **episode_entries(state.metrics, zeros), **first})
 
     def clean(self, state: Any) -> jax.Array:
         """Which first states are fit to start from, bool `[B]`."""
@@ -204,6 +196,17 @@ class VectorEnv:
 
         parts = apply_if(jnp.any(wanted), draw, _parts(state))
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
+
+
+def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
+    """The entries of `info` that count an episode; `step` of the environment is given them and must return them.
+
+    Args:
+        metrics: Of the environment's state.
+        zeros: Value of every entry.
+    """
+    totals = {name: zeros for name in ("sum_reward", "length", *metrics)}
+    return {"steps": zeros, "truncation": zeros, "episode_done": zeros, "episode_metrics": totals}
 
 
 def inner(state: Any) -> Any:

@@ -137,7 +137,7 @@ class Modelled(PointMass):
     mj_model = arm(joint='stiffness="4.2e6"')
 
 
-def examined(env: Any, monkeypatch: pytest.MonkeyPatch, compiles: bool = False, **sections: Any) -> Report:
+def examined(env: Any, /, monkeypatch: pytest.MonkeyPatch, compiles: bool = False, **sections: Any) -> Report:
     monkeypatch.setattr("rlstable.assembly.load", lambda *_: Loaded(env, "mjx"))
     monkeypatch.setattr(checkup, "surroundings", lambda: MACHINE)
     return examine(tiny_config(devices=1, **sections), compiles)
@@ -159,7 +159,7 @@ def test_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = examined(Bad(), monkeypatch, compiles=True)
+    report = examined(Bad(), monkeypatch, compiles=True, env={"source": "brax", "name": "fast"})
     assert report.exit_code == 1
     assert report.findings[0].what == "the training program cannot be built: ValueError: no such actuator"
     assert (report.memory, report.environments) == (None, None)
@@ -169,6 +169,8 @@ def test_a_program_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None
 def test_mistakes_are_the_trainers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="devices: 99 asked for"):
         examine(tiny_config(devices=99))
+    with pytest.raises(ConfigError, match=r"step raises ValueError: no such actuator \(.*test_checkup\.py:\d+\)"):
+        examined(Bad(), monkeypatch)
     with pytest.raises(ConfigError, match=r"network\.policy_obs_key: the observation has no 'pixels'"):
         examined(PointMass(named=True), monkeypatch, network={"policy_obs_key": "pixels"})
 
