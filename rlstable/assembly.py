@@ -32,6 +32,7 @@ from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.precision import Precision, level
 from rlstable.programs import Programs
 from rlstable.side_by_side import side_by_side
+from rlstable.supervise.memory_bound import require_memory
 
 
 class Program(NamedTuple):
@@ -119,11 +120,17 @@ class Assembly:
             key_resets: For the environments.
             fault: What goes wrong on purpose, and when; its site is the configuration's.
             ahead: Whether the next that is asked for is the training program for this state, so that it is begun.
+
+        Raises:
+            ConfigError: The environments or an iteration's experience cannot fit into memory, or hardly any reset is
+                clean.
         """
         # Other seeds of the same assembly find it compiled.
+        like = self._first_states()
+        networks = self.ppo.networks
+        require_memory(self._config, self._mesh, like, networks.select(like.obs), networks.action_size)
         with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
             resets = self._resets.begin()
-            like = self._first_states()
             if self._parameters is None:
                 untrained = self._program_of_untrained(like)
                 self._parameters = self._programs.build("untrained", untrained, lambda: (key,), seldom=True)

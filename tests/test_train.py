@@ -68,6 +68,10 @@ BAD_INPUT = {
     ),
     "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built"),
     "a reset that is never clean": ([*TINY, "env.kwargs={bad_resets: 1.0}"], "env.name: none of 80 resets"),
+    "a batch beyond all memory": (
+        [*TINY, "ppo.num_envs=1000000", "ppo.batch_size=1000000", "ppo.unroll_length=1000000"],
+        "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
+    ),
     "seeds that grow": (
         ["seeds=2", "supervise.warm_start.enabled=true"],
         "seeds: 2 share one program, and a warm start needs another",

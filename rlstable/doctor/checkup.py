@@ -19,6 +19,7 @@ from rlstable.envs.model import model_of
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
+from rlstable.supervise.memory_bound import experience_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Memory:
         limit: What may be used; None where nobody knows.
         live: In use now; None likewise.
         per_environment: State that each environment keeps between steps.
-        rows: Observations of one iteration's batch, over all devices.
+        rows: Experience of one iteration at least, over all devices.
     """
 
     footprint: Footprint | None
@@ -220,14 +221,15 @@ def _memory(config: Config, assembly: Assembly, mesh: Any, compiles: bool, tell:
         tell("compiling the training program for its memory (--no-compile leaves it out)")
         needs = memory.footprint(assembly.compiled(shapes).executable)
     device = mesh.devices.flat[0]
-    observation = bytes_of(assembly.ppo.networks.select(shapes.env_state.obs)) // config.ppo.num_envs
+    networks = assembly.ppo.networks
+    rows, _ = experience_bytes(config, networks.select(shapes.env_state.obs), networks.action_size)
     return Memory(
         footprint=needs,
         needed=memory.needed(needs, mesh),
         limit=memory.limit(device, config.supervise.memory.limit_gib),
         live=memory.live(device),
         per_environment=bytes_of(shapes.env_state) // config.ppo.num_envs,
-        rows=observation * config.ppo.rows * (config.ppo.unroll_length + 1),
+        rows=rows,
     )
 
 

@@ -77,7 +77,7 @@ def _memory(memory: Memory | None, environments: Environments | None) -> Table:
         rows.append(("in use now", readable(memory.live)))
     rows += [
         ("an environment", f"{readable(memory.per_environment)} of state between steps"),
-        ("a batch", f"{readable(memory.rows)} of observations in one iteration"),
+        ("a batch", f"at least {readable(memory.rows)} of experience in one iteration"),
         ("ppo.num_envs", _advice(environments)),
     ]
     return _pairs(rows)

@@ -156,7 +156,7 @@ class VectorEnv:
         """One step of every environment, all at once or some after others."""
         if self.per_pass is None or self.per_pass >= action.shape[0]:
             return jax.vmap(self.env.step)(state, action)
-        return jax.lax.map(lambda both: self.env.step(*both), (state, action), batch_size=self.per_pass)
+        return _in_passes(self.env.step, (state, action), self.per_pass)
 
     def _episode(self, before: Any, state: Any, ok: jax.Array | None) -> dict[str, Any]:
         """Advances the episode's own bookkeeping, with the choices of Brax's EpisodeWrapper."""
@@ -223,6 +223,24 @@ def _parts(state: Any) -> dict[str, Any]:
     """The cached first state, and what else an environment carries from step to step."""
     info = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
     return {"first": {name: state.info[name] for name in _FIRST}, "info": info, "metrics": state.metrics}
+
+
+def _in_passes(step: Callable[..., Any], args: tuple[Any, ...], per_pass: int) -> Any:
+    """`jax.vmap(step)(*args)`, some rows after others; the last pass may have fewer.
+
+    `jax.lax.map` with a batch size divides by zero where an array has no elements (jax 0.10), and MuJoCo's state has
+    such arrays.
+    """
+    count = jax.tree.leaves(args)[0].shape[0]
+    passes, rest = divmod(count, per_pass)
+    whole = passes * per_pass
+    batched = jax.tree.map(lambda x: x[:whole].reshape(passes, per_pass, *x.shape[1:]), args)
+    _, results = jax.lax.scan(lambda carry, rows: (carry, jax.vmap(step)(*rows)), None, batched)
+    results = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results)
+    if not rest:
+        return results
+    last = jax.vmap(step)(*jax.tree.map(lambda x: x[whole:], args))
+    return jax.tree.map(lambda first, x: jax.lax.concatenate([first, x], 0), results, last)
 
 
 def _is_key(x: jax.Array) -> bool:

@@ -106,6 +106,13 @@ def host_total(root: Path = Path("/")) -> int:
     return min([psutil.virtual_memory().total, *_group_limits(root)])
 
 
+def host_total_and_swap() -> int:
+    """Bytes of main memory that this process may have, and of the machine's swap space."""
+    import psutil
+
+    return host_total() + int(psutil.swap_memory().total)
+
+
 def readable(count: float) -> str:
     """Bytes as a person reads them, in powers of 1024: `512 bytes`, `1.5 GiB`."""
     size = float(count)

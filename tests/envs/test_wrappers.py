@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import pytest
 from brax import envs
 from brax.training import acting
 
+from rlstable.config import EnvConfig
+from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import VectorEnv, pool_of, run_episodes
 from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards, physics
@@ -582,3 +585,32 @@ def test_an_evaluation_episode_with_a_bad_start_is_aborted_at_once():
     np.testing.assert_array_equal(episodes.aborted, bad)
     np.testing.assert_array_equal(episodes.length, np.where(bad, 0, 8))
     assert all_finite(episodes) and (episodes.metrics["reward"][bad] == 0).all()
+
+
+class Empty(faulty.Faulty):
+    """Carries an array without elements, as MuJoCo's state does for a model without activations, and a typed key."""
+
+    def reset(self, rng: jax.Array) -> Any:
+        state = super().reset(rng)
+        return state.replace(info={**state.info, "activations": jnp.zeros(0), "typed": jax.random.key(1)})
+
+
+@pytest.mark.parametrize("kind", ["toy", "native"])
+@pytest.mark.parametrize("per_pass", [8, 7, 1])
+def test_environments_in_passes_may_have_arrays_without_elements(kind: str, per_pass: int) -> None:
+    """Before, passes over MuJoCo's environments ended in "ZeroDivisionError: integer modulo by zero"."""
+    env = Empty() if kind == "toy" else load_env(EnvConfig(name="inverted_pendulum", backend="native"))
+    whole = VectorEnv(env, 8, 1, {})
+    state = jax.jit(whole.reset)(jax.random.split(jax.random.PRNGKey(0), 16))
+    action = jnp.full((16, env.action_size), 0.5).at[:, 1:].set(0.0)
+    assert any(x.size == 0 for x in jax.tree.leaves(state))
+
+    def stepped(vector: VectorEnv) -> Any:
+        step = jax.jit(lambda state, action: vector.step(state, action, None, jax.random.PRNGKey(1), {}).state)
+        found = step(state, action)
+        return jax.tree.map(
+            lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, found
+        )
+
+    expected, found = stepped(whole), stepped(dataclasses.replace(whole, per_pass=per_pass))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=TOLERANCE, atol=TOLERANCE), found, expected)

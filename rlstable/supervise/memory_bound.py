@@ -1,0 +1,71 @@
+"""Rejects sizes that no memory plan can make fit, before anything compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from rlstable.config import Config, ConfigError
+from rlstable.supervise import memory
+from rlstable.supervise.memory import bytes_of, readable
+
+_FLOAT = 4  # bytes of a float32
+_SCALARS = 3  # reward, truncation, termination
+
+
+def experience_bytes(config: Config, observation: Any, action_size: int) -> tuple[int, int]:
+    """The least bytes that the experience of one iteration takes, over all devices.
+
+    Counts one copy of observations, actions, rewards and ends of episodes. No memory plan makes it smaller: fewer
+    environments collect the same batch in more unrolls.
+
+    Args:
+        config: The whole configuration.
+        observation: Shapes of what the networks read of a batch of environments, `[B, ...]` each.
+        action_size: Elements of an action.
+
+    Returns:
+        Bytes of the whole batch, and of one environment step.
+    """
+    of_observation = sum(bytes_of(x) // x.shape[0] for x in jax.tree.leaves(observation))
+    step = of_observation + _FLOAT * (action_size + _SCALARS)
+    return config.ppo.rows * (config.ppo.unroll_length * step + of_observation), step
+
+
+def require_memory(config: Config, mesh: Mesh, env_state: Any, observation: Any, action_size: int) -> None:
+    """Checks what no memory plan can divide: an iteration's experience, and first states in the host's memory.
+
+    A plan that might fit always passes: both are lower bounds, and swap space counts as memory of the host. With
+    `supervise.memory.adapt=false` nothing is checked.
+
+    Args:
+        config: The whole configuration.
+        mesh: The devices.
+        env_state: Shapes of the first states, `[num_envs]`.
+        observation: Shapes of what the networks read of them.
+        action_size: Elements of an action.
+
+    Raises:
+        ConfigError: A part is larger than all memory; names the keys and what would fit at most.
+    """
+    if not config.supervise.memory.adapt:
+        return
+    ppo, device = config.ppo, mesh.devices.flat[0]
+    share = 1 if device.platform == "cpu" else mesh.size  # CPU devices share one memory
+    batch, step = experience_bytes(config, observation, action_size)
+    limit = memory.limit(device, config.supervise.memory.limit_gib)
+    if limit is not None and batch > limit * share:
+        steps = ppo.rows * ppo.unroll_length
+        raise ConfigError(
+            f"ppo.batch_size: one iteration is {steps:,} environment steps (ppo.batch_size * ppo.num_minibatches * "
+            f"ppo.unroll_length) and takes at least {readable(batch)} of {readable(limit * share)} memory; at most "
+            f"{limit * share // step:,} steps could fit"
+        )
+    states, host = bytes_of(env_state), memory.host_total_and_swap()
+    if states > host:
+        raise ConfigError(
+            f"ppo.num_envs: the states of {ppo.num_envs:,} environments take at least {readable(states)} of the "
+            f"{readable(host)} memory of this machine; at most {host * ppo.num_envs // states:,} could fit"
+        )

@@ -1,0 +1,93 @@
+"""Sizes that cannot fit whatever a memory plan divides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from toys import PointMass, mesh, tiny_config
+
+from rlstable.assembly import Assembly
+from rlstable.config import ConfigError
+from rlstable.runner import Runner
+from rlstable.supervise import memory
+from rlstable.supervise.memory_bound import experience_bytes, require_memory
+
+STEP = 4 * (4 + 2 + 3)  # observation, action, three scalars of the point mass
+BATCH = 16 * (4 * STEP + 16)  # unrolls of 4 steps, each with the observation after it
+STATES = {"q": jax.ShapeDtypeStruct((8, 10), jnp.float32)}  # 320 bytes
+OBSERVATION = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+
+
+def require(limit: float, devices: int = 1, adapt: bool = True) -> None:
+    """Checks the tiny configuration against a limit in bytes."""
+    config = tiny_config(supervise={"memory": {"limit_gib": limit / 2**30, "adapt": adapt}})
+    require_memory(config, mesh(devices), STATES, OBSERVATION, 2)
+
+
+def test_experience_is_one_copy_of_what_an_iteration_must_keep() -> None:
+    assert experience_bytes(tiny_config(), OBSERVATION, 2) == (BATCH, STEP)
+    named = {"state": OBSERVATION, "image": jax.ShapeDtypeStruct((8, 2, 2), jnp.uint8)}
+    assert experience_bytes(tiny_config(), named, 2)[1] == STEP + 4
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_experience_larger_than_all_memory_is_one_line_with_what_could_fit(devices: int) -> None:
+    """CPU devices share one memory."""
+    require(BATCH, devices)
+    with pytest.raises(ConfigError) as caught:
+        require(BATCH - 4, devices)
+    assert str(caught.value) == (
+        "ppo.batch_size: one iteration is 64 environment steps (ppo.batch_size * ppo.num_minibatches * "
+        "ppo.unroll_length) and takes at least 2.5 KiB of 2.5 KiB memory; at most 71 steps could fit"
+    )
+
+
+def test_states_larger_than_the_hosts_memory_and_swap_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "host_total_and_swap", lambda: 320)
+    require(2**30)
+    monkeypatch.setattr(memory, "host_total_and_swap", lambda: 300)
+    with pytest.raises(ConfigError) as caught:
+        require(2**30)
+    assert str(caught.value) == (
+        "ppo.num_envs: the states of 8 environments take at least 320 bytes of the 300 bytes memory of this machine; "
+        "at most 7 could fit"
+    )
+
+
+def test_without_adaptation_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "host_total_and_swap", lambda: 1)
+    require(1, adapt=False)
+
+
+def test_swap_space_counts_as_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    monkeypatch.setattr(memory, "host_total", lambda: 5)
+    monkeypatch.setattr(psutil, "swap_memory", lambda: type("Swap", (), {"total": 7}))
+    assert memory.host_total_and_swap() == 12
+
+
+def test_program_that_fits_needs_more_than_the_bound() -> None:
+    """Or a run that would have fit would be rejected."""
+    config = tiny_config(guards={})
+    assembly = Assembly(config, mesh())
+    shapes = assembly.shapes()
+    needed = memory.needed(memory.footprint(assembly.compiled(shapes).executable), mesh())
+    batch, _ = experience_bytes(config, assembly.ppo.networks.select(shapes.env_state.obs), PointMass.action_size)
+    assert needed is not None and needed > batch
+
+
+def test_run_ends_before_anything_is_compiled_or_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, first states were drawn and the program was compiled once per memory plan, for minutes."""
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it is compiled")
+
+    monkeypatch.setattr("rlstable.programs.Programs.build", never)
+    sizes = {"num_envs": 10**6, "batch_size": 10**6, "unroll_length": 10**6}
+    with pytest.raises(ConfigError, match=r"one iteration is 2,000,000,000,000 environment steps .* could fit$"):
+        Runner(tiny_config(ppo=sizes, sinks={"console": "off"}), tmp_path / "run")
