@@ -78,7 +78,7 @@ def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
 def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
     tmp_path: Path, unlimited: tuple[int, Runner]
 ) -> None:
-    result = Runner(config(unlimited[0] / 1000), tmp_path).run()
+    result = Runner(config(unlimited[0] / 100), tmp_path).run()
     assert (result.ending, result.ending.exit_code, result.step) == (Ending.out_of_memory, 10, 0)
     left = read_result(tmp_path)
     assert left is not None
