@@ -63,7 +63,9 @@ def test_parameters_optimizer_and_counters_are_carried_over(tmp_path: Path) -> N
     def parts() -> list[np.ndarray]:
         return [np.array(leaf) for name in kept for leaf in jax.tree.leaves(getattr(runner.state, name))]
 
-    runner = Runner(climbing(), tmp_path, lambda step, _: before.append(parts()) or step == 5 * ITERATION)
+    kept_on_disk = {"every": 1, "asynchronous": False}  # the run is stopped among bad states, which are never saved
+    config = climbing(checkpoint=kept_on_disk)
+    runner = Runner(config, tmp_path, lambda step, _: before.append(parts()) or step == 5 * ITERATION)
     assert runner.run().ending is Ending.stopped
     assert runner.state.env_state.pipeline_state.q.dtype == jnp.float64
     same(parts(), before[-1])

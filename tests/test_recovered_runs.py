@@ -256,7 +256,7 @@ def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> N
     def full(iteration: int, *args: Any, **kwargs: Any) -> bool:
         if iteration == 4 and not failed:
             failed.append(iteration)
-            runner._checkpoints._fail(iteration, OSError("No space left on device"))
+            runner._checkpoints.refuse(iteration, OSError("No space left on device"))
             return False
         return save(iteration, *args, **kwargs)
 

@@ -221,6 +221,12 @@ class MissingModel:
     def __init__(self) -> None:
         Path("/nowhere/model.xml").read_text()
 
+    def reset(self, rng: jax.Array) -> Any:
+        raise NotImplementedError
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        raise NotImplementedError
+
 
 def test_exception_while_native_physics_is_installed_is_one_line_too() -> None:
     with pytest.raises(ConfigError, match=r"reset or step raises AttributeError: .*speed.*test_interface\.py:\d+\)"):
