@@ -70,7 +70,11 @@ TASKS: dict[str, Task] = {
         ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000"),
         borrowed=True,
     ),
-    "reacher": Task(("env=reacher", "ppo=inverted_pendulum", "total_steps=600000"), borrowed=True, from_start=True),
+    "reacher": Task(
+        ("env=reacher", "ppo=halfcheetah_cpu", "ppo.discounting=0.95", "ppo.reward_scaling=5", "total_steps=800000"),
+        borrowed=True,
+        from_start=True,
+    ),
     "walker2d": Task(("env=walker2d", "ppo=hopper_cpu", "total_steps=1000000"), borrowed=True),
     "swimmer": Task(("env=swimmer", "ppo=hopper_cpu", "total_steps=600000"), borrowed=True),
     "hopper": Task(("env=hopper", "ppo=hopper_cpu", "total_steps=1000000")),
