@@ -131,9 +131,10 @@ class Saving:
     def ending(self, asked: Ending) -> Ending:
         """The ending of a run by what is saved; one that says that the last state is saved may not be true.
 
-        If the last state was bad, so that nothing tried to save it, a best policy in the folder is enough.
+        If the last state was bad, so that nothing tried to save it, a best policy in the folder is enough. If no state
+        was ever good, nothing is saved.
         """
-        if asked not in SAVED or not self.unsaved_steps():
+        if asked not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):
             return asked
         enough = not self._checkpoints.failing and self._checkpoints.best() is not None
         return asked if enough else Ending.not_saved
@@ -142,12 +143,18 @@ class Saving:
     def advice(self) -> str:
         """What to do about an ending without the last state saved."""
         folder = self._checkpoints.directory.parent
+        if not self._checkpoints.failing and self._nothing_on_disk:
+            return "No state of this run was good, so none was saved; look at the guards that tripped."
         if not self._checkpoints.failing:
             return "The last states were bad, and no good one before them was saved; use checkpoint=frequent."
         room = f"Make room on the disk of {folder}, or see that it can be written"
-        if not self._checkpoints.on_disk():
+        if self._nothing_on_disk:
             return f"{room}; nothing of this run is saved, so train again."
         return f"{room}; then {command('train', folder, 'resume=')} trains the steps again that are not saved."
+
+    @property
+    def _nothing_on_disk(self) -> bool:
+        return not self._checkpoints.on_disk()
 
     def _since_saved(self) -> int:
         """Environment steps from the newest checkpoint on disk to the last good state."""

@@ -200,6 +200,16 @@ def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_sav
     assert left is not None and left.get("unsaved_steps", 0) == (0 if every == 1 else (LAST - 1) * ITERATION)
 
 
+def test_run_without_any_good_state_ends_as_not_saved(tmp_path: Path) -> None:
+    """Most samples are bad in every iteration, so no state is ever saved, although all steps are trained."""
+    storm = {"site": "reward", "probability": 0.9, "start": 0}
+    result = Runner(quick(fault=storm, guards={"storm": {"patience": 100}}), tmp_path).run()
+    assert (result.ending, result.step) == (Ending.not_saved, LAST * ITERATION)
+    left = read_result(tmp_path)
+    assert left is not None and left["advice"].startswith("No state of this run was good")
+    assert not any(path.name.isdigit() for path in tmp_path.glob("checkpoints/*"))
+
+
 def test_run_without_checkpoints_completes(tmp_path: Path) -> None:
     assert Runner(quick(checkpoint={"enabled": False}), tmp_path).run().ending is Ending.completed
 
