@@ -22,7 +22,14 @@ from rlstable.report.story import read_stories, read_story
 
 
 def close(
-    ending: Ending, fields: Mapping[str, Any], run_dir: Path, console: Console, *, report: bool, saved: bool
+    ending: Ending,
+    fields: Mapping[str, Any],
+    run_dir: Path,
+    console: Console,
+    *,
+    report: bool,
+    saved: bool,
+    taken: bool = False,
 ) -> None:
     """Writes `result.json` and the page, and prints the summary. What cannot be written is said and ends nothing.
 
@@ -33,13 +40,15 @@ def close(
         console: Where people look.
         report: Whether a page is wanted.
         saved: Whether there is a checkpoint.
+        taken: Whether the folder is another run's by now, so that nothing is written there.
     """
-    free_reserve(run_dir)
     try:
-        write_result(run_dir, fields)
+        if not taken:
+            free_reserve(run_dir)
+            write_result(run_dir, fields)
     except OSError as error:
         console.message(f"result.json could not be written: {error}")
-    if report:
+    if report and not taken:
         try:
             stories = read_stories(run_dir) if "seeds" in fields else [read_story(run_dir)]
             write_atomically(run_dir / "report.html", page(stories))

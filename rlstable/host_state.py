@@ -63,7 +63,10 @@ class HostState:
         if "watch" not in saved and saved.get("best_return") is not None:
             # Saved before there was a watch: what was gained since the start is not known, so all of it counts.
             start = min(0.0, 2.0 * saved["best_return"])
-            saved = {**saved, "watch": {"training": {"start": start}, "evaluation": {"start": start}}}
+            watch = {"training": {"start": start}, "evaluation": {"start": start}}
+            saved = {**saved, "watch": {**watch, "best_evaluation": saved["best_return"]}}
+        elif "best_evaluation" not in saved.get("watch", {}):
+            saved = {**saved, "watch": {**saved.get("watch", {}), "best_evaluation": saved.get("best_return")}}
         parts: dict[str, Any] = {name: kind(**saved.get(name, {})) for name, kind in kinds.items()}
         memories = {"watch": WatchMemory.of(saved.get("watch", {})), "signs": SignMemory.of(saved.get("signs", {}))}
         return cls(**saved | parts | memories)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlstable.config import ConfigError
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.rundir import reserve_room, write_config, write_machine
@@ -21,6 +22,9 @@ class Presence:
         settings: Content of `config.yaml`.
         machine: Content of `machine.json`, None where there is none.
         event: Called as `event(kind, **fields)`.
+
+    Attributes:
+        taken: Whether another run was found in a folder of that name; this run then writes nothing there any more.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Presence:
         self._machine = machine
         self._event = event
         self._lock = lock
+        self.taken = False
         self._write()
 
     @property
@@ -54,18 +59,27 @@ class Presence:
 
         Raises:
             OSError: The folder cannot be written.
-            ConfigError: Another run is in a folder of that name by now.
+            ConfigError: Another run is, or was, in a folder of that name.
         """
         missing = self._missing()
         if not missing:
             return False
         self._run_dir.mkdir(parents=True, exist_ok=True)
         if not self._lock.in_place:
-            self._lock.take_again()
+            self._take_again()
         self._write()
         self._logbook.restore()
         self._event("run_folder_restored", folder=str(self._run_dir), missing=missing)
         return True
+
+    def _take_again(self) -> None:
+        try:
+            if self._logbook.foreign:
+                raise ConfigError(f"{self._run_dir}: another run has used a folder of that name")
+            self._lock.take_again()
+        except ConfigError:
+            self.taken = True
+            raise
 
     def _write(self) -> None:
         write_config(self._run_dir, self._settings)

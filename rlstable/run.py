@@ -378,16 +378,19 @@ class Run:
 
     def settle(self, ending: Ending) -> Ending:
         """The ending by what is saved: `not_saved` in place of one that promises the last state; may be repeated."""
-        if self._saving is None or not self.config.checkpoint.enabled:
-            return ending
-        if ending in SAVED and self._healthy and self._saving.vanished:
-            self._save(self._last_score)  # into a run folder that is written again
-        self._unsaved_steps = self._saving.unsaved_steps()
-        ending = self._saving.ending(ending)
-        if ending is Ending.not_saved:
-            self.advice = self._saving.advice
-        elif ending.succeeded and not finite(policy_arrays(self.state)):
+        if self._saving is not None and self.config.checkpoint.enabled:
+            ending = self._ending_by_what_is_saved(self._saving, ending)
+        if ending.succeeded and not finite(policy_arrays(self.state)):
             ending = Ending.state_not_finite
+        return ending
+
+    def _ending_by_what_is_saved(self, saving: Saving, ending: Ending) -> Ending:
+        if ending in SAVED and self._healthy and saving.vanished:
+            self._save(self._last_score)  # into a run folder that is written again
+        self._unsaved_steps = saving.unsaved_steps()
+        ending = saving.ending(ending)
+        if ending is Ending.not_saved:
+            self.advice = saving.advice
         return ending
 
     def finish(self, ending: Ending) -> Result:
@@ -423,7 +426,8 @@ class Run:
         with contextlib.ExitStack() as closing:  # whatever interrupts it, the next run must find the folder free
             if self._lock is not None:
                 closing.callback(self._lock.release)
-                closing.callback(free_reserve, self.run_dir)
+                if self._saving is None or not self._saving.presence.taken:
+                    closing.callback(free_reserve, self.run_dir)
             closing.callback(self._sinks.close)
             closing.callback(self._checkpoints.close)
 
@@ -633,5 +637,7 @@ class Run:
         self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
         self._sinks.wait()  # the page reads it
         saved = self._checkpoints.latest() is not None
-        close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)
+        taken = self._saving is not None and self._saving.presence.taken
+        report = self.config.sinks.report
+        close(ending, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
         return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)

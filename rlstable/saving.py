@@ -75,6 +75,8 @@ class Saving:
             if self.presence.ensure():
                 self._checkpoints.reopen()
         except (OSError, ConfigError) as error:
+            if self.presence.taken:
+                self._checkpoints.abandon()
             self._checkpoints.refuse(iteration, error)
         else:
             self.look_at_room(state)
@@ -136,7 +138,9 @@ class Saving:
         """
         if asked not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):
             return asked
-        enough = not self._checkpoints.failing and self._checkpoints.best() is not None
+        # A job that waits for the code of a time limit goes on from what is saved.
+        known = self._checkpoints.best() is not None or (asked is Ending.time_limit and not self._nothing_on_disk)
+        enough = not self._checkpoints.failing and known
         return asked if enough else Ending.not_saved
 
     @property
@@ -154,13 +158,16 @@ class Saving:
 
     @property
     def _nothing_on_disk(self) -> bool:
-        return not self._checkpoints.on_disk()
+        return not self._on_disk()
+
+    def _on_disk(self) -> list[int]:
+        return [] if self.presence.taken else [*self._checkpoints.on_disk()]
 
     def _since_saved(self) -> int:
         """Environment steps from the newest checkpoint on disk to the last good state."""
         if self._good is None:
             return 0
-        saved = [self._steps.get(iteration, self._begun_at) for iteration in self._checkpoints.on_disk()]
+        saved = [self._steps.get(iteration, self._begun_at) for iteration in self._on_disk()]
         return max(self._good[1] - max(saved, default=0), 0)
 
 

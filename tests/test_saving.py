@@ -318,6 +318,23 @@ def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> 
     assert rows(folder) == [*range(1, LAST + 1)]
 
 
+def test_run_folder_in_which_another_run_has_ended_is_left_to_it(tmp_path: Path) -> None:
+    folder, left = tmp_path / "run", {}
+
+    def contents() -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def watch(step: int, _: Any) -> None:
+        if step == 4 * ITERATION:
+            shutil.rmtree(folder)
+            assert Runner(quick(seed=1), folder).run().ending is Ending.completed
+            left.update(contents())
+
+    result = Runner(quick(), folder, watch).run()
+    assert (result.ending, result.ending.exit_code) == (Ending.not_saved, 13)
+    assert contents() == left
+
+
 def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

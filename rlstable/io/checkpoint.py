@@ -106,6 +106,7 @@ class Checkpoints:
         self._pending: _Save | None = None  # what is being written in the background
         self.committed: int | None = None
         self.failing = False
+        self._abandoned = False
 
     def due(self, iteration: int) -> bool:
         """Whether to save after this iteration: every `every`-th, and sooner after a save that failed."""
@@ -145,6 +146,10 @@ class Checkpoints:
         """Reports that there is no folder to save in; `due` asks for another save soon."""
         self.wait()
         self._give_up(iteration, error)
+
+    def abandon(self) -> None:
+        """Leaves the folder as it is from now on: it is another run's."""
+        self._abandoned = True
 
     def reopen(self) -> None:
         """Forgets what was on disk; to be called where the folder was written again."""
@@ -349,6 +354,8 @@ class Checkpoints:
         if manager is not None:
             with contextlib.suppress(Exception):  # raises the failure that is handled already once more
                 manager.close()
+        if self._abandoned:
+            return
         with contextlib.suppress(OSError):  # tried again at the next opening
             remove_unfinished(self.directory)
             settle(self.directory)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -51,6 +52,11 @@ class JsonLines:
         """Whether both files are still those under their names."""
         return self._metrics.in_place and self._events.in_place
 
+    @property
+    def foreign(self) -> bool:
+        """Whether another run has written a file that has the name of one of these by now."""
+        return self._metrics.foreign or self._events.foreign
+
     def restore(self) -> None:
         """Writes files that are gone from their names again, with every line they had, and goes on in these.
 
@@ -75,12 +81,26 @@ class _LineFile:
         self._count = _trim(path, last_step) if path.exists() else 0
         self._kept = 0
         self._file = _open(self._path)
+        self._swapping = threading.Lock()  # the file is replaced in the thread that writes it
         self._torn = False
 
     @property
     def in_place(self) -> bool:
+        with self._swapping:
+            try:
+                return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+            except OSError:
+                return False
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the file of that name is another one, which begins with another line; a copy does not."""
+        if self.in_place:
+            return False
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+            with self._path.open("rb") as other:
+                theirs = other.readline()
+            return bool(theirs) and theirs != self._first_line()
         except OSError:
             return False
 
@@ -91,8 +111,9 @@ class _LineFile:
         with part.open("wb") as target, contextlib.suppress(OSError):  # some network file systems forget such a file
             lost.seek(0)
             shutil.copyfileobj(lost, target)
-        os.replace(part, self._path)
-        self._file = _open(self._path)
+        with self._swapping:
+            os.replace(part, self._path)
+            self._file = _open(self._path)
         lost.close()
 
     def append(self, head: dict[str, Any], fields: Mapping[str, Any]) -> None:
@@ -118,6 +139,8 @@ class _LineFile:
         Without room on the disk nothing changes; `_kept` puts off the next try.
         """
         self._kept, part = self._count, _part_of(self._path)
+        if not self.in_place:
+            return  # the lines under that name are not these
         with contextlib.ExitStack() as failing:
             try:
                 part.unlink(missing_ok=True)
@@ -129,15 +152,21 @@ class _LineFile:
                         raise OSError("the disk is full")
                     kept += 1
                 os.fsync(file.fileno())
-                os.replace(part, self._path)
+                with self._swapping:
+                    os.replace(part, self._path)
+                    old, self._file = self._file, file  # what was `part` is appended to from now on
             except (OSError, ValueError):
                 with contextlib.suppress(OSError):
                     part.unlink()
                 return
-            failing.pop_all()  # what was `part` is appended to from now on
-        self._file.close()
-        self._file = file
+            failing.pop_all()
+        old.close()
         self._count = self._kept = kept
+
+    def _first_line(self) -> bytes:
+        with open(os.dup(self._file.fileno()), "rb") as own:
+            own.seek(0)
+            return own.readline()
 
     def _rows(self) -> Iterator[thinning.Entry]:
         """Every line that is not torn."""

@@ -106,6 +106,11 @@ class Logbook:
         """Whether the record is still written to the files of the run folder; True before `start`."""
         return self._lines is None or self._lines.in_place
 
+    @property
+    def foreign(self) -> bool:
+        """Whether another run has written a record of the same name in the run folder."""
+        return self._lines is not None and self._lines.foreign
+
     def restore(self) -> None:
         """Writes the record again in a run folder that has lost it, with every line it had, and goes on there.
 

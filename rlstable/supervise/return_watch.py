@@ -140,7 +140,7 @@ class WatchMemory:
         evaluation: Looks at evaluations.
         total: Sum of the returns of the episodes of the next look.
         episodes: How many they are.
-        best_evaluation: Greatest evaluation; None before the first, and after a refuted suspicion until the next.
+        best_evaluation: Greatest evaluation, after a refuted suspicion of those since; None before the first.
         collapses: Collapses that were confirmed.
         refuted: Suspicions that were not.
     """
@@ -275,7 +275,7 @@ class ReturnWatch:
         if self._falls(best, now):
             self.wait()
             return
-        self.memory.best_evaluation = None
+        self.memory.best_evaluation = float(np.nanmean(now)) if np.isfinite(now).any() else None
         for track in (self.memory.training, self.memory.evaluation):
             if track.recent:
                 track.lower()

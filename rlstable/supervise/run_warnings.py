@@ -48,7 +48,7 @@ def _evaluations(tally: Tally) -> tuple[str, str]:
 
 def _return(tally: Tally) -> tuple[str, str]:
     """A run too short for an episode to end has no return either, and nothing is wrong with it."""
-    looked = tally.ended > 0 or tally.rejected > 0 or tally.evaluations > 0
+    looked = tally.ended > 0 or tally.evaluations > 0 or tally.rejected > _MOST * tally.transitions
     text = (
         "no episode had a finite return, neither in training nor in an evaluation: it is not known whether the policy "
         "learned anything; check rewards and observations with python -m rlstable.doctor"

@@ -73,7 +73,9 @@ def test_run_without_any_finite_return_is_said(returns: tuple[None, ...]) -> Non
 def test_run_in_which_no_episode_could_end_is_healthy() -> None:
     unfinished = {"episode/length": NAN, "episode/sum_reward": NAN}
     assert names(tally(unfinished)) == []
-    assert names(tally(unfinished | valid(0.9, quarantine={"reward": 10}))) == ["no_finite_return"]
+    assert names(tally(unfinished | valid(0.9, quarantine={"reward": 10}))) == []
+    mostly_bad = tally(unfinished | valid(0.1, quarantine={"reward": 10}))
+    assert names(mostly_bad) == ["transitions_rejected", "no_finite_return"]
 
 
 def test_minibatches_are_counted_by_what_rejected_them_if_no_update_was_accepted() -> None:
