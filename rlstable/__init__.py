@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 __all__ = ["ConfigError", "NonFiniteAction", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
 
 _HOMES = {
-    "ConfigError": "rlstable.config",
+    "ConfigError": "rlstable.config.run",
     "NonFiniteAction": "rlstable.policy",
     "Policy": "rlstable.policy",
     "Result": "rlstable.runner",

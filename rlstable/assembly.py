@@ -17,12 +17,12 @@ from jax.sharding import Mesh
 from rlstable import background, faults, sharding
 from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
+from rlstable.config.faults import FaultConfig
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
-from rlstable.fault_config import FaultConfig
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
 from rlstable.kept_programs import programs_of

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstable.schema import ConfigError, Model, Section, validate
+from rlstable.config.schema import ConfigError, Model, Section, validate
 
 _COLUMNS = 120
 

@@ -12,12 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlstable import config as typed
-from rlstable import recipes
-from rlstable.config import Config, ConfigError
+from rlstable.config import Config, ConfigError, recipes
+from rlstable.config.schema import unknown_key
 from rlstable.io.rundir import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
 from rlstable.resolvers import reject_resolvers
-from rlstable.schema import unknown_key
 
 
 def config_dir() -> str:

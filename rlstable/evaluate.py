@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import Field
 
 from rlstable import command
+from rlstable.config.schema import Count
 from rlstable.policy_options import PlayOptions
-from rlstable.schema import Count
 
 _EPILOG = """
 examples:

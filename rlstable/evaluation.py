@@ -14,12 +14,12 @@ import numpy as np
 from rlstable import background, faults, sharding
 from rlstable.compiling import Compiling
 from rlstable.config import Config
+from rlstable.config.guards import GuardsConfig
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.foreign import interruptible
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
-from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
 from rlstable.kept_programs import programs_of
 from rlstable.policy import choose_action

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.networks import NetworkConfig
+from rlstable.config.schema import validate
 from rlstable.counter import WideCounter
-from rlstable.guard_config import LimiterConfig
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.rundir import require_one_seed
 from rlstable.io.saved_policy import restore_policy
-from rlstable.network_config import NetworkConfig
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
-from rlstable.schema import validate
 
 OnBad = Literal["fallback", "raise"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlstable.schema import Flag, Integer, KeyedError, Section, Seed
+from rlstable.config.schema import Flag, Integer, KeyedError, Section, Seed
 
 
 class PolicyOptions(Section):

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import LossScaleConfig, PrecisionConfig
-from rlstable.supervise_config import X64
+from rlstable.config.run import LossScaleConfig, PrecisionConfig
+from rlstable.config.supervise import X64
 
 _EXPLICIT = "jax_explicit_x64_dtypes"
 

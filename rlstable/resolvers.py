@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlstable.schema import ConfigError
+from rlstable.config.schema import ConfigError
 
 
 def reject_resolvers(settings: Mapping[str, Any], file: str | None = None) -> None:

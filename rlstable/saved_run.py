@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rlstable import config as typed
 from rlstable.compiling import dispatch_inline
 from rlstable.config import Config, ConfigError
-from rlstable.fault_config import FaultConfig
+from rlstable.config.faults import FaultConfig
 from rlstable.io.rundir import read_settings, require_one_seed
 from rlstable.policy import Policy, load_policy
 from rlstable.resolvers import reject_resolvers

@@ -16,6 +16,7 @@ from rlstable import faults, sharding
 from rlstable.assembly import Assembly, Program
 from rlstable.compiling import Compiling
 from rlstable.config import Config
+from rlstable.config.supervise import X64, Remedy
 from rlstable.endings import Ending
 from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards
@@ -28,7 +29,6 @@ from rlstable.supervise.recovery import Plan, Recovery
 from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
 from rlstable.supervise.warm_start import WarmStart
-from rlstable.supervise_config import X64, Remedy
 
 Report = Callable[..., None]
 # A random key costs more to make than it is worth in an iteration that draws nothing.

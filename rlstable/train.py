@@ -18,9 +18,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable import background, recipes, sources
+from rlstable import background, sources
 from rlstable.compose import config_dir, explain, register_resolvers, with_saved
-from rlstable.config import ConfigError
+from rlstable.config import ConfigError, recipes
 from rlstable.endings import Ending
 from rlstable.io.rundir import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals

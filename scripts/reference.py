@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from rlstable.compose import config_dir
 from rlstable.config import Config
-from rlstable.schema import Section
+from rlstable.config.schema import Section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 _INTRODUCTION = """# Configuration

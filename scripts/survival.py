@@ -29,10 +29,10 @@ import survival_page
 from rlstable import faults, sharding
 from rlstable.compose import compose
 from rlstable.config import Config
+from rlstable.config.faults import FaultConfig
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv, run_episodes
-from rlstable.fault_config import FaultConfig
 from rlstable.guards.env import Quarantine, env_guards
 from rlstable.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo

@@ -12,8 +12,8 @@ import pytest
 import rlstable
 from rlstable.api import _literal
 from rlstable.compose import compose
+from rlstable.config.ppo import PPOConfig
 from rlstable.endings import Ending
-from rlstable.ppo_config import PPOConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

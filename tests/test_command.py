@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from rlstable import command
-from rlstable.schema import ConfigError, Count, Flag, Section
+from rlstable.config.schema import ConfigError, Count, Flag, Section
 
 
 class Options(Section):

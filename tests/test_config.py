@@ -16,10 +16,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rlstable.config import Config, ConfigError, EnvConfig, load
-from rlstable.fault_config import FaultConfig
-from rlstable.ppo_config import PPOConfig
-from rlstable.schema import Section
+from rlstable.config import Config, ConfigError, load
+from rlstable.config.faults import FaultConfig
+from rlstable.config.ppo import PPOConfig
+from rlstable.config.run import EnvConfig
+from rlstable.config.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}
 # What a complaint says of what would be right, one of these at least.

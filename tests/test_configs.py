@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlstable import config as typed
-from rlstable import guard_config, recipes
 from rlstable.compose import register_resolvers
-from rlstable.network_config import NetworkConfig
-from rlstable.ppo_config import PPOConfig
-from rlstable.supervise_config import SuperviseConfig
+from rlstable.config import guards as guard_config
+from rlstable.config import recipes
+from rlstable.config.networks import NetworkConfig
+from rlstable.config.ppo import PPOConfig
+from rlstable.config.supervise import SuperviseConfig
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = {

@@ -16,8 +16,8 @@ from toys import PointMass, State
 
 import rlstable
 from rlstable.compose import compose
+from rlstable.config.guards import GuardsConfig
 from rlstable.endings import Ending
-from rlstable.guard_config import GuardsConfig
 from rlstable.guards.batch import batch_guards
 from rlstable.guards.env import env_guards
 from rlstable.guards.state import state_guards

@@ -18,11 +18,12 @@ from quick_compile import ordinarily
 from toys import equations, tiny_config
 
 import rlstable
-from rlstable.config import CheckpointConfig, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.networks import NetworkConfig
+from rlstable.config.run import CheckpointConfig
 from rlstable.counter import WideCounter
-from rlstable.guard_config import LimiterConfig
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.network_config import NetworkConfig
 from rlstable.policy import Carry, NonFiniteAction, Policy, choose_action, load_policy, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rlstable import config, guard_config, sharding
+from rlstable import config, sharding
+from rlstable.config import guards as guard_config
 from rlstable.counter import WideCounter
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv

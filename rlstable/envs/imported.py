@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlstable import sources
-from rlstable.config import ConfigError, EnvConfig
-from rlstable.schema import first_line
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
+from rlstable.config.schema import first_line
 
 _METHODS = ("reset", "step")
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import ConfigError, EnvConfig
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
+from rlstable.config.schema import first_line
 from rlstable.envs.imported import environment_factory
 from rlstable.envs.interface import location, raised
 from rlstable.envs.simulations import Unsupported
-from rlstable.schema import first_line
 
 
 class Loaded(NamedTuple):

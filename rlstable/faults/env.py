@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import ConfigError
+from rlstable.config.faults import FaultConfig
 from rlstable.envs.wrappers import VectorEnv
-from rlstable.fault_config import FaultConfig
 from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import physics
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.fault_config import FaultConfig
+from rlstable.config.faults import FaultConfig
 from rlstable.io.checkpoint import Checkpoints
 
 

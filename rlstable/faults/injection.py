@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.fault_config import FaultConfig
+from rlstable.config.faults import FaultConfig
 
 SITES = FaultConfig.sites()
 FOREVER = 2**32 - 1

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from rlstable.schema import ConfigError
+from rlstable.config.schema import ConfigError
 
 PyTree = Any
 GREATEST_NORM = 1e19  # its square is the greatest power of ten that float32 holds

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
-from rlstable.guard_config import GuardsConfig
+from rlstable.config.guards import GuardsConfig
 from rlstable.guards import outlier
 from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within, select
 

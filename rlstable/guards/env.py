@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.guard_config import GuardsConfig
+from rlstable.config.guards import GuardsConfig
 from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
 # The names of Brax's engines and of MuJoCo.

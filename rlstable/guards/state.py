@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from rlstable.guard_config import GuardsConfig
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.ppo import PPOConfig
 from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within
-from rlstable.ppo_config import PPOConfig
 
 _LONGEST_HORIZON = 1e4  # steps that count where the discount is 1
 _GREATEST_REWARD = 1e9  # so that what it could add up to is a number too

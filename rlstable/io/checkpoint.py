@@ -17,7 +17,8 @@ from typing import Any
 
 import jax
 
-from rlstable.config import CheckpointConfig, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import CheckpointConfig
 from rlstable.io.arrays import PyTree, describe, place, require_fit
 from rlstable.io.manifest import Damaged
 from rlstable.io.retry import Retry

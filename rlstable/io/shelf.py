@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rlstable.config import CheckpointConfig, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import CheckpointConfig
 from rlstable.io.rundir import ASIDE, steps_in
 from rlstable.io.space import dispensable, enough, size_of
 

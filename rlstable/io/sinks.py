@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstable.config import ConfigError, WandbConfig
+from rlstable.config import ConfigError
+from rlstable.config.run import WandbConfig
 from rlstable.io.jsonlines import JsonLines, to_json
 
 __all__ = ["JsonLines", "Metrics", "Sink", "Sinks", "TensorBoard", "Wandb"]

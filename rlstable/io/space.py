@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlstable.config import CheckpointConfig
+from rlstable.config.run import CheckpointConfig
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # TensorStore reports a full disk as text, without an error number.

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstable.config import CheckpointConfig, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import CheckpointConfig
 from rlstable.io import manifest as manifests
 from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
 from rlstable.io.manifest import Damaged, Manifest

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
+from rlstable.config.ppo import PPOConfig
 from rlstable.guards import masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition
-from rlstable.ppo_config import PPOConfig
 
 RESOLUTION = 0.05  # standard deviation of the noise below which two actions count as one; actions lie in [-1, 1]
 _SAMPLES = 1024  # of a batch and device that the end of an iteration is measured on

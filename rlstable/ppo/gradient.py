@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
-from rlstable.guard_config import LimiterConfig
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.ppo import PPOConfig
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition, Tuning
-from rlstable.ppo_config import PPOConfig
 from rlstable.rarely import apply_if
 
 # Weight of an iteration's value targets in their statistics: targets grow with the policy, so old ones must fade.

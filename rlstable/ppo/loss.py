@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
-from rlstable.guard_config import LimiterConfig
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.ppo import PPOConfig
 from rlstable.guards import limiters, masked
 from rlstable.ppo import gae
 from rlstable.ppo.distance import distance, moments, most
@@ -16,7 +17,6 @@ from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition
-from rlstable.ppo_config import PPOConfig
 
 _EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
 _GREATEST_KL = 1e6

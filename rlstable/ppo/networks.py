@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax import linen
 
 from rlstable.config import ConfigError
-from rlstable.guard_config import LimiterConfig
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.networks import NetworkConfig
 from rlstable.guards import limiters
-from rlstable.network_config import NetworkConfig
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal, TanhNormal
 from rlstable.ppo.normalizer import Statistics

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
+from rlstable.config.ppo import PPOConfig
 from rlstable.counter import WideCounter
 from rlstable.guards import limiters
 from rlstable.guards.base import select
 from rlstable.guards.masked import Mask
-from rlstable.ppo_config import PPOConfig
 
 _STD_MIN, _STD_MAX = 1e-6, 1e6  # Brax's bounds
 

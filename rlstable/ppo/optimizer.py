@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstable.config import LossScaleConfig
-from rlstable.guard_config import LimiterConfig
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.ppo import PPOConfig
+from rlstable.config.run import LossScaleConfig
 from rlstable.guards import limiters
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.state import Tuning
-from rlstable.ppo_config import PPOConfig
 
 CRITIC_RATE = 1e-3  # the critic is never slowed below this rate, or the configured one where that is lower
 

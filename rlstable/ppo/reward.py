@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from rlstable import sharding
+from rlstable.config.ppo import PPOConfig
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition
-from rlstable.ppo_config import PPOConfig
 
 
 class Returns(NamedTuple):

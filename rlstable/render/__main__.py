@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlstable import command
+from rlstable.config.schema import Count, Integer
 from rlstable.policy_options import PlayOptions, require_folder
-from rlstable.schema import Count, Integer
 
 _EPILOG = """
 examples:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.config import Config, ConfigError
+from rlstable.config.supervise import X64
 from rlstable.envs.load import load_env
 from rlstable.envs.model import model_of
 from rlstable.envs.wrappers import VectorEnv, inner
@@ -19,7 +20,6 @@ from rlstable.io.arrays import describe, is_key
 from rlstable.precision import level
 from rlstable.supervise.incident import Incident, limits_of
 from rlstable.supervise.quantities import Bad, bad_ones, group
-from rlstable.supervise_config import X64
 
 FLOAT32, FLOAT64, C = "float32", "float64", "C MuJoCo"
 _INPUTS = (

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlstable.config import Config, ConfigError, SinksConfig
+from rlstable.config import Config, ConfigError
+from rlstable.config.run import SinksConfig
 from rlstable.endings import Ending
 from rlstable.host_state import HostState
 from rlstable.io.arrays import describe

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rlstable import command
-from rlstable.schema import KeyedError, Section
+from rlstable.config.schema import KeyedError, Section
 
 _EPILOG = """
 examples:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from rlstable.config.supervise import Remedy
 from rlstable.endings import Ending
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.tally import SAMPLES, Tally
-from rlstable.supervise_config import Remedy
 
 _NEXT = {
     Ending.state_not_finite: "Leave guards.update on, which keeps a bad number out of the parameters; look at the "

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from rlstable.config import Config, ConfigError, load
+from rlstable.config.guards import QuarantineConfig
 from rlstable.endings import command
-from rlstable.guard_config import QuarantineConfig
 from rlstable.io.arrays import copy_out
 from rlstable.io.sealed import sealed, unsealed
 from rlstable.io.trusted_folders import remember

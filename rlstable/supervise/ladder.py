@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rlstable.supervise_config import X64, LadderConfig
+from rlstable.config.supervise import X64, LadderConfig
 
 # Trouble of the networks, in whose float32 physics in float64 changes nothing.
 _OF_NETWORKS = ("rejected", "loss_scale")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlstable.guard_config import QuarantineConfig
+from rlstable.config.guards import QuarantineConfig
 from rlstable.guards.base import GREATEST_NORM
 from rlstable.guards.env import ACCELERATIONS, COORDINATES
 

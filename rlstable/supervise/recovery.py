@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rlstable.supervise_config import RecoveryConfig, Remedy
+from rlstable.config.supervise import RecoveryConfig, Remedy
 
 
 @dataclasses.dataclass

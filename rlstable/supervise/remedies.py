@@ -6,9 +6,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from rlstable.config.supervise import Remedy
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.state import TrainState
-from rlstable.supervise_config import Remedy
 
 # The numbers of `Tuning` that a remedy with a factor multiplies.
 _SCALES = {

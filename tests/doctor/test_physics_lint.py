@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from models import arm, found, world
 
-from rlstable.config import EnvConfig
+from rlstable.config.run import EnvConfig
 from rlstable.doctor.contact_lint import candidates, contact_count
 from rlstable.doctor.physics_lint import lint
 from rlstable.envs.load import load_env

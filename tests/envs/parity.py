@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from brax import envs
 
-from rlstable.config import EnvConfig
+from rlstable.config.run import EnvConfig
 from rlstable.envs.load import load_env
 from rlstable.envs.simulations import MOVED, PUT_IN
 

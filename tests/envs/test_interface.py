@@ -15,7 +15,8 @@ from jax import monitoring
 from mistaken import Mistaken
 from toys import NamedPointMass, PointMass, Target, tiny_config
 
-from rlstable.config import ConfigError, EnvConfig
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
 from rlstable.doctor.checkup import examine
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import pytest
 from brax import envs
 
-from rlstable.config import ConfigError, EnvConfig
+from rlstable.config import ConfigError
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.run import EnvConfig
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import VectorEnv, pool_of
-from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import EnvContext, env_guards
 from rlstable.packed import Rows
 

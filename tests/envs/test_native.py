@@ -21,7 +21,9 @@ from toys import mesh, tiny_config
 
 from rlstable import sharding
 from rlstable.assembly import Program
-from rlstable.config import Config, ConfigError, EnvConfig
+from rlstable.config import Config, ConfigError
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.run import EnvConfig
 from rlstable.endings import Ending
 from rlstable.envs import native
 from rlstable.envs.double import DoublePhysics
@@ -30,7 +32,6 @@ from rlstable.envs.simulations import Simulations
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.evaluation import Evaluator
 from rlstable.fleet import start
-from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rlstable.config import ConfigError
+from rlstable.config.guards import GuardsConfig
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv
-from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -15,10 +15,10 @@ import pytest
 from brax import envs
 from brax.training import acting
 
-from rlstable.config import EnvConfig
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.run import EnvConfig
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import VectorEnv, pool_of, run_episodes
-from rlstable.guard_config import GuardsConfig
 from rlstable.guards.env import env_guards, physics
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from rlstable.config.networks import Activation, NetworkConfig
 from rlstable.export.graph import Untranslatable, to_onnx
-from rlstable.network_config import Activation, NetworkConfig
 
 MATRIX = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 INPUTS = np.concatenate(

@@ -19,7 +19,9 @@ import pytest
 from flax import struct
 
 from rlstable import sharding
-from rlstable.guard_config import GuardsConfig
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.ppo import PPOConfig
+from rlstable.config.schema import ConfigError
 from rlstable.guards import masked
 from rlstable.guards.base import (
     GuardState,
@@ -40,8 +42,6 @@ from rlstable.guards.state import Report, StateContext, state_guards
 from rlstable.guards.update import UpdateContext, update_guards
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.state import Transition
-from rlstable.ppo_config import PPOConfig
-from rlstable.schema import ConfigError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

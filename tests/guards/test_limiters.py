@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from toys import tiny_config
 
 from rlstable import sharding
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.networks import NetworkConfig
+from rlstable.config.ppo import PPOConfig
 from rlstable.counter import WideCounter
-from rlstable.guard_config import LimiterConfig
 from rlstable.guards import limiters
-from rlstable.network_config import NetworkConfig
 from rlstable.ppo import normalizer, overshoot, reward
 from rlstable.ppo.build import first_tuning
 from rlstable.ppo.distributions import Normal
@@ -32,7 +33,6 @@ from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
 from rlstable.ppo.state import Transition
-from rlstable.ppo_config import PPOConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from rlstable import sharding
-from rlstable.guard_config import GuardsConfig
+from rlstable.config.guards import GuardsConfig
 from rlstable.guards import outlier
 from rlstable.guards.base import GuardState, Verdict
 from rlstable.guards.batch import BatchContext, RewardOutlierGuard, TransitionGuard, batch_guards

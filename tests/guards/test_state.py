@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rlstable import sharding
-from rlstable.guard_config import GuardsConfig
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.ppo import PPOConfig
 from rlstable.guards.base import GuardState
 from rlstable.guards.state import PolicyGuard, Report, StateContext, StormGuard, ValueLossGuard, state_guards
-from rlstable.ppo_config import PPOConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstable.config import CheckpointConfig, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import CheckpointConfig
 from rlstable.io import manifest as manifests
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.saved_policy import restore_policy

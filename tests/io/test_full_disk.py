@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstable.config import CheckpointConfig, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonlines import JsonLines
 from rlstable.io.lock import RunLock

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rlstable.config import CheckpointConfig
+from rlstable.config.run import CheckpointConfig
 from rlstable.io.space import dispensable, enough, free_bytes, is_full, over_quota, size_of
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.config import CheckpointConfig
+from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.rundir import open_run_dir, steps_in
 from rlstable.io.saved_policy import restore_policy

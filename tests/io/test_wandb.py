@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlstable.config import WandbConfig
+from rlstable.config.run import WandbConfig
 from rlstable.io.sinks import Wandb
 
 ONLINE = WandbConfig(mode="online", project="p", group="g", tags=("a", "b"))

@@ -7,9 +7,9 @@ import pytest
 from flax import linen
 from toys import equations, experience
 
+from rlstable.config.guards import LimiterConfig
+from rlstable.config.networks import NetworkConfig
 from rlstable.counter import WideCounter
-from rlstable.guard_config import LimiterConfig
-from rlstable.network_config import NetworkConfig
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.networks import MLP, Networks
 from rlstable.ppo.normalizer import Statistics

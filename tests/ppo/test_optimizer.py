@@ -10,7 +10,7 @@ import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
 
 from rlstable import sharding
-from rlstable.config import LossScaleConfig
+from rlstable.config.run import LossScaleConfig
 from rlstable.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.packed import Packed

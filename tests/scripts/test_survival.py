@@ -16,7 +16,7 @@ import survival
 import survival_page
 
 from rlstable.compose import compose
-from rlstable.fault_config import FaultConfig
+from rlstable.config.faults import FaultConfig
 
 TINY = (
     "env=import", "env.name=toys:PointMass", "env.episode_length=20", "network=small", "ppo.num_envs=8",

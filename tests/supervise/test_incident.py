@@ -13,11 +13,11 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import ConfigError
+from rlstable.config.schema import Section, validate
+from rlstable.config.supervise import IncidentConfig
 from rlstable.io.manifest import json_checksum
-from rlstable.schema import Section, validate
 from rlstable.supervise import incident
 from rlstable.supervise.incident import Caught, Incidents, limits_of, read, write
-from rlstable.supervise_config import IncidentConfig
 
 ARRAYS = {
     "before/pipeline_state/q": np.arange(3, dtype=np.float32),

@@ -10,9 +10,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rlstable.schema import ConfigError, validate
+from rlstable.config.schema import ConfigError, validate
+from rlstable.config.supervise import LadderConfig, SuperviseConfig
 from rlstable.supervise.ladder import Ladder, Level, NeedsOwnProgram, Rungs, Signs
-from rlstable.supervise_config import LadderConfig, SuperviseConfig
 
 FINE = Signs(False, 0.0, 0.0, False)
 STORM = Signs(False, 0.5, 0.0, False)

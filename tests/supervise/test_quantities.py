@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstable.guard_config import QuarantineConfig
+from rlstable.config.guards import QuarantineConfig
 from rlstable.supervise.quantities import bad_ones, group, in_order, magnitude
 
 LIMITS = QuarantineConfig()

@@ -10,9 +10,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rlstable.schema import ConfigError, validate
+from rlstable.config.schema import ConfigError, validate
+from rlstable.config.supervise import RecoveryConfig, Remedy, SuperviseConfig
 from rlstable.supervise.recovery import Attempts, Recovery
-from rlstable.supervise_config import RecoveryConfig, Remedy, SuperviseConfig
 
 ORDER = ["fresh_resets", "scale_learning_rate 0.5", "reset_optimizer"]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.schema import ConfigError
+from rlstable.config.schema import ConfigError
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.warm_start import Growth, WarmStart
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rlstable.schema import (
+from rlstable.config.schema import (
     Count,
     CountOrZero,
     Finite,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, model_validator
 
-from rlstable.schema import Count, CountOrZero, Finite, Flag, KeyedError, Section, Seed, Share
+from rlstable.config.schema import Count, CountOrZero, Finite, Flag, KeyedError, Section, Seed, Share
 
 _ENV_SITES = ("physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action")
 _FAULT_VALUES: dict[str, float | str] = {

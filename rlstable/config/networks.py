@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlstable.schema import Count, Flag, KeyedError, Positive, Section
+from rlstable.config.schema import Count, Flag, KeyedError, Positive, Section
 
 Layers = Annotated[tuple[Count, ...], Field(min_length=1)]
 Activation = Literal["swish", "silu", "relu", "elu", "gelu", "tanh", "selu", "leaky_relu", "softplus", "sigmoid"]

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlstable.fault_config import FaultConfig
-from rlstable.guard_config import GuardsConfig
-from rlstable.network_config import NetworkConfig
-from rlstable.ppo_config import PPOConfig
-from rlstable.schema import (
+from rlstable.config.faults import FaultConfig
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.networks import NetworkConfig
+from rlstable.config.ppo import PPOConfig
+from rlstable.config.schema import (
     ConfigError,
     Count,
     CountOrZero,
@@ -31,7 +31,7 @@ from rlstable.schema import (
     nearest,
     validate,
 )
-from rlstable.supervise_config import SuperviseConfig
+from rlstable.config.supervise import SuperviseConfig
 
 # Packages whose environments run without a question, whoever made the run folder that names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rlstable.schema import Count, Finite, Flag, KeyedError, Positive, Section, Share
+from rlstable.config.schema import Count, Finite, Flag, KeyedError, Positive, Section, Share
 
 
 class LimiterConfig(Section):

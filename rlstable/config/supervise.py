@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
-from rlstable.schema import Count, CountOrZero, Finite, Flag, KeyedError, Positive, Section, Share
+from rlstable.config.schema import Count, CountOrZero, Finite, Flag, KeyedError, Positive, Section, Share
 
 X64 = "x64"
 # From the cheapest to the most exact one.
