@@ -16,7 +16,7 @@ _HOMES = {
     "NonFiniteAction": "rlstable.policy",
     "Policy": "rlstable.policy",
     "Result": "rlstable.runner",
-    "WideCounter": "rlstable.counter",
+    "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
     "load_policy": "rlstable.policy",
 }

@@ -14,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rlstable import background, faults, sharding
+from rlstable import background, faults
 from rlstable.compiling import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
+from rlstable.device import sharding
+from rlstable.device.precision import Precision, level
+from rlstable.device.side_by_side import side_by_side
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
@@ -29,9 +32,7 @@ from rlstable.kept_programs import programs_of
 from rlstable.ppo.build import make_ppo, untrained, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
-from rlstable.precision import Precision, level
 from rlstable.programs import Programs
-from rlstable.side_by_side import side_by_side
 from rlstable.supervise.memory_bound import require_memory
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from rlstable import processor
+from rlstable.device import machine as processor
 from rlstable.private_folder import make_private, writable_by_others
 from rlstable.user_cache import user_cache
 

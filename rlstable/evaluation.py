@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlstable import background, faults, sharding
+from rlstable import background, faults
 from rlstable.compiling import Compiling
 from rlstable.config import Config
 from rlstable.config.guards import GuardsConfig
+from rlstable.device import sharding
+from rlstable.device.precision import Precision, level
+from rlstable.device.side_by_side import side_by_side
 from rlstable.envs.double import DoublePhysics
 from rlstable.envs.foreign import interruptible
 from rlstable.envs.interface import check
@@ -25,9 +28,7 @@ from rlstable.kept_programs import programs_of
 from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
-from rlstable.precision import Precision, level
 from rlstable.programs import Programs
-from rlstable.side_by_side import side_by_side
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]

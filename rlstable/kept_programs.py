@@ -26,9 +26,9 @@ from jax.sharding import Mesh
 from rlstable import sources
 from rlstable.compiling import compiler_options, folder_of_programs
 from rlstable.config import Config
+from rlstable.device.precision import Precision, level
 from rlstable.envs import foreign
 from rlstable.envs.simulations import share_of_cores
-from rlstable.precision import Precision, level
 from rlstable.private_folder import make_private, user_id, writable_by_others
 from rlstable.programs import Arguments, Programs
 from rlstable.versions import versions

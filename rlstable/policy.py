@@ -17,7 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.schema import validate
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.rundir import require_one_seed
 from rlstable.io.saved_policy import restore_policy

@@ -11,7 +11,7 @@ from jax.stages import Lowered
 
 from rlstable import background
 from rlstable.compiling import quick_options
-from rlstable.precision import SINGLE, Precision
+from rlstable.device.precision import SINGLE, Precision
 
 # Gives what a program is traced with: its arguments, or their shapes.
 Arguments = Callable[[], tuple[Any, ...]]

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rlstable import __version__, faults, sharding
+from rlstable import __version__, faults
 from rlstable.closing import close
 from rlstable.compiling import dispatch_inline, keep_programs
 from rlstable.config import Config
+from rlstable.device import sharding
 from rlstable.endings import SAVED, Ending, command
 from rlstable.envs.capture import causes_of
 from rlstable.envs.wrappers import Episodes

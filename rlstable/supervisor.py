@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rlstable import faults, sharding
+from rlstable import faults
 from rlstable.assembly import Assembly, Program
 from rlstable.compiling import Compiling
 from rlstable.config import Config
 from rlstable.config.supervise import X64, Remedy
+from rlstable.device import sharding
 from rlstable.endings import Ending
 from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards

@@ -16,9 +16,10 @@ from pathlib import Path
 from race_legs import Leg, Row
 from race_process import ROOT, environment, pins
 
-from rlstable import __version__, processor
+from rlstable import __version__
 from rlstable.compose import compose
 from rlstable.config import ConfigError
+from rlstable.device import machine as processor
 
 RIVALS = ("brax", "sb3", "sbx", "rsl_rl")
 

@@ -23,9 +23,9 @@ import recovery_page
 import survival
 import survival_page
 
-from rlstable import sharding
 from rlstable.compose import compose
 from rlstable.config import Config, ConfigError
+from rlstable.device import sharding
 from rlstable.evaluation import Judged, make_evaluator
 from rlstable.policy import load_policy
 from rlstable.ppo.networks import Networks

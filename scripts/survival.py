@@ -26,10 +26,11 @@ import jax
 import numpy as np
 import survival_page
 
-from rlstable import faults, sharding
+from rlstable import faults
 from rlstable.compose import compose
 from rlstable.config import Config
 from rlstable.config.faults import FaultConfig
+from rlstable.device import sharding
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv, run_episodes

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from toys import PointMass, mesh, tiny_config
 
-from rlstable import sharding
 from rlstable.assembly import Assembly
 from rlstable.config import ConfigError
+from rlstable.device import sharding
 from rlstable.fleet import Fleet
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstable.counter import LARGEST, WideCounter
+from rlstable.device.counter import LARGEST, WideCounter
 
 EDGES = sorted(
     {n for p in (0, 1, 31, 32, 33, 53, 63, 64) for d in (-2, -1, 0, 1, 2) if 0 <= (n := 2**p + d) <= LARGEST}

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlstable.device.precision import SINGLE
 from rlstable.envs.wrappers import Episodes
 from rlstable.evaluation import Evaluator, Judged, policy_of
-from rlstable.precision import SINGLE
 from rlstable.supervise.memory_plan import OutOfMemory
 
 

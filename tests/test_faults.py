@@ -20,7 +20,7 @@ from toys import GUARDS_OFF, Physics, PointMass, State, assemble, compiled, plac
 from rlstable import faults
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
 from rlstable.endings import Ending
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv

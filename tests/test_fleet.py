@@ -420,7 +420,8 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
 
 def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards it does not listen, and native physics could wait for ever."""
-    from rlstable import run, sharding
+    from rlstable import run
+    from rlstable.device import sharding
 
     order: list[str] = []
     make_mesh = sharding.make_mesh

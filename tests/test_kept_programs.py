@@ -26,13 +26,13 @@ from rlstable import assembly as assemblies
 from rlstable import evaluation, kept_programs, sources
 from rlstable.assembly import Assembly
 from rlstable.config import Config, ConfigError
+from rlstable.device.precision import SINGLE, level
 from rlstable.envs import foreign
 from rlstable.envs.load import load_env
 from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.host_state import HostState
 from rlstable.kept_programs import KeptPrograms, programs_of
 from rlstable.ppo.iteration import PPO
-from rlstable.precision import SINGLE, level
 from rlstable.programs import Programs
 from rlstable.supervisor import Builds, Supervisor
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.counter import WideCounter
-from rlstable.packed import Packed, Rows
+from rlstable.device.counter import WideCounter
+from rlstable.device.packed import Packed, Rows
 
 PARTS = {"loss": np.float32(-0.0), "by_cause": np.float32([1, 2, 3]), "kl": np.float32(4), "one": np.float32([5])}
 

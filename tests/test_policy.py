@@ -22,7 +22,7 @@ from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.run import CheckpointConfig
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.policy import Carry, NonFiniteAction, Policy, choose_action, load_policy, policy_arrays, policy_spec
 from rlstable.ppo import normalizer

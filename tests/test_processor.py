@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstable import processor
+from rlstable.device import machine as processor
 
 CORE = "vendor_id\t: X\nmodel name\t: Fast One: 3 GHz\ncpu MHz\t\t: {mhz}\nflags\t\t: {flags}\n\n"
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.rarely import apply_if
+from rlstable.device.rarely import apply_if
 
 
 def test_applied_once_or_not_at_all():

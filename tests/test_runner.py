@@ -18,13 +18,13 @@ from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 from rlstable import load_policy
 from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
+from rlstable.device.precision import SINGLE
 from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.rundir import read_result, steps_in
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays
-from rlstable.precision import SINGLE
 from rlstable.run import mesh_of
 from rlstable.runner import Result, Runner
 

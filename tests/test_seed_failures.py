@@ -17,7 +17,7 @@ from toys import GUARDS_OFF, PointMass, assemble, compiled, placed, tiny_config
 
 from rlstable import faults
 from rlstable.config.faults import FaultConfig
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
 from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.policy import Policy, choose_action
 from rlstable.ppo.build import init_state, make_networks

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.side_by_side import side_by_side
+from rlstable.device.side_by_side import side_by_side
 
 
 def walk(state: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rlstable import config, sharding
+from rlstable import config
 from rlstable.config import guards as guard_config
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards.env import env_guards

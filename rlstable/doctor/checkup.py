@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rlstable import sharding
 from rlstable.assembly import Assembly
 from rlstable.compiling import keep_programs
 from rlstable.config import Config, ConfigError
+from rlstable.device import sharding
 from rlstable.doctor import reward_scale
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import jax
 
-from rlstable import processor
+from rlstable.device import machine as processor
 from rlstable.versions import versions
 
 # Environment variables that change arithmetic, determinism, memory or the choice of device.

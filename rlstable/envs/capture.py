@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstable.device.packed import Rows
+from rlstable.device.rarely import apply_if
 from rlstable.guards.base import Guard, GuardState
 from rlstable.guards.env import EnvContext, Quarantine, physics
-from rlstable.packed import Rows
 from rlstable.ppo.state import Slot
-from rlstable.rarely import apply_if
 
 # What a step of MuJoCo starts from (its mjSTATE_INTEGRATION), and Brax's coordinates, of which rewards are made. The
 # rest of the physics is computed anew; to keep it would cost a copy of it in every step, bad or not.

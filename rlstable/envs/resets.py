@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.device.packed import Rows, joined
+from rlstable.device.precision import SINGLE, Precision
 from rlstable.envs.foreign import interruptible
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
-from rlstable.packed import Rows, joined
-from rlstable.precision import SINGLE, Precision
 from rlstable.programs import Programs
 
 _ATTEMPTS = 10

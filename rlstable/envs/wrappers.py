@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlstable.device.packed import Rows
+from rlstable.device.rarely import apply_if
 from rlstable.envs import capture
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.env import EnvContext, physics
-from rlstable.packed import Rows
 from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
-from rlstable.rarely import apply_if
 
 Policy = Callable[[Any, jax.Array], jax.Array]
 _FIRST = ("first_pipeline_state", "first_obs")

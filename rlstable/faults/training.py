@@ -12,7 +12,8 @@ import optax
 
 from rlstable.config.faults import FaultConfig
 from rlstable.config.supervise import MATMUL_LEVELS
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
+from rlstable.device.rarely import apply_if
 from rlstable.faults.env import under
 from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
 from rlstable.guards.base import select
@@ -21,7 +22,6 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
 from rlstable.ppo.rollout import Collected
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.rarely import apply_if
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config.guards import GuardsConfig
+from rlstable.device import sharding
 from rlstable.guards import outlier
 from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within, select
 

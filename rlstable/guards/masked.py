@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
+from rlstable.device import sharding
 
 Mask = jax.Array | None
 

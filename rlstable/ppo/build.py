@@ -11,19 +11,19 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import Config
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
+from rlstable.device.packed import Packed
+from rlstable.device.precision import level
 from rlstable.guards.base import MoreGuards, no_trips
 from rlstable.guards.batch import batch_guards
 from rlstable.guards.state import state_guards
 from rlstable.guards.update import update_guards
-from rlstable.packed import Packed
 from rlstable.ppo import normalizer, reward
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.rollout import TrainingEnv
 from rlstable.ppo.state import Counters, TrainState, Tuning
-from rlstable.precision import level
 
 
 def make_networks(config: Config, action_size: int) -> Networks:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config.ppo import PPOConfig
+from rlstable.device import sharding
 from rlstable.guards import masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal

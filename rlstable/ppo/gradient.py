@@ -8,16 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
+from rlstable.device import sharding
+from rlstable.device.rarely import apply_if
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import Transition, Tuning
-from rlstable.rarely import apply_if
 
 # Weight of an iteration's value targets in their statistics: targets grow with the policy, so old ones must fade.
 _VALUE_RATE = 0.1

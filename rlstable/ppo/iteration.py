@@ -19,14 +19,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstable import sharding
 from rlstable.config import Config
+from rlstable.device import sharding
+from rlstable.device.packed import Packed
+from rlstable.device.precision import Precision
+from rlstable.device.rarely import apply_if
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, awake, fold, select
 from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
-from rlstable.packed import Packed
 from rlstable.ppo import distance, normalizer, overshoot, reward
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.gradient import Objective, as_minibatch, prepared
@@ -37,8 +39,6 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl, held
 from rlstable.ppo.rollout import Collected, TrainingEnv, collect
 from rlstable.ppo.state import Counters, Metrics, TrainState, Transition, Tuning
-from rlstable.precision import Precision
-from rlstable.rarely import apply_if
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlstable.device.packed import Packed
 from rlstable.guards.base import GuardState, select
-from rlstable.packed import Packed
 from rlstable.ppo.state import Tuning
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
+from rlstable.device import sharding
 from rlstable.guards import limiters, masked
 from rlstable.ppo import gae
 from rlstable.ppo.distance import distance, moments, most

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config import Config
+from rlstable.device import sharding
 from rlstable.guards import masked
 from rlstable.guards.state import Report
 from rlstable.ppo import normalizer

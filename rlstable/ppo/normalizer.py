@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config.ppo import PPOConfig
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.guards import limiters
 from rlstable.guards.base import select
 from rlstable.guards.masked import Mask

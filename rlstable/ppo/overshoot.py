@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstable.device.rarely import apply_if
 from rlstable.ppo.state import Tuning
-from rlstable.rarely import apply_if
 
 # A rate 1,000 times too high is found out in 5 iterations, and a step that was long by chance is long again in 28.
 _SHORTER, _LONGER, _LEAST = 0.25, 1.05, 1e-6

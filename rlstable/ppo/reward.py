@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config.ppo import PPOConfig
+from rlstable.device import sharding
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.normalizer import Statistics

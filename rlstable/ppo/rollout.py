@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from rlstable import sharding
 from rlstable.config import Config
+from rlstable.device import sharding
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, awake
 from rlstable.ppo.networks import Networks

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rlstable import sharding
-from rlstable.counter import WideCounter
-from rlstable.packed import Packed, Rows
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
+from rlstable.device.packed import Packed, Rows
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.normalizer import Statistics
 

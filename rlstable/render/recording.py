@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.device.precision import level
 from rlstable.envs.foreign import interruptible
 from rlstable.envs.model import model_of
 from rlstable.envs.wrappers import Episodes, watch_episodes
 from rlstable.evaluation import acting, counts, evaluation_env
 from rlstable.guards.env import physics
-from rlstable.precision import level
 from rlstable.saved_run import SavedRun
 from rlstable.stage import make_stage
 from rlstable.supervise.memory_plan import exhausted

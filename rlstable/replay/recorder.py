@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.assembly import Assembly
+from rlstable.device.packed import Rows
+from rlstable.device.rarely import apply_if
 from rlstable.envs import capture
 from rlstable.envs.wrappers import VectorEnv, inner
-from rlstable.packed import Rows
 from rlstable.ppo.state import Slot
-from rlstable.rarely import apply_if
 from rlstable.supervisor import Builds
 
 

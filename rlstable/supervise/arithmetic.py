@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.precision import Precision
+from rlstable.device.precision import Precision
 
 # Rows, common dimension, columns: a square product, and what a hidden layer does with a batch. Multiples of 64, which
 # tensor cores take without padding; small enough that the check itself costs nothing.

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstable import sharding
+from rlstable.device import sharding
 from rlstable.ppo.state import SPECS, TrainState
 
 # Environments start from clean resets after a rollback, and what was caught of them stays caught.

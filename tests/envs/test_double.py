@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from toys import PointMass, equations, mesh, tiny_config
 
-from rlstable import sharding
 from rlstable.assembly import Assembly
+from rlstable.device import sharding
 from rlstable.envs.double import DoublePhysics
 from rlstable.ppo.state import SPECS
 

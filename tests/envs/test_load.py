@@ -13,10 +13,10 @@ from brax import envs
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
+from rlstable.device.packed import Rows
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import EnvContext, env_guards
-from rlstable.packed import Rows
 
 NAMES = sorted(envs._envs)
 BACKENDS = ("mjx", "spring", "generalized", "positional")

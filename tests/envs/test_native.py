@@ -19,11 +19,11 @@ from jax.sharding import PartitionSpec
 from parity import ATTRIBUTES, bounds, differences
 from toys import mesh, tiny_config
 
-from rlstable import sharding
 from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
+from rlstable.device import sharding
 from rlstable.endings import Ending
 from rlstable.envs import native
 from rlstable.envs.double import DoublePhysics

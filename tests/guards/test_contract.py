@@ -18,10 +18,10 @@ import optax
 import pytest
 from flax import struct
 
-from rlstable import sharding
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.schema import ConfigError
+from rlstable.device import sharding
 from rlstable.guards import masked
 from rlstable.guards.base import (
     GuardState,

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import tiny_config
 
-from rlstable import sharding
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer, overshoot, reward
 from rlstable.ppo.build import first_tuning

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable import sharding
+from rlstable.device import sharding
 from rlstable.guards import masked
 
 ROWS, STEPS = 8, 6  # one row for each of eight devices

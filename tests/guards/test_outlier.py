@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from rlstable import sharding
 from rlstable.config.guards import GuardsConfig
+from rlstable.device import sharding
 from rlstable.guards import outlier
 from rlstable.guards.base import GuardState, Verdict
 from rlstable.guards.batch import BatchContext, RewardOutlierGuard, TransitionGuard, batch_guards

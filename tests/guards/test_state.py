@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable import sharding
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
+from rlstable.device import sharding
 from rlstable.guards.base import GuardState
 from rlstable.guards.state import PolicyGuard, Report, StateContext, StormGuard, ValueLossGuard, state_guards
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys import GUARDS_OFF, PointMass, assemble, compiled, equations, experience, mesh, placed, tiny_config
 
-from rlstable import sharding
+from rlstable.device import sharding
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo import normalizer

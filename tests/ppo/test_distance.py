@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, assemble, compiled, experience, mesh, placed, tiny_config
 
-from rlstable import sharding
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.ppo import distance, normalizer
 from rlstable.ppo.build import make_networks
 from rlstable.ppo.distance import ActionMoments, moments

@@ -13,7 +13,7 @@ from brax.training.agents.ppo import networks as brax_networks
 from brax.training.types import Transition as BraxTransition
 from toys import LIMITERS_OFF, PointMass, experience, mesh, tiny_config
 
-from rlstable import sharding
+from rlstable.device import sharding
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards import masked
 from rlstable.guards.batch import BatchContext, TransitionGuard

@@ -9,7 +9,7 @@ from toys import equations, experience
 
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
-from rlstable.counter import WideCounter
+from rlstable.device.counter import WideCounter
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.networks import MLP, Networks
 from rlstable.ppo.normalizer import Statistics

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from toys import mesh, tiny_config
 
-from rlstable import sharding
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.ppo import normalizer
 from rlstable.ppo.normalizer import Statistics
 

@@ -9,11 +9,11 @@ import optax
 import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
 
-from rlstable import sharding
 from rlstable.config.run import LossScaleConfig
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
+from rlstable.device.packed import Packed
 from rlstable.envs.wrappers import VectorEnv
-from rlstable.packed import Packed
 from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.learning import Learning, Progress

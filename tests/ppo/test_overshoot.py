@@ -13,11 +13,11 @@ import pytest
 from quick_compile import ordinarily
 from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
 
-from rlstable import sharding
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
+from rlstable.device.packed import Packed
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
-from rlstable.packed import Packed
 from rlstable.ppo import overshoot
 from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments

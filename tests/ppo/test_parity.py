@@ -21,7 +21,7 @@ from brax.training.distribution import NormalTanhDistribution
 from brax.training.types import Transition as BraxTransition
 from toys import SPECS, assemble, compiled, mesh, placed, tiny_config
 
-from rlstable import sharding
+from rlstable.device import sharding
 from rlstable.ppo.rollout import collect
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -12,7 +12,7 @@ import pytest
 from jax.interpreters import partial_eval
 from toys import GUARDS_OFF, LIMITERS_OFF, assemble, equations, mesh, placed, tiny_config
 
-from rlstable import sharding
+from rlstable.device import sharding
 from rlstable.envs.wrappers import pool_of
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toys import mesh, tiny_config
 
-from rlstable import sharding
+from rlstable.device import sharding
 from rlstable.ppo import reward
 from rlstable.ppo.reward import Returns
 from rlstable.ppo.state import Transition

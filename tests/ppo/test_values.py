@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from toys import LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
 
-from rlstable import sharding
-from rlstable.counter import WideCounter
+from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo.build import make_ppo

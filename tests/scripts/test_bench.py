@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import bench
 
-from rlstable import processor
+from rlstable.device import machine as processor
 
 REPORT = bench.Report("guards", "Cost of the guards", "How.", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
 MARKERS = (bench.BEGIN, bench.END)
