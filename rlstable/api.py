@@ -13,7 +13,7 @@ from rlstable.compose import compose
 from rlstable.config import ConfigError
 from rlstable.fleet import start
 from rlstable.guards.base import MoreGuards
-from rlstable.io.rundir import default_run_dir
+from rlstable.io.run_folder import default_run_dir
 from rlstable.result import Result
 from rlstable.runner import Callback
 

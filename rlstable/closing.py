@@ -8,7 +8,7 @@ from typing import Any
 
 from rlstable.endings import GIVEN_UP, Ending, command, describe, describe_warnings
 from rlstable.io.console import Console
-from rlstable.io.rundir import (
+from rlstable.io.run_folder import (
     best_seed,
     free_reserve,
     has_checkpoint,

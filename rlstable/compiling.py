@@ -11,8 +11,8 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from rlstable.device import machine as processor
-from rlstable.private_folder import make_private, writable_by_others
-from rlstable.user_cache import user_cache
+from rlstable.io.private_folder import make_private, writable_by_others
+from rlstable.io.user_cache import user_cache
 
 # Tells the user what is compiling, for as long as it takes.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlstable import config as typed
 from rlstable.config import Config, ConfigError, recipes
 from rlstable.config.schema import unknown_key
-from rlstable.io.rundir import default_run_dir, read_settings
+from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
 from rlstable.resolvers import reject_resolvers
 

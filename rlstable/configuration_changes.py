@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import Section
-from rlstable.io.rundir import read_settings, seed_folders
+from rlstable.io.run_folder import read_settings, seed_folders
 
 # Settings that do not change what is trained: where the run starts and reports, and where its programs are kept.
 _APART = frozenset({"resume", "seeds", "sinks", "compile_cache"})

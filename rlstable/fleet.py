@@ -29,7 +29,8 @@ from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import (
+from rlstable.io.presence import Presence
+from rlstable.io.run_folder import (
     forget_result,
     free_reserve,
     has_checkpoint,
@@ -47,7 +48,6 @@ from rlstable.once import Once
 from rlstable.places import Places
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
-from rlstable.presence import Presence
 from rlstable.report.story import last_row
 from rlstable.result import Result, Row
 from rlstable.run import Callback, Run, mesh_of

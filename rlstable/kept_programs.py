@@ -29,9 +29,9 @@ from rlstable.config import Config
 from rlstable.device.precision import Precision, level
 from rlstable.envs import foreign
 from rlstable.envs.simulations import share_of_cores
-from rlstable.private_folder import make_private, user_id, writable_by_others
+from rlstable.io.private_folder import make_private, user_id, writable_by_others
+from rlstable.io.versions import versions
 from rlstable.programs import Arguments, Programs
-from rlstable.versions import versions
 
 # Of the configuration and of jax's flags, what no program's text depends on.
 _APART = {"seed", "sinks", "checkpoint", "compile_cache", "resume"}

@@ -19,7 +19,7 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.schema import validate
 from rlstable.device.counter import WideCounter
 from rlstable.guards.inference import ActionContext, InferenceGuard
-from rlstable.io.rundir import require_one_seed
+from rlstable.io.run_folder import require_one_seed
 from rlstable.io.saved_policy import restore_policy
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from rlstable.endings import Ending
-from rlstable.io.rundir import best_seed
+from rlstable.io.run_folder import best_seed
 from rlstable.policy import Policy, load_policy
 
 Row = dict[str, float | int | None]

@@ -29,14 +29,15 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import confirmed_of, forget_result, free_reserve, open_run_dir
+from rlstable.io.presence import Presence
+from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir
 from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
+from rlstable.io.versions import differences, versions
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
-from rlstable.presence import Presence
 from rlstable.result import Result, Row
 from rlstable.resume import resume
 from rlstable.saving import Saving, finite
@@ -49,7 +50,6 @@ from rlstable.supervise.run_warnings import warnings_of
 from rlstable.supervise.signs import Signs
 from rlstable.supervisor import Builds, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
-from rlstable.versions import differences, versions
 
 Callback = Callable[[int, Row], Any]
 _NO_ITERATION = 2**32 - 1  # no run has so many iterations

@@ -11,11 +11,11 @@ from rlstable import config as typed
 from rlstable.compiling import dispatch_inline
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
-from rlstable.io.rundir import read_settings, require_one_seed
+from rlstable.io.run_folder import read_settings, require_one_seed
+from rlstable.io.versions import versions
 from rlstable.policy import Policy, load_policy
 from rlstable.resolvers import reject_resolvers
 from rlstable.supervise.ladder import Level
-from rlstable.versions import versions
 
 Which = Literal["best", "latest"] | int
 

@@ -11,8 +11,8 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.endings import SAVED, Ending, command
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.presence import Presence
 from rlstable.io.space import free_bytes, size_of
-from rlstable.presence import Presence
 from rlstable.supervise.signs import SignMemory
 
 _ROOM = 2  # checkpoints that must still fit on the disk

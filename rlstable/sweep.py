@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstable.endings import Ending, command
-from rlstable.io.rundir import read_result, return_of
+from rlstable.io.run_folder import read_result, return_of
 
 
 class SweepSummary(Callback):

@@ -22,7 +22,7 @@ from rlstable import background, sources
 from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError, recipes
 from rlstable.endings import Ending
-from rlstable.io.rundir import read_result, return_of, write_result
+from rlstable.io.run_folder import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
 from rlstable.sweep import SweepSummary
 

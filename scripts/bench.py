@@ -46,7 +46,7 @@ from rich.table import Table
 from rlstable import __version__
 from rlstable.compose import compose
 from rlstable.config import ConfigError
-from rlstable.io.rundir import write_atomically
+from rlstable.io.run_folder import write_atomically
 
 PENDULUM = ("env=inverted_pendulum", "env.backend=generalized")
 # What is trained, by the name that --env takes. An iteration takes a second or so on two CPU cores.

@@ -18,7 +18,7 @@ from rlstable.configuration_changes import Change, changes
 from rlstable.endings import Ending
 from rlstable.fleet import Fleet
 from rlstable.io.console import Console, describe_event
-from rlstable.io.rundir import write_config
+from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.story import read_story

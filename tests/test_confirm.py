@@ -18,7 +18,7 @@ from rlstable.endings import Ending
 from rlstable.evaluation import Evaluator, Judged, Worth
 from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.rundir import best_seed, read_result
+from rlstable.io.run_folder import best_seed, read_result
 from rlstable.report.story import read_story
 from rlstable.result import Result
 from rlstable.runner import Runner

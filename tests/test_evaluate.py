@@ -17,7 +17,7 @@ from rlstable.compose import compose
 from rlstable.config import ConfigError
 from rlstable.estimates import estimate
 from rlstable.evaluate import main
-from rlstable.io.rundir import read_result, read_settings, write_config
+from rlstable.io.run_folder import read_result, read_settings, write_config
 from rlstable.policy import Policy
 from rlstable.runner import Runner
 from rlstable.saved_run import open_run

@@ -25,8 +25,8 @@ from rlstable.endings import Ending
 from rlstable.estimates import estimate, interquartile_mean
 from rlstable.fleet import Fleet, start
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.jsonlines import JsonLines
-from rlstable.io.rundir import read_result, return_of
+from rlstable.io.jsonl import JsonLines
+from rlstable.io.run_folder import read_result, return_of
 from rlstable.report.story import read_stories
 from rlstable.result import Result
 from rlstable.runner import Runner

@@ -16,7 +16,7 @@ from toys import tiny_config
 from rlstable import load_policy, train
 from rlstable.evaluate import main as evaluate
 from rlstable.export.__main__ import main as export
-from rlstable.io.sealed import sealed, unsealed
+from rlstable.io.archive import sealed, unsealed
 from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
@@ -143,7 +143,7 @@ def test_function_of_the_standard_library_is_never_called(
 def test_function_of_rlstable_is_never_called_as_an_environment(
     command: str, agreed: bool, stranger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name(stranger, "rlstable.io.rundir:write_atomically", {"path": "called", "content": "anything"})
+    name(stranger, "rlstable.io.run_folder:write_atomically", {"path": "called", "content": "anything"})
     main, words, agree = COMMANDS[command]
     assert exit_code(main, *words(stranger), *([agree] if agreed else [])) == 2
     assert "functions of rlstable are not called" in capsys.readouterr().err

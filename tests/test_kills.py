@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from quick_compile import ENVIRONMENT
 
-from rlstable.io.rundir import read_result, seed_folders, steps_in
+from rlstable.io.run_folder import read_result, seed_folders, steps_in
 from rlstable.io.store import open_manager, read_arrays, read_json
 
 ROOT = Path(__file__).resolve().parents[1]

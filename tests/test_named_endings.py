@@ -15,7 +15,7 @@ from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.endings import Ending
 from rlstable.guards.state import StormGuard
-from rlstable.io.rundir import read_result
+from rlstable.io.run_folder import read_result
 from rlstable.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -20,7 +20,7 @@ from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.endings import Ending
-from rlstable.io.rundir import read_result, steps_in
+from rlstable.io.run_folder import read_result, steps_in
 from rlstable.io.sinks import Wandb
 from rlstable.policy import load_policy
 from rlstable.runner import Runner

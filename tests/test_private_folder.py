@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstable.private_folder import make_private, user_id, writable_by_others
+from rlstable.io.private_folder import make_private, user_id, writable_by_others
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from rlstable.compose import compose
 from rlstable.config import ConfigError
-from rlstable.io.rundir import write_config
+from rlstable.io.run_folder import write_config
 from rlstable.resolvers import reject_resolvers
 from rlstable.saved_run import read_config
 from rlstable.train import main

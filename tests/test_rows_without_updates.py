@@ -10,7 +10,7 @@ from test_runner import ITERATION, lines, quick
 from toys import GUARDS_OFF
 
 from rlstable.endings import Ending
-from rlstable.io.rundir import read_result
+from rlstable.io.run_folder import read_result
 from rlstable.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

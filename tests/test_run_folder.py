@@ -17,10 +17,10 @@ from toys import tiny_config
 from rlstable.config import Config, ConfigError
 from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.jsonlines import JsonLines
+from rlstable.io.jsonl import JsonLines
+from rlstable.io.versions import versions
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
-from rlstable.versions import versions
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4

@@ -22,7 +22,7 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
 from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.rundir import read_result, steps_in
+from rlstable.io.run_folder import read_result, steps_in
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays
 from rlstable.run import mesh_of

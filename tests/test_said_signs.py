@@ -10,7 +10,7 @@ from test_runner import ITERATION, lines, quick
 
 from rlstable.endings import Ending, describe
 from rlstable.fleet import Fleet
-from rlstable.io.rundir import read_result
+from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
 from rlstable.report.story import read_story
 from rlstable.report.timeline import lanes

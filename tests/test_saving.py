@@ -22,7 +22,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.endings import SAVED, Ending
 from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.rundir import read_result, steps_in
+from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
 

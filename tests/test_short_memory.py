@@ -14,7 +14,7 @@ from toys import mesh, tiny_config
 from rlstable.assembly import Assembly, Program
 from rlstable.config import Config
 from rlstable.endings import Ending
-from rlstable.io.rundir import read_result
+from rlstable.io.run_folder import read_result
 from rlstable.resume import _differs
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlstable.compose import compose
-from rlstable.io.rundir import write_config
+from rlstable.io.run_folder import write_config
 from rlstable.train import WORST_SCORE
 
 TESTS = Path(__file__).resolve().parent

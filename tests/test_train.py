@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rlstable import background, train
-from rlstable.io.rundir import read_result
+from rlstable.io.run_folder import read_result
 from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 
 import rlstable
-from rlstable.versions import differences, versions
+from rlstable.io.versions import differences, versions
 
 
 def test_versions_are_those_installed() -> None:
@@ -23,7 +23,7 @@ def test_versions_are_those_installed() -> None:
 
 
 def test_what_is_not_installed_is_none(monkeypatch) -> None:
-    monkeypatch.setattr("rlstable.versions.PACKAGES", ("numpy", "no-such-package"))
+    monkeypatch.setattr("rlstable.io.versions.PACKAGES", ("numpy", "no-such-package"))
     assert versions()["no-such-package"] == "none"
 
 
@@ -35,9 +35,7 @@ def test_what_is_installed_while_a_process_runs_is_not_what_it_runs_with(monkeyp
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys, rlstable.versions as v; v.versions(); print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
-    )
+    code = "import sys, rlstable.io.versions as v; v.versions(); print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "[]\n"
 

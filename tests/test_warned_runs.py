@@ -11,7 +11,7 @@ from toys import GUARDS_OFF
 
 from rlstable.endings import Ending
 from rlstable.fleet import Fleet
-from rlstable.io.rundir import read_result
+from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
 from rlstable.report.story import read_story
 from rlstable.runner import Runner

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import jax
 
 from rlstable.device import machine as processor
-from rlstable.versions import versions
+from rlstable.io.versions import versions
 
 # Environment variables that change arithmetic, determinism, memory or the choice of device.
 _VARIABLES = (

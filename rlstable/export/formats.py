@@ -14,7 +14,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.export.function import ACTION, OBSERVATION, PolicyFunction
 from rlstable.export.graph import Untranslatable, to_onnx
-from rlstable.io.rundir import write_atomically
+from rlstable.io.run_folder import write_atomically
 
 # Greatest difference of an action element, by the size of the largest action or of 1, that is put down to the order of
 # sums in float32.

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstable.io.versions import versions
 from rlstable.policy import choose_action
 from rlstable.saved_run import SavedRun
-from rlstable.versions import versions
 
 OBSERVATION, ACTION = "observation", "action"
 _FORMAT = 1  # of the metadata

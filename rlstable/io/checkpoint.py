@@ -22,7 +22,7 @@ from rlstable.config.run import CheckpointConfig
 from rlstable.io.arrays import PyTree, describe, place, require_fit
 from rlstable.io.manifest import Damaged
 from rlstable.io.retry import Retry
-from rlstable.io.rundir import steps_in
+from rlstable.io.run_folder import steps_in
 from rlstable.io.shelf import (
     keep_damaged,
     make_room_to_retire,

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
+from rlstable.io.progress_reminder import Teller
 from rlstable.io.screens import Off, Plain, Progress, Rich, Screen
-from rlstable.io.teller import Teller
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # What is no trouble bears no exclamation mark.

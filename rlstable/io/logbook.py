@@ -10,7 +10,7 @@ from typing import Any
 
 from rlstable.config import Config
 from rlstable.io.console import Console
-from rlstable.io.jsonlines import to_json
+from rlstable.io.jsonl import to_json
 from rlstable.io.sinks import JsonLines, Metrics, Sink, Sinks, TensorBoard, Wandb
 from rlstable.io.writer import Writer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
-from rlstable.io.rundir import ASIDE, steps_in
+from rlstable.io.run_folder import ASIDE, steps_in
 from rlstable.io.space import dispensable, enough, size_of
 
 RETIRED = ".retired"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from rlstable.config import ConfigError
 from rlstable.config.run import WandbConfig
-from rlstable.io.jsonlines import JsonLines, to_json
+from rlstable.io.jsonl import JsonLines, to_json
 
 __all__ = ["JsonLines", "Metrics", "Sink", "Sinks", "TensorBoard", "Wandb"]
 

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from rlstable.config import Config, ConfigError
-from rlstable.user_cache import user_cache
+from rlstable.io.user_cache import user_cache
 
 _FILE = "trusted_folders"
 

@@ -66,7 +66,7 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
         ConfigError: As for `record` and `write_film`, or the folder cannot be written.
     """
     from rlstable.config import ConfigError
-    from rlstable.io.rundir import write_atomically
+    from rlstable.io.run_folder import write_atomically
     from rlstable.saved_run import open_run
 
     run = open_run(options.run, options.which, options.trust)

@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.io.rundir import write_atomically
+from rlstable.io.run_folder import write_atomically
 from rlstable.render.recording import Recording, Reel
 
 # On a GPU's driver or Mesa's, without a display; then in software.

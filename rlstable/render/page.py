@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.page_data import embedded
+from rlstable.io.page_data import embedded
 from rlstable.render.recording import Recording, Reel
 from rlstable.render.scene import Mesh, Part, Scene, make_scene, poses
 

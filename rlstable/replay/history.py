@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.io.rundir import write_atomically
-from rlstable.io.sealed import sealed, unsealed
+from rlstable.io.archive import sealed, unsealed
+from rlstable.io.run_folder import write_atomically
+from rlstable.io.versions import differences, versions
 from rlstable.replay.report import SAME, compared
 from rlstable.replay.rerun import Rerun, Tell, run_again
 from rlstable.supervise.incident import FORMAT, Incident
-from rlstable.versions import differences, versions
 
 _FACTS, _ARRAYS = "history.json", "history.npz"
 

@@ -17,7 +17,7 @@ from rlstable.endings import Ending
 from rlstable.host_state import HostState
 from rlstable.io.arrays import describe
 from rlstable.io.manifest import Damaged
-from rlstable.io.rundir import steps_in
+from rlstable.io.run_folder import steps_in
 from rlstable.io.store import open_manager, read_arrays, read_json
 from rlstable.replay.recorder import recording
 from rlstable.runner import Runner

@@ -61,7 +61,7 @@ def write(options: ReportOptions) -> Path:
         ConfigError: A folder holds no run, or the file cannot be written.
     """
     from rlstable.config import ConfigError
-    from rlstable.io.rundir import write_atomically
+    from rlstable.io.run_folder import write_atomically
     from rlstable.report.page import page
     from rlstable.report.story import read_stories
     from rlstable.report.sweep import read_sweep

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlstable.endings import Ending, command
 from rlstable.estimates import estimate, interquartile_mean
-from rlstable.io.rundir import return_of
+from rlstable.io.run_folder import return_of
 from rlstable.report.changes import changed_settings
 from rlstable.report.chart import Line, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.io.rundir import read_result, read_settings, seed_folders
+from rlstable.io.run_folder import read_result, read_settings, seed_folders
 
 Settings = dict[str, Any]
 _OF_EVERY_EVENT = ("step", "time", "kind")

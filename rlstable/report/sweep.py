@@ -14,7 +14,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.estimates import Estimate, estimate, interquartile_mean
-from rlstable.io.rundir import read_result, return_of
+from rlstable.io.run_folder import read_result, return_of
 from rlstable.report.chart import readable
 
 _WIDTH, _HEIGHT, _SIDE, _TOP, _BOTTOM = 1000.0, 320.0, 70.0, 40.0, 26.0

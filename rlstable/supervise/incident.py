@@ -16,8 +16,8 @@ import numpy as np
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import QuarantineConfig
 from rlstable.endings import command
+from rlstable.io.archive import sealed, unsealed
 from rlstable.io.arrays import copy_out
-from rlstable.io.sealed import sealed, unsealed
 from rlstable.io.trusted_folders import remember
 from rlstable.ppo.state import Slot
 from rlstable.supervise.quantities import bad_ones

@@ -209,7 +209,7 @@ def test_arguments_that_ones_own_does_not_take(rooms):
         ("rlstable_test_rooms:run", "is not called"),  # a function that another module defines
         ("rlstable_test_rooms:os", "is not called"),
         ("rlstable_test_rooms:Popen", "has no 'Popen'"),
-        ("rlstable.io.rundir:write_atomically", "functions of rlstable are not called"),
+        ("rlstable.io.run_folder:write_atomically", "functions of rlstable are not called"),
         ("brax.io.model:load_params", "functions of brax are not called"),  # it unpickles
         ("rlstable.io.writer:Writer", "has no method reset"),
     ],

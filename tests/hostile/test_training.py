@@ -14,7 +14,7 @@ from toys import tiny_config
 
 from rlstable import load_policy
 from rlstable.endings import Ending
-from rlstable.io.rundir import read_result
+from rlstable.io.run_folder import read_result
 from rlstable.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

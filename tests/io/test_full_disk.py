@@ -15,9 +15,9 @@ import pytest
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.jsonlines import JsonLines
+from rlstable.io.jsonl import JsonLines
 from rlstable.io.lock import RunLock
-from rlstable.io.rundir import open_run_dir
+from rlstable.io.run_folder import open_run_dir
 from rlstable.io.saved_policy import restore_policy
 from rlstable.io.sinks import Sinks
 
@@ -196,7 +196,7 @@ def test_a_folder_in_use_is_told_from_one_that_cannot_be_written(tmp_path, monke
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("rlstable.io.rundir.write_atomically", refuse)
+    monkeypatch.setattr("rlstable.io.run_folder.write_atomically", refuse)
     with pytest.raises(ConfigError, match=r"cannot write to .*: Permission denied; choose another folder"):
         open_run_dir(tmp_path, None)
 
@@ -209,7 +209,7 @@ def test_a_run_that_ended_while_its_folder_was_waited_for_is_seen(tmp_path, monk
             super().__init__(run_dir)
             (run_dir / "metrics.jsonl").touch()
 
-    monkeypatch.setattr("rlstable.io.rundir.RunLock", Late)
+    monkeypatch.setattr("rlstable.io.run_folder.RunLock", Late)
     with pytest.raises(ConfigError, match="holds a run already"):
         open_run_dir(tmp_path, None)
     RunLock(tmp_path).release()  # given free

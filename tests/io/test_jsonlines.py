@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.io.jsonlines import JsonLines, to_json
+from rlstable.io.jsonl import JsonLines, to_json
 
 
 def read(path) -> list[dict[str, Any]]:

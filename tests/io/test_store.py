@@ -12,7 +12,7 @@ import pytest
 
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.rundir import open_run_dir, steps_in
+from rlstable.io.run_folder import open_run_dir, steps_in
 from rlstable.io.saved_policy import restore_policy
 
 POLICY = {"w": np.ones(2, np.float32)}

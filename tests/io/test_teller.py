@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rlstable.io.teller import Teller
+from rlstable.io.progress_reminder import Teller
 
 
 def until(true: Callable[[], object]) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstable.io import jsonlines, thinning
-from rlstable.io.jsonlines import JsonLines
+from rlstable.io import jsonl as jsonlines
+from rlstable.io import thinning
+from rlstable.io.jsonl import JsonLines
 from rlstable.io.thinning import History, thinned_events, thinned_rows
 
 
@@ -153,7 +154,8 @@ def test_no_row_is_lost_where_there_is_no_room_to_thin(tmp_path: Path, monkeypat
 
 KILLED = """
 import os, signal, sys
-from rlstable.io import jsonlines, thinning
+from rlstable.io import thinning
+from rlstable.io import jsonl as jsonlines
 thinning.MOST, thinning.NEWEST, thinning._SPACED, thinning._STRETCHES = 100, 10, 20, 5
 replace = os.replace
 def killed(*args):

@@ -9,7 +9,7 @@ from typing import Any
 from rlstable.config import ConfigError
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.rundir import reserve_room, write_config, write_machine
+from rlstable.io.run_folder import reserve_room, write_config, write_machine
 
 
 class Presence:
