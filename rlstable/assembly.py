@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rlstable import background, faults
-from rlstable.compiling import Compiling, compiler_options
+from rlstable import faults
+from rlstable.compilation import background
+from rlstable.compilation.programs import Programs
+from rlstable.compilation.trace_cache import programs_of
+from rlstable.compilation.xla import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
@@ -28,11 +31,9 @@ from rlstable.envs.resets import Resets
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
-from rlstable.kept_programs import programs_of
 from rlstable.ppo.build import make_ppo, untrained, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
-from rlstable.programs import Programs
 from rlstable.supervise.memory_bound import require_memory
 
 

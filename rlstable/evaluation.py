@@ -11,24 +11,25 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlstable import background, faults
-from rlstable.compiling import Compiling
+from rlstable import faults
+from rlstable.compilation import background
+from rlstable.compilation.ffi import interruptible
+from rlstable.compilation.programs import Programs
+from rlstable.compilation.trace_cache import programs_of
+from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.side_by_side import side_by_side
 from rlstable.envs.double import DoublePhysics
-from rlstable.envs.foreign import interruptible
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
 from rlstable.guards.env import env_guards
-from rlstable.kept_programs import programs_of
 from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
-from rlstable.programs import Programs
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]

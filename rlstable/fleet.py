@@ -20,11 +20,12 @@ import jax
 from rlstable.aggregate import Fields, RowsOfSeeds, fields_of
 from rlstable.assembly import Assembly, Program
 from rlstable.closing import close
-from rlstable.compiling import Compiling
+from rlstable.compilation.ffi import interruptible
+from rlstable.compilation.once import Once
+from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.confirm import CONFIRMED_AT, confirm
 from rlstable.endings import FROM_OUTSIDE, Ending, stays_ended
-from rlstable.envs.foreign import interruptible
 from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
@@ -44,7 +45,6 @@ from rlstable.io.seed_console import SeedConsole
 from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.leaving import Leaving
-from rlstable.once import Once
 from rlstable.places import Places
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from rlstable import __version__, faults
 from rlstable.closing import close
-from rlstable.compiling import dispatch_inline, keep_programs
+from rlstable.compilation.xla import dispatch_inline, keep_programs
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.endings import SAVED, Ending, command

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from rlstable.assembly import Program
+from rlstable.compilation.ffi import interruptible
 from rlstable.config import Config
 from rlstable.confirm import CONFIRMED_AT, confirm
 from rlstable.endings import Ending
-from rlstable.envs.foreign import interruptible
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.leaving import Leaving

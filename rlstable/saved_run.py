@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlstable import config as typed
-from rlstable.compiling import dispatch_inline
+from rlstable.compilation.xla import dispatch_inline
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.io.run_folder import read_settings, require_one_seed

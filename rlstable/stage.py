@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from rlstable.compiling import keep_programs
+from rlstable.compilation.xla import keep_programs
 from rlstable.config import Config, ConfigError
 from rlstable.envs.load import load
 from rlstable.io.trusted_folders import require_trust

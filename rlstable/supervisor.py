@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from rlstable import faults
 from rlstable.assembly import Assembly, Program
-from rlstable.compiling import Compiling
+from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.supervise import X64, Remedy
 from rlstable.device import sharding

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import psutil
 
+from rlstable.compilation.ffi import interruptible
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.device.packed import Packed
-from rlstable.envs.foreign import interruptible
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable import background, sources
+from rlstable.compilation import background, sources
 from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError, recipes
 from rlstable.endings import Ending

@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from rlstable import sources  # noqa: E402
+from rlstable.compilation import sources  # noqa: E402
 
 
 @pytest.fixture(scope="module")

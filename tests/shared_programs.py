@@ -17,9 +17,9 @@ import pytest
 
 from rlstable import fleet, supervisor
 from rlstable.assembly import Assembly
+from rlstable.compilation.programs import Arguments, Programs
 from rlstable.config import Config
 from rlstable.evaluation import Evaluator, make_evaluator
-from rlstable.programs import Arguments, Programs
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
 _OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "seeds", "supervise")

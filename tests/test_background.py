@@ -15,8 +15,8 @@ from jax import monitoring
 from quick_compile import quickly
 from toys import mesh, tiny_config
 
-from rlstable import background
 from rlstable.assembly import Assembly
+from rlstable.compilation import background
 from rlstable.evaluation import make_evaluator, policy_of
 
 
@@ -86,7 +86,7 @@ def test_on_an_accelerator_every_program_compiles_when_the_user_is_told_so(monke
 ROOT = Path(__file__).resolve().parents[1]
 _ENDS = """
 import sys, threading, time
-from rlstable import background
+from rlstable.compilation import background
 begun = threading.Event()
 program = background.build(lambda: (begun.set(), time.sleep({seconds})))
 begun.wait()

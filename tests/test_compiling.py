@@ -18,9 +18,10 @@ from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
 from toys import mesh, tiny_config
 
-from rlstable import background, compiling
 from rlstable.assembly import Assembly
-from rlstable.compiling import compiler_options, folder_of_programs, keep_programs, quick_options
+from rlstable.compilation import background
+from rlstable.compilation import xla as compiling
+from rlstable.compilation.xla import compiler_options, folder_of_programs, keep_programs, quick_options
 from rlstable.config import Config
 from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.runner import Runner

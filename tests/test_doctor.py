@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstable import sources
+from rlstable.compilation import sources
 from rlstable.doctor import __main__ as doctor
 from rlstable.doctor.__main__ import main
 

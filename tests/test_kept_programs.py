@@ -23,17 +23,19 @@ from quick_compile import ENVIRONMENT
 from toys import mesh, tiny_config
 
 from rlstable import assembly as assemblies
-from rlstable import evaluation, kept_programs, sources
+from rlstable import evaluation
 from rlstable.assembly import Assembly
+from rlstable.compilation import ffi as foreign
+from rlstable.compilation import sources
+from rlstable.compilation import trace_cache as kept_programs
+from rlstable.compilation.programs import Programs
+from rlstable.compilation.trace_cache import KeptPrograms, programs_of
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
-from rlstable.envs import foreign
 from rlstable.envs.load import load_env
 from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.host_state import HostState
-from rlstable.kept_programs import KeptPrograms, programs_of
 from rlstable.ppo.iteration import PPO
-from rlstable.programs import Programs
 from rlstable.supervisor import Builds, Supervisor
 
 ROOT = Path(__file__).resolve().parent.parent

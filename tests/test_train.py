@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlstable import background, train
+from rlstable import train
+from rlstable.compilation import background
 from rlstable.io.run_folder import read_result
 from rlstable.train import main
 

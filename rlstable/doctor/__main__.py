@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlstable import command, sources
+from rlstable import command
+from rlstable.compilation import sources
 
 _EPILOG = """
 examples:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlstable.assembly import Assembly
-from rlstable.compiling import keep_programs
+from rlstable.compilation.xla import keep_programs
 from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
 from rlstable.doctor import reward_scale

@@ -15,7 +15,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from rlstable import sources
+from rlstable.compilation import sources
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line

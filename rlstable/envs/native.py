@@ -18,7 +18,7 @@ from brax.base import Base, Motion, Transform
 from brax.envs.base import PipelineEnv
 from flax import struct
 
-from rlstable.envs import foreign
+from rlstable.compilation import ffi as foreign
 from rlstable.envs.model import model_of
 from rlstable.envs.simulations import DERIVED, LINKS, MOVED, PUT_IN, Simulations, Unsupported, share_of_cores
 

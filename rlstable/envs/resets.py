@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlstable.compilation.ffi import interruptible
+from rlstable.compilation.programs import Programs
 from rlstable.config import ConfigError
 from rlstable.device.packed import Rows, joined
 from rlstable.device.precision import SINGLE, Precision
-from rlstable.envs.foreign import interruptible
 from rlstable.envs.wrappers import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
-from rlstable.programs import Programs
 
 _ATTEMPTS = 10
 _LEAST_SHARE = 0.01

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlstable.compilation.ffi import interruptible
 from rlstable.config import ConfigError
 from rlstable.device.precision import level
-from rlstable.envs.foreign import interruptible
 from rlstable.envs.model import model_of
 from rlstable.envs.wrappers import Episodes, watch_episodes
 from rlstable.evaluation import acting, counts, evaluation_env

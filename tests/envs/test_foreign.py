@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from quick_compile import ENVIRONMENT
 
-from rlstable.envs import foreign
+from rlstable.compilation import ffi as foreign
 
 PAIR = {"double": jax.ShapeDtypeStruct((3,), jnp.float32), "sum": jax.ShapeDtypeStruct((), jnp.float32)}
 
@@ -98,7 +98,7 @@ from rlstable.runner import Runner
 tiny = ["ppo.num_envs=4", "ppo.batch_size=4", "ppo.num_minibatches=1", "ppo.unroll_length=2", "total_steps=8"]
 config = compose(["env=inverted_pendulum", "env.backend=native", "sinks=quiet", "devices=1", "eval.num_evals=1",
                   "checkpoint=off", "eval.num_envs=2", "eval.target_return=null", "env.episode_length=10", *tiny])
-from rlstable import compiling
+from rlstable.compilation import xla as compiling
 compiling._WORTH_SECONDS = 0.0
 Runner(config, sys.argv[1]).run()
 print(kept.count("cache_hits"), kept.count("cache_misses"))

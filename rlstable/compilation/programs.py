@@ -9,8 +9,8 @@ from typing import Any
 
 from jax.stages import Lowered
 
-from rlstable import background
-from rlstable.compiling import quick_options
+from rlstable.compilation import background
+from rlstable.compilation.xla import quick_options
 from rlstable.device.precision import SINGLE, Precision
 
 # Gives what a program is traced with: its arguments, or their shapes.

@@ -23,15 +23,15 @@ import jax
 from jax import export
 from jax.sharding import Mesh
 
-from rlstable import sources
-from rlstable.compiling import compiler_options, folder_of_programs
+from rlstable.compilation import ffi as foreign
+from rlstable.compilation import sources
+from rlstable.compilation.programs import Arguments, Programs
+from rlstable.compilation.xla import compiler_options, folder_of_programs
 from rlstable.config import Config
 from rlstable.device.precision import Precision, level
-from rlstable.envs import foreign
 from rlstable.envs.simulations import share_of_cores
 from rlstable.io.private_folder import make_private, user_id, writable_by_others
 from rlstable.io.versions import versions
-from rlstable.programs import Arguments, Programs
 
 # Of the configuration and of jax's flags, what no program's text depends on.
 _APART = {"seed", "sinks", "checkpoint", "compile_cache", "resume"}
