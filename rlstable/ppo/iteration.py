@@ -29,15 +29,16 @@ from rlstable.guards.base import Guard, GuardState, awake, fold, select
 from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
-from rlstable.ppo import distance, normalizer, overshoot, reward
+from rlstable.ppo import distance, normalizer, reward
+from rlstable.ppo import kl_limiter as overshoot
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.gradient import Objective, as_minibatch, prepared
-from rlstable.ppo.learning import Learning, Progress, add_where
 from rlstable.ppo.metrics import report_of, values_of
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl, held
 from rlstable.ppo.rollout import Collected, TrainingEnv, collect
+from rlstable.ppo.sgd_state import Learning, Progress, add_where
 from rlstable.ppo.state import Counters, Metrics, TrainState, Transition, Tuning
 
 

@@ -13,8 +13,8 @@ from rlstable.device import sharding
 from rlstable.guards import masked
 from rlstable.guards.state import Report
 from rlstable.ppo import normalizer
-from rlstable.ppo.learning import Learning
 from rlstable.ppo.networks import Networks
+from rlstable.ppo.sgd_state import Learning
 from rlstable.ppo.state import TrainState, Transition
 
 

@@ -25,7 +25,8 @@ from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.guards import limiters
-from rlstable.ppo import normalizer, overshoot, reward
+from rlstable.ppo import kl_limiter as overshoot
+from rlstable.ppo import normalizer, reward
 from rlstable.ppo.build import first_tuning
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.loss import ppo_loss, standardize

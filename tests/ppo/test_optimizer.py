@@ -16,8 +16,8 @@ from rlstable.device.packed import Packed
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.flat import Layout
-from rlstable.ppo.learning import Learning, Progress
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, held
+from rlstable.ppo.sgd_state import Learning, Progress
 from rlstable.ppo.state import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

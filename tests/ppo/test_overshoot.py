@@ -18,14 +18,14 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.packed import Packed
 from rlstable.envs.wrappers import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
-from rlstable.ppo import overshoot
+from rlstable.ppo import kl_limiter as overshoot
 from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.learning import Learning, Progress
 from rlstable.ppo.loss import ppo_loss
+from rlstable.ppo.sgd_state import Learning, Progress
 from rlstable.ppo.state import SPECS, Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
