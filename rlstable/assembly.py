@@ -24,11 +24,11 @@ from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.side_by_side import side_by_side
-from rlstable.envs.double import DoublePhysics
+from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.envs.resets import Resets
-from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import make_ppo, untrained, with_environments

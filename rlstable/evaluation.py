@@ -22,10 +22,10 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.side_by_side import side_by_side
-from rlstable.envs.double import DoublePhysics
+from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
-from rlstable.envs.wrappers import Episodes, VectorEnv, run_episodes
+from rlstable.envs.vector import Episodes, VectorEnv, run_episodes
 from rlstable.guards.env import env_guards
 from rlstable.policy import choose_action
 from rlstable.ppo.networks import Networks

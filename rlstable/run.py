@@ -21,7 +21,7 @@ from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.endings import SAVED, Ending, command
 from rlstable.envs.capture import causes_of
-from rlstable.envs.wrappers import Episodes
+from rlstable.envs.vector import Episodes
 from rlstable.evaluation import Judged, policy_of, returns_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.host_state import HostState

@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from rlstable.config import ConfigError
-from rlstable.envs.wrappers import Episodes
+from rlstable.envs.vector import Episodes
 from rlstable.estimates import STATISTICS, Estimate, estimate
 from rlstable.evaluation import Judged, counts, make_evaluator
 from rlstable.saved_run import SavedRun

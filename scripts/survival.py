@@ -33,7 +33,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets
-from rlstable.envs.wrappers import VectorEnv, run_episodes
+from rlstable.envs.vector import VectorEnv, run_episodes
 from rlstable.guards.env import Quarantine, env_guards
 from rlstable.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo

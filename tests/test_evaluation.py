@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlstable.device.precision import SINGLE
-from rlstable.envs.wrappers import Episodes
+from rlstable.envs.vector import Episodes
 from rlstable.evaluation import Evaluator, Judged, policy_of
 from rlstable.supervise.memory_plan import OutOfMemory
 

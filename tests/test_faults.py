@@ -23,7 +23,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.device.counter import WideCounter
 from rlstable.endings import Ending
 from rlstable.envs.resets import Resets
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
 from rlstable.guards.env import env_guards
 from rlstable.io.checkpoint import Checkpoints

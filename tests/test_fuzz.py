@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from toys import PointMass, State, compiled, placed, tiny_config
 
 from rlstable.envs.resets import Resets
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO

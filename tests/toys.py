@@ -20,7 +20,7 @@ from rlstable.config import guards as guard_config
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.envs.resets import Resets
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO

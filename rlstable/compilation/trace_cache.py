@@ -29,7 +29,7 @@ from rlstable.compilation.programs import Arguments, Programs
 from rlstable.compilation.xla import compiler_options, folder_of_programs
 from rlstable.config import Config
 from rlstable.device.precision import Precision, level
-from rlstable.envs.simulations import share_of_cores
+from rlstable.envs.mujoco_batch import share_of_cores
 from rlstable.io.private_folder import make_private, user_id, writable_by_others
 from rlstable.io.versions import versions
 

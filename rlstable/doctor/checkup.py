@@ -15,7 +15,7 @@ from rlstable.doctor import reward_scale
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
 from rlstable.doctor.surroundings import Surroundings, surroundings
-from rlstable.envs.model import model_of
+from rlstable.envs.mujoco_model import model_of
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import ConfigError
-from rlstable.envs.wrappers import episode_entries
+from rlstable.envs.vector import episode_entries
 
 _FIELDS = ("obs", "reward", "done", "metrics", "info")
 _STATE = f"it must return a state with {', '.join(_FIELDS)} and pipeline_state (brax.envs.State) or data (Playground)"

@@ -18,7 +18,7 @@ from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.envs.imported import environment_factory
 from rlstable.envs.interface import location, raised
-from rlstable.envs.simulations import Unsupported
+from rlstable.envs.mujoco_batch import Unsupported
 
 
 class Loaded(NamedTuple):

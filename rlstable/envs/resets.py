@@ -14,7 +14,7 @@ from rlstable.compilation.programs import Programs
 from rlstable.config import ConfigError
 from rlstable.device.packed import Rows, joined
 from rlstable.device.precision import SINGLE, Precision
-from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
 
 _ATTEMPTS = 10

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlstable.config import ConfigError
 from rlstable.config.faults import FaultConfig
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import physics
 

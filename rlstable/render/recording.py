@@ -11,8 +11,8 @@ import numpy as np
 from rlstable.compilation.ffi import interruptible
 from rlstable.config import ConfigError
 from rlstable.device.precision import level
-from rlstable.envs.model import model_of
-from rlstable.envs.wrappers import Episodes, watch_episodes
+from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.vector import Episodes, watch_episodes
 from rlstable.evaluation import acting, counts, evaluation_env
 from rlstable.guards.env import physics
 from rlstable.saved_run import SavedRun

@@ -14,8 +14,8 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.supervise import X64
 from rlstable.device.precision import level
 from rlstable.envs.load import load_env
-from rlstable.envs.model import model_of
-from rlstable.envs.wrappers import VectorEnv, inner
+from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.vector import VectorEnv, inner
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, is_key
 from rlstable.supervise.incident import Incident, limits_of

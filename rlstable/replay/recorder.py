@@ -13,7 +13,7 @@ from rlstable.assembly import Assembly
 from rlstable.device.packed import Rows
 from rlstable.device.rarely import apply_if
 from rlstable.envs import capture
-from rlstable.envs.wrappers import VectorEnv, inner
+from rlstable.envs.vector import VectorEnv, inner
 from rlstable.ppo.state import Slot
 from rlstable.supervisor import Builds
 

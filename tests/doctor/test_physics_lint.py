@@ -11,7 +11,7 @@ from rlstable.config.run import EnvConfig
 from rlstable.doctor.contact_lint import candidates, contact_count
 from rlstable.doctor.physics_lint import lint
 from rlstable.envs.load import load_env
-from rlstable.envs.model import model_of
+from rlstable.envs.mujoco_model import model_of
 
 TASKS = (
     "ant", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_double_pendulum", "inverted_pendulum",

@@ -11,7 +11,7 @@ from brax import envs
 
 from rlstable.config.run import EnvConfig
 from rlstable.envs.load import load_env
-from rlstable.envs.simulations import MOVED, PUT_IN
+from rlstable.envs.mujoco_batch import MOVED, PUT_IN
 
 STEPS, ENVS = 125, 8
 ATTRIBUTES = ("q", "qd", "x", "xd")

@@ -12,7 +12,7 @@ from toys import PointMass, equations, mesh, tiny_config
 
 from rlstable.assembly import Assembly
 from rlstable.device import sharding
-from rlstable.envs.double import DoublePhysics
+from rlstable.envs.float64 import DoublePhysics
 from rlstable.ppo.state import SPECS
 
 WIDE = {jnp.dtype(jnp.float64), jnp.dtype(jnp.int64), jnp.dtype(jnp.uint64)}

@@ -15,7 +15,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
 from rlstable.device.packed import Rows
 from rlstable.envs.load import load_env
-from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import EnvContext, env_guards
 
 NAMES = sorted(envs._envs)

@@ -26,10 +26,10 @@ from rlstable.config.run import EnvConfig
 from rlstable.device import sharding
 from rlstable.endings import Ending
 from rlstable.envs import native
-from rlstable.envs.double import DoublePhysics
+from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.load import load, load_env
-from rlstable.envs.simulations import Simulations
-from rlstable.envs.wrappers import VectorEnv, pool_of
+from rlstable.envs.mujoco_batch import Simulations
+from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.evaluation import Evaluator
 from rlstable.fleet import start
 from rlstable.guards.env import env_guards

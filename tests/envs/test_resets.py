@@ -14,7 +14,7 @@ import pytest
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.envs.resets import Resets
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import env_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

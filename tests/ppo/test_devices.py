@@ -10,7 +10,7 @@ import pytest
 from toys import GUARDS_OFF, PointMass, assemble, compiled, equations, experience, mesh, placed, tiny_config
 
 from rlstable.device import sharding
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.build import first_tuning, make_ppo

@@ -14,7 +14,7 @@ from brax.training.types import Transition as BraxTransition
 from toys import LIMITERS_OFF, PointMass, experience, mesh, tiny_config
 
 from rlstable.device import sharding
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.guards.batch import BatchContext, TransitionGuard
 from rlstable.ppo.build import first_tuning, make_networks, make_ppo

@@ -13,7 +13,7 @@ from rlstable.config.run import LossScaleConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import Packed
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.flat import Layout
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, held

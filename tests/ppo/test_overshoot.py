@@ -16,7 +16,7 @@ from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experi
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import Packed
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.ppo import kl_limiter as overshoot
 from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo

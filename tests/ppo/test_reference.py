@@ -13,7 +13,7 @@ from jax.interpreters import partial_eval
 from toys import GUARDS_OFF, LIMITERS_OFF, assemble, equations, mesh, placed, tiny_config
 
 from rlstable.device import sharding
-from rlstable.envs.wrappers import pool_of
+from rlstable.envs.vector import pool_of
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.flat import Layout

@@ -11,7 +11,7 @@ from toys import LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, 
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
-from rlstable.envs.wrappers import VectorEnv
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo.build import make_ppo
 from rlstable.ppo.normalizer import Statistics

@@ -19,7 +19,7 @@ from commands import exit_code
 from toys import tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.envs.wrappers import Episodes
+from rlstable.envs.vector import Episodes
 from rlstable.render import film
 from rlstable.render.__main__ import main
 from rlstable.render.page import page
