@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.endings import Ending
 from rlstable.estimates import interquartile_mean
 from rlstable.result import Row
+from rlstable.supervise.stop_reasons import Ending
 
 Fields = dict[str, Any]
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstable.endings import GIVEN_UP, Ending, command, describe, describe_warnings
 from rlstable.io.console import Console
 from rlstable.io.run_folder import (
     best_seed,
@@ -19,6 +18,7 @@ from rlstable.io.run_folder import (
 )
 from rlstable.report.page import page
 from rlstable.report.story import read_stories, read_story
+from rlstable.supervise.stop_reasons import GIVEN_UP, Ending, command, describe, describe_warnings
 
 
 def close(

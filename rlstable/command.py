@@ -117,7 +117,7 @@ def working() -> Iterator[None]:
     """
     # Whatever libraries print while they load is kept out of the report.
     with contextlib.redirect_stdout(sys.stderr):
-        from rlstable.endings import Ending
+        from rlstable.supervise.stop_reasons import Ending
 
         try:
             yield

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.endings import GIVEN_UP, Ending
 from rlstable.evaluation import Judged, Worth
 from rlstable.io.saved_policy import restore_policy
 from rlstable.run import Run
+from rlstable.supervise.stop_reasons import GIVEN_UP, Ending
 
 # Endings after which the process may still work; after the other endings it must exit soon.
 CONFIRMED_AT = (Ending.completed, Ending.target_reached, Ending.stopped, *GIVEN_UP)

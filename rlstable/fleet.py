@@ -25,7 +25,6 @@ from rlstable.compilation.once import Once
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.confirm import CONFIRMED_AT, confirm
-from rlstable.endings import FROM_OUTSIDE, Ending, stays_ended
 from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
@@ -55,6 +54,7 @@ from rlstable.runner import Runner
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
 from rlstable.supervise.signals import Signals
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, Ending, stays_ended
 from rlstable.supervisor import Builds, Report, Which
 
 

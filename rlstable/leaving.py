@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from rlstable.endings import Ending
 from rlstable.io.console import Console
 from rlstable.supervise.signals import Signals
+from rlstable.supervise.stop_reasons import Ending
 
 
 class Leaving:

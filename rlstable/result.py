@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlstable.endings import Ending
 from rlstable.io.run_folder import best_seed
 from rlstable.policy import Policy, load_policy
+from rlstable.supervise.stop_reasons import Ending
 
 Row = dict[str, float | int | None]
 

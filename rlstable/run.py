@@ -19,7 +19,6 @@ from rlstable.closing import close
 from rlstable.compilation.xla import dispatch_inline, keep_programs
 from rlstable.config import Config
 from rlstable.device import sharding
-from rlstable.endings import SAVED, Ending, command
 from rlstable.envs.capture import causes_of
 from rlstable.envs.vector import Episodes
 from rlstable.evaluation import Judged, policy_of, returns_of
@@ -48,6 +47,7 @@ from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.run_warnings import warnings_of
 from rlstable.supervise.signs import Signs
+from rlstable.supervise.stop_reasons import SAVED, Ending, command
 from rlstable.supervisor import Builds, Rollback, Supervisor
 from rlstable.telemetry import Telemetry
 

@@ -14,7 +14,6 @@ from rlstable.assembly import Program
 from rlstable.compilation.ffi import interruptible
 from rlstable.config import Config
 from rlstable.confirm import CONFIRMED_AT, confirm
-from rlstable.endings import Ending
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.leaving import Leaving
@@ -22,6 +21,7 @@ from rlstable.result import Result, Row
 from rlstable.run import Callback, Run
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 from rlstable.supervise.signals import Signals
+from rlstable.supervise.stop_reasons import Ending
 from rlstable.supervisor import Builds
 
 

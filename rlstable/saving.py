@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.endings import SAVED, Ending, command
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.presence import Presence
 from rlstable.io.space import free_bytes, size_of
 from rlstable.supervise.signs import SignMemory
+from rlstable.supervise.stop_reasons import SAVED, Ending, command
 
 _ROOM = 2  # checkpoints that must still fit on the disk
 _LEAST_SIZE = 128 * 1024  # bytes of the smallest checkpoint, most of it JSON and the ends of blocks

@@ -18,7 +18,6 @@ from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.supervise import X64, Remedy
 from rlstable.device import sharding
-from rlstable.endings import Ending
 from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.host_state import HostState
@@ -29,6 +28,7 @@ from rlstable.supervise.memory_plan import Memory, MemoryPlan, OutOfMemory, exha
 from rlstable.supervise.recovery import Plan, Recovery
 from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
+from rlstable.supervise.stop_reasons import Ending
 from rlstable.supervise.warm_start import WarmStart
 
 Report = Callable[..., None]

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlstable.endings import Ending, command
 from rlstable.io.run_folder import read_result, return_of
+from rlstable.supervise.stop_reasons import Ending, command
 
 
 class SweepSummary(Callback):

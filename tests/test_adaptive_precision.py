@@ -15,9 +15,9 @@ from test_recovered_runs import ITERATION, config, events, same, storm
 from rlstable import load_policy
 from rlstable.assembly import Assembly
 from rlstable.config import Config
-from rlstable.endings import Ending
 from rlstable.io.run_folder import read_result
 from rlstable.runner import Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 # It rains below x64, for ever; guards lose their patience after three iterations, the ladder after two.

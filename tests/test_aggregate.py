@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlstable.aggregate import RowsOfSeeds, fields_of
-from rlstable.endings import Ending
 from rlstable.estimates import interquartile_mean
 from rlstable.result import Row
+from rlstable.supervise.stop_reasons import Ending
 
 
 def together(rows: list[Row], returns: list[float | None]) -> Row:

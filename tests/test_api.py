@@ -13,7 +13,7 @@ import rlstable
 from rlstable.api import _literal
 from rlstable.compose import compose
 from rlstable.config.ppo import PPOConfig
-from rlstable.endings import Ending
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

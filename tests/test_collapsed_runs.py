@@ -14,13 +14,13 @@ from toys import GUARDS_OFF, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config
-from rlstable.endings import Ending
 from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result
 from rlstable.policy import policy_arrays
 from rlstable.runner import Runner
 from rlstable.supervise.snapshots import Saved
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64

@@ -15,7 +15,6 @@ from toys import tiny_config
 from rlstable.compose import compose
 from rlstable.config import Config
 from rlstable.configuration_changes import Change, changes
-from rlstable.endings import Ending
 from rlstable.fleet import Fleet
 from rlstable.io.console import Console, describe_event
 from rlstable.io.run_folder import write_config
@@ -23,6 +22,7 @@ from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.story import read_story
 from rlstable.runner import Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

@@ -14,7 +14,6 @@ from toys import tiny_config
 from rlstable import fleet, load_policy, supervisor
 from rlstable.config import Config
 from rlstable.confirm import CONFIRMED_AT, confirm
-from rlstable.endings import Ending
 from rlstable.evaluation import Evaluator, Judged, Worth
 from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
@@ -24,6 +23,7 @@ from rlstable.result import Result
 from rlstable.runner import Runner
 from rlstable.saved_run import open_run
 from rlstable.supervise.memory_plan import OutOfMemory
+from rlstable.supervise.stop_reasons import Ending
 from rlstable.supervisor import Builds
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toys import tiny_config
 
-from rlstable.endings import Ending, command, describe, stays_ended
+from rlstable.supervise.stop_reasons import Ending, command, describe, stays_ended
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
 

@@ -21,7 +21,6 @@ from rlstable import faults
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.device.counter import WideCounter
-from rlstable.endings import Ending
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
@@ -32,6 +31,7 @@ from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner import Result, Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NEVER = 1_000  # an iteration that no test comes to

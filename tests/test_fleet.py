@@ -21,7 +21,6 @@ import rlstable
 from rlstable import load_policy
 from rlstable.assembly import Assembly, Program
 from rlstable.config import Config, ConfigError
-from rlstable.endings import Ending
 from rlstable.estimates import estimate, interquartile_mean
 from rlstable.fleet import Fleet, start
 from rlstable.io.checkpoint import Checkpoints
@@ -33,6 +32,7 @@ from rlstable.runner import Runner
 from rlstable.saved_run import open_run
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64

@@ -12,8 +12,8 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.endings import Ending
 from rlstable.runner import Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 ITERATION = 64  # environment steps: 16 unrolls of 4

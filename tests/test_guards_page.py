@@ -17,11 +17,11 @@ from toys import PointMass, State
 import rlstable
 from rlstable.compose import compose
 from rlstable.config.guards import GuardsConfig
-from rlstable.endings import Ending
 from rlstable.guards.batch import batch_guards
 from rlstable.guards.env import env_guards
 from rlstable.guards.state import state_guards
 from rlstable.guards.update import update_guards
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

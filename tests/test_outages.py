@@ -19,11 +19,11 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.endings import Ending
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.io.sinks import Wandb
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64

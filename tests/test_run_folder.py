@@ -15,12 +15,12 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
-from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4

@@ -20,13 +20,13 @@ from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
-from rlstable.endings import Ending
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.leaving import Leaving
 from rlstable.policy import policy_arrays
 from rlstable.run import mesh_of
 from rlstable.runner import Result, Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from test_runner import ITERATION, lines, quick
 
-from rlstable.endings import Ending, describe
 from rlstable.fleet import Fleet
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
@@ -17,6 +16,7 @@ from rlstable.report.timeline import lanes
 from rlstable.runner import Runner
 from rlstable.supervise import advice
 from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.stop_reasons import Ending, describe
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NAME = "policy_steps_shortened"

@@ -19,12 +19,12 @@ from quick_compile import ENVIRONMENT
 from toys import GUARDS_OFF, tiny_config
 
 from rlstable.config import Config, ConfigError
-from rlstable.endings import SAVED, Ending
 from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy import load_policy
 from rlstable.runner import Runner
+from rlstable.supervise.stop_reasons import SAVED, Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,12 +13,12 @@ from toys import mesh, tiny_config
 
 from rlstable.assembly import Assembly, Program
 from rlstable.config import Config
-from rlstable.endings import Ending
 from rlstable.io.run_folder import read_result
 from rlstable.resume import _differs
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 512 * 2 * 16  # environment steps: rows times unroll length

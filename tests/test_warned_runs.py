@@ -9,12 +9,12 @@ import pytest
 from test_runner import ITERATION, quick
 from toys import GUARDS_OFF
 
-from rlstable.endings import Ending
 from rlstable.fleet import Fleet
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
 from rlstable.report.story import read_story
 from rlstable.runner import Runner
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NAN_REWARDS: dict[str, Any] = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 1.0}}

@@ -18,8 +18,8 @@ from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.vector import VectorEnv, inner
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, is_key
+from rlstable.supervise.bad_values import Bad, bad_ones, group
 from rlstable.supervise.incident import Incident, limits_of
-from rlstable.supervise.quantities import Bad, bad_ones, group
 
 FLOAT32, FLOAT64, C = "float32", "float64", "C MuJoCo"
 _INPUTS = (

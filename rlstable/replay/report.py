@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstable.replay.engines import FLOAT32, C, Outcome, own_engine
+from rlstable.supervise.bad_values import Bad, bad_ones, group, in_order, magnitude
 from rlstable.supervise.incident import Incident, limits_of
-from rlstable.supervise.quantities import Bad, bad_ones, group, in_order, magnitude
 
 BEFORE, RUN = "before", "in the run"
 SAME = "bit for bit what the run had"

@@ -13,7 +13,6 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.run import SinksConfig
-from rlstable.endings import Ending
 from rlstable.host_state import HostState
 from rlstable.io.arrays import describe
 from rlstable.io.manifest import Damaged
@@ -22,6 +21,7 @@ from rlstable.io.store import open_manager, read_arrays, read_json
 from rlstable.replay.recorder import recording
 from rlstable.runner import Runner
 from rlstable.supervise.incident import Incident
+from rlstable.supervise.stop_reasons import Ending
 from rlstable.supervisor import Builds
 
 Tell = Callable[[str], None]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rlstable.replay.history import History
 from rlstable.replay.report import MAIN
-from rlstable.supervise.quantities import group, in_order, magnitude
+from rlstable.supervise.bad_values import group, in_order, magnitude
 
 _UNUSUAL = 10.0  # times what is usual: the median of the history's first half, since the second may be the trouble
 _LEAST = 8  # steps, of which a median says something

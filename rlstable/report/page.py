@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlstable.endings import Ending, command
 from rlstable.estimates import estimate, interquartile_mean
 from rlstable.io.run_folder import return_of
 from rlstable.report.changes import changed_settings
@@ -17,6 +16,7 @@ from rlstable.report.chart import Line, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text
 from rlstable.report.story import Story, differences
 from rlstable.report.timeline import timeline, told
+from rlstable.supervise.stop_reasons import Ending, command
 
 _LAST_EVENTS = 300
 _STEPS_OF_SIGN = 5

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlstable.config.supervise import Remedy
-from rlstable.endings import Ending
 from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.stop_reasons import Ending
 from rlstable.supervise.tally import SAMPLES, Tally
 
 _NEXT = {

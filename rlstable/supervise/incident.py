@@ -15,12 +15,12 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import QuarantineConfig
-from rlstable.endings import command
 from rlstable.io.archive import sealed, unsealed
 from rlstable.io.arrays import copy_out
 from rlstable.io.trusted_folders import remember
 from rlstable.ppo.state import Slot
-from rlstable.supervise.quantities import bad_ones
+from rlstable.supervise.bad_values import bad_ones
+from rlstable.supervise.stop_reasons import command
 
 FORMAT = 1
 _FACTS, _ARRAYS = "incident.json", "arrays.npz"

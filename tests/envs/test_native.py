@@ -24,7 +24,6 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
 from rlstable.device import sharding
-from rlstable.endings import Ending
 from rlstable.envs import native
 from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.load import load, load_env
@@ -37,6 +36,7 @@ from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge
 from rlstable.runner import Runner
 from rlstable.supervise.incident import read
+from rlstable.supervise.stop_reasons import Ending
 from rlstable.telemetry import Telemetry
 
 ROOT = Path(__file__).resolve().parents[2]

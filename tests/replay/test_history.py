@@ -13,7 +13,6 @@ import pytest
 from toys import Physics, PointMass, State, tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.endings import Ending
 from rlstable.host_state import HostState
 from rlstable.replay import history as histories
 from rlstable.replay import rerun, trend
@@ -24,6 +23,7 @@ from rlstable.result import Result
 from rlstable.runner import Runner
 from rlstable.supervise import incident as incidents
 from rlstable.supervise.incident import Incident
+from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 FAULT = {"fault": "physics", "probability": 0.008}

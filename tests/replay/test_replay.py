@@ -18,8 +18,8 @@ from rlstable.replay.__main__ import main
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import as_data, conclude, judge, rows
 from rlstable.runner import Runner
+from rlstable.supervise.bad_values import Bad
 from rlstable.supervise.incident import Incident, read
-from rlstable.supervise.quantities import Bad
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

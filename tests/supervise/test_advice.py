@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlstable.endings import Ending
 from rlstable.supervise.advice import paragraph
 from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.stop_reasons import Ending
 from rlstable.supervise.tally import Tally
 
 IDLE = {"training/accepted_share": 0.0}
