@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.fleet import start
 from rlstable.guards.base import MoreGuards

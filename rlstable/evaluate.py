@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
-from rlstable import command
+from rlstable.cli import command
+from rlstable.cli.options import PlayOptions
 from rlstable.config.schema import Count
-from rlstable.policy_options import PlayOptions
 
 _EPILOG = """
 examples:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlstable import config as typed
+from rlstable.cli.resolvers import reject_resolvers
 from rlstable.compilation.xla import dispatch_inline
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
 from rlstable.policy import Policy, load_policy
-from rlstable.resolvers import reject_resolvers
 from rlstable.supervise.ladder import Level
 
 Which = Literal["best", "latest"] | int

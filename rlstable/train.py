@@ -18,13 +18,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from rlstable.cli.compose import config_dir, explain, register_resolvers, with_saved
+from rlstable.cli.sweep import SweepSummary
 from rlstable.compilation import background, sources
-from rlstable.compose import config_dir, explain, register_resolvers, with_saved
 from rlstable.config import ConfigError, recipes
 from rlstable.io.run_folder import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import Ending
-from rlstable.sweep import SweepSummary
 
 # The score of a job that gave none: finite, since sweepers choke on inf and nan, and below any return worth having.
 WORST_SCORE = -1e9

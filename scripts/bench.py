@@ -44,7 +44,7 @@ from rich.progress import track
 from rich.table import Table
 
 from rlstable import __version__
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.io.run_folder import write_atomically
 

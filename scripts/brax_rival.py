@@ -184,7 +184,7 @@ def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
 
 
 def brax_settings(config: Any) -> dict[str, Any]:
-    """The settings for `run` that a configuration of rlstable's says (`rlstable.compose.compose`).
+    """The settings for `run` that a configuration of rlstable's says (`rlstable.cli.compose.compose`).
 
     Raises:
         ValueError: It wants something that Brax's PPO has not.
@@ -383,7 +383,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None, help="default: as in the environment's configuration")
     options = parser.parse_args()
 
-    from rlstable.compose import compose
+    from rlstable.cli.compose import compose
 
     keep_compiled_programs()
     settings = brax_settings(compose([f"env={options.env}"]))

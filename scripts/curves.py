@@ -22,7 +22,7 @@ import numpy as np
 import survival
 import survival_page
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 
 Row = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from race_page import Section
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
 
 Row = dict[str, Any]

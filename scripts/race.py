@@ -221,7 +221,7 @@ def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
 
 def _steps(settings: Sequence[str]) -> int:
     """Environment steps of an iteration."""
-    from rlstable.compose import compose
+    from rlstable.cli.compose import compose
 
     return compose(list(settings)).env_steps_per_iteration
 

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from brax.envs import training
 
+from rlstable.cli.compose import compose
 from rlstable.compilation.xla import dispatch_inline
-from rlstable.compose import compose
 from rlstable.config import Config
 from rlstable.envs.load import load_env
 

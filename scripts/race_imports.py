@@ -11,7 +11,7 @@ import race_process
 
 import rlstable.runner
 import rlstable.train  # noqa: F401
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.envs.load import load_env
 
 load_env(compose(sys.argv[1:]).env)

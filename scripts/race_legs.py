@@ -16,7 +16,7 @@ from typing import Any
 
 from race_process import REQUIREMENTS, ROOT, Outcome, environment, python_of, watch
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
 
 Row = dict[str, Any]

@@ -17,7 +17,7 @@ from race_legs import Leg, Row
 from race_process import ROOT, environment, pins
 
 from rlstable import __version__
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.device import machine as processor
 

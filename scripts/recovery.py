@@ -23,7 +23,7 @@ import recovery_page
 import survival
 import survival_page
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
 from rlstable.evaluation import Judged, make_evaluator

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from rlstable.compose import config_dir
+from rlstable.cli.compose import config_dir
 from rlstable.config import Config
 from rlstable.config.schema import Section
 

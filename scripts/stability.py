@@ -33,7 +33,7 @@ from brax import envs
 from stability_numbers import SIDES, Row, Task, base_of
 from stability_tasks import PROBES, REWARD_FACTORS
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 
 RESULTS = Path("docs/stability.jsonl")

@@ -27,7 +27,7 @@ import numpy as np
 import survival_page
 
 from rlstable import faults
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import Config
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding

@@ -11,7 +11,7 @@ import pytest
 
 import rlstable
 from rlstable.api import _literal
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config.ppo import PPOConfig
 from rlstable.supervise.stop_reasons import Ending
 

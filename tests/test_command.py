@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from rlstable import command
+from rlstable.cli import command
 from rlstable.config.schema import ConfigError, Count, Flag, Section
 
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlstable import config as typed
-from rlstable.compose import register_resolvers
+from rlstable.cli.compose import register_resolvers
 from rlstable.config import guards as guard_config
 from rlstable.config import recipes
 from rlstable.config.networks import NetworkConfig

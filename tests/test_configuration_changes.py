@@ -12,7 +12,7 @@ import pytest
 import yaml
 from toys import tiny_config
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import Config
 from rlstable.configuration_changes import Change, changes
 from rlstable.fleet import Fleet

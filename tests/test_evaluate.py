@@ -13,7 +13,7 @@ import pytest
 from commands import exit_code
 from toys import tiny_config
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.estimates import estimate
 from rlstable.evaluate import main

@@ -15,7 +15,7 @@ import pytest
 from toys import PointMass, State
 
 import rlstable
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config.guards import GuardsConfig
 from rlstable.guards.batch import batch_guards
 from rlstable.guards.env import env_guards

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
+from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import ConfigError
 from rlstable.io.run_folder import write_config
-from rlstable.resolvers import reject_resolvers
 from rlstable.saved_run import read_config
 from rlstable.train import main
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlstable.sweep import SweepSummary
+from rlstable.cli.sweep import SweepSummary
 
 
 def test_what_was_typed_is_shown_as_it_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

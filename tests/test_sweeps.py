@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.io.run_folder import write_config
 from rlstable.train import WORST_SCORE
 

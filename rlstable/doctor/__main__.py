@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlstable import command
+from rlstable.cli import command
 from rlstable.compilation import sources
 
 _EPILOG = """
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Examines, prints, and exits with the report's code."""
     args = _arguments(argv)
     with command.working():
-        from rlstable.compose import compose
+        from rlstable.cli.compose import compose
 
         config = compose(args.overrides)  # before jax and brax, for which a mistake need not wait
         from rlstable.doctor.checkup import examine

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlstable import command
-from rlstable.policy_options import PolicyOptions, require_folder
+from rlstable.cli import command
+from rlstable.cli.options import PolicyOptions, require_folder
 
 _EPILOG = """
 examples:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlstable import command
+from rlstable.cli import command
+from rlstable.cli.options import PlayOptions, require_folder
 from rlstable.config.schema import Count, Integer
-from rlstable.policy_options import PlayOptions, require_folder
 
 _EPILOG = """
 examples:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstable import command
+from rlstable.cli import command
 
 _EPILOG = """
 examples:

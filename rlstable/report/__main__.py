@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from rlstable import command
+from rlstable.cli import command
 from rlstable.config.schema import KeyedError, Section
 
 _EPILOG = """

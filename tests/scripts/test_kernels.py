@@ -13,7 +13,7 @@ import bench
 import kernels
 from kernels import Kernel
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 
 TOY = (

@@ -26,7 +26,7 @@ import race_results
 from race_legs import Leg
 from race_process import Outcome
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 
 CPU = {"platform": "cpu", "kind": "cpu", "cpus": 2}

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import bench
 import scaling
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 
 
 class Fake:

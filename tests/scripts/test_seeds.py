@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import bench
 import seeds
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 
 
 @pytest.mark.parametrize("task", seeds.TASKS)

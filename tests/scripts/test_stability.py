@@ -22,7 +22,7 @@ import stability_page
 import stability_tasks
 from stability_numbers import Task
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 
 
 def row(task: str, side: str, seed: int, returns: list[float | None], **more: Any) -> dict[str, Any]:

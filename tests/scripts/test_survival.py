@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import survival
 import survival_page
 
-from rlstable.compose import compose
+from rlstable.cli.compose import compose
 from rlstable.config.faults import FaultConfig
 
 TINY = (

@@ -12,16 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlstable import config as typed
+from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import Config, ConfigError, recipes
 from rlstable.config.schema import unknown_key
 from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
-from rlstable.resolvers import reject_resolvers
 
 
 def config_dir() -> str:
     """The folder of the configuration files: inside an installed package, beside the package in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return str(installed if installed.is_dir() else package.parent / "configs")
 
