@@ -13,12 +13,12 @@ __all__ = ["ConfigError", "NonFiniteAction", "Policy", "Result", "WideCounter", 
 
 _HOMES = {
     "ConfigError": "rlstable.config.run",
-    "NonFiniteAction": "rlstable.policy",
-    "Policy": "rlstable.policy",
+    "NonFiniteAction": "rlstable.policy.policy",
+    "Policy": "rlstable.policy.policy",
     "Result": "rlstable.runner",
     "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
-    "load_policy": "rlstable.policy",
+    "load_policy": "rlstable.policy.policy",
 }
 
 

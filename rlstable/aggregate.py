@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.estimates import interquartile_mean
+from rlstable.policy.statistics import interquartile_mean
 from rlstable.result import Row
 from rlstable.supervise.stop_reasons import Ending
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.evaluation import Judged, Worth
 from rlstable.io.saved_policy import restore_policy
+from rlstable.policy.evaluator import Judged, Worth
 from rlstable.run import Run
 from rlstable.supervise.stop_reasons import GIVEN_UP, Ending
 

@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_intermixed_args(argv)
     with command.working():
         options = command.options(EvaluateOptions, args.words)
-        from rlstable.saved_run import open_run
-        from rlstable.worth import judge
+        from rlstable.policy.playback import judge
+        from rlstable.policy.saved_run import open_run
 
         run = open_run(options.run, options.which, options.trust)
         command.note(f"playing {options.episodes:,} episodes; what has to be compiled takes a while")
@@ -53,7 +53,7 @@ def show(worth: Any, terminal: Any = None) -> None:
     """Prints it for people.
 
     Args:
-        worth: A `rlstable.worth.Worth`.
+        worth: A `rlstable.policy.playback.Worth`.
         terminal: A rich console; standard output if None.
     """
     from rich.text import Text

@@ -25,7 +25,6 @@ from rlstable.compilation.once import Once
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.confirm import CONFIRMED_AT, confirm
-from rlstable.evaluation import Evaluator, Worth, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
@@ -45,6 +44,7 @@ from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.leaving import Leaving
 from rlstable.places import Places
+from rlstable.policy.evaluator import Evaluator, Worth, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
 from rlstable.report.story import last_row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlstable.device import sharding
-from rlstable.evaluation import Judged, policy_of
+from rlstable.policy.evaluator import Judged, policy_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.run import Run
 

@@ -21,7 +21,6 @@ from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.envs.capture import causes_of
 from rlstable.envs.vector import Episodes
-from rlstable.evaluation import Judged, policy_of, returns_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
@@ -34,7 +33,8 @@ from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.io.versions import differences, versions
 from rlstable.leaving import Leaving
-from rlstable.policy import policy_arrays, policy_spec
+from rlstable.policy.evaluator import Judged, policy_of, returns_of
+from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
 from rlstable.result import Result, Row

@@ -18,9 +18,9 @@ from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.supervise import X64, Remedy
 from rlstable.device import sharding
-from rlstable.evaluation import Evaluator, make_evaluator
 from rlstable.guards.base import MoreGuards
 from rlstable.host_state import HostState
+from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise import arithmetic, remedies, snapshots
 from rlstable.supervise.ladder import Change, Ladder, Level, NeedsOwnProgram, Signs

@@ -26,8 +26,8 @@ import survival_page
 from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
-from rlstable.evaluation import Judged, make_evaluator
 from rlstable.policy import load_policy
+from rlstable.policy.evaluator import Judged, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.runner import Runner
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from stability_numbers import KEPT, SIDES, Numbers, Row, Task, latest, numbers, returns_of, steps_to, together
 
-from rlstable.estimates import Estimate, estimate, interquartile_mean
+from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 
 TITLES = {
     "off": "guards=off", "default": "guards=default", "strict": "guards=strict",

@@ -35,7 +35,7 @@ from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv, run_episodes
 from rlstable.guards.env import Quarantine, env_guards
-from rlstable.policy import choose_action
+from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.state import SPECS
 from rlstable.runner import Runner

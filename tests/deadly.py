@@ -21,7 +21,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlstable import evaluation, leaving, run, supervisor, train
+from rlstable import leaving, run, supervisor, train
+from rlstable.policy import evaluator as evaluation
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 

@@ -19,7 +19,7 @@ from rlstable import fleet, supervisor
 from rlstable.assembly import Assembly
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.config import Config
-from rlstable.evaluation import Evaluator, make_evaluator
+from rlstable.policy.evaluator import Evaluator, make_evaluator
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
 _OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "seeds", "supervise")

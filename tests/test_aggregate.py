@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlstable.aggregate import RowsOfSeeds, fields_of
-from rlstable.estimates import interquartile_mean
+from rlstable.policy.statistics import interquartile_mean
 from rlstable.result import Row
 from rlstable.supervise.stop_reasons import Ending
 

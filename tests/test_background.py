@@ -17,7 +17,7 @@ from toys import mesh, tiny_config
 
 from rlstable.assembly import Assembly
 from rlstable.compilation import background
-from rlstable.evaluation import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, policy_of
 
 
 def test_it_is_built_in_another_thread_and_its_error_is_the_callers() -> None:

@@ -17,7 +17,7 @@ from rlstable.config import Config
 from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result
-from rlstable.policy import policy_arrays
+from rlstable.policy.policy import policy_arrays
 from rlstable.runner import Runner
 from rlstable.supervise.snapshots import Saved
 from rlstable.supervise.stop_reasons import Ending

@@ -23,7 +23,7 @@ from rlstable.compilation import background
 from rlstable.compilation import xla as compiling
 from rlstable.compilation.xla import compiler_options, folder_of_programs, keep_programs, quick_options
 from rlstable.config import Config
-from rlstable.evaluation import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, policy_of
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint
 

@@ -14,14 +14,14 @@ from toys import tiny_config
 from rlstable import fleet, load_policy, supervisor
 from rlstable.config import Config
 from rlstable.confirm import CONFIRMED_AT, confirm
-from rlstable.evaluation import Evaluator, Judged, Worth
 from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
+from rlstable.policy.evaluator import Evaluator, Judged, Worth
+from rlstable.policy.saved_run import open_run
 from rlstable.report.story import read_story
 from rlstable.result import Result
 from rlstable.runner import Runner
-from rlstable.saved_run import open_run
 from rlstable.supervise.memory_plan import OutOfMemory
 from rlstable.supervise.stop_reasons import Ending
 from rlstable.supervisor import Builds

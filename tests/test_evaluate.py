@@ -15,13 +15,13 @@ from toys import tiny_config
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
-from rlstable.estimates import estimate
 from rlstable.evaluate import main
 from rlstable.io.run_folder import read_result, read_settings, write_config
 from rlstable.policy import Policy
+from rlstable.policy.playback import judge
+from rlstable.policy.saved_run import open_run
+from rlstable.policy.statistics import estimate
 from rlstable.runner import Runner
-from rlstable.saved_run import open_run
-from rlstable.worth import judge
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -172,7 +172,7 @@ def test_a_policy_for_another_robot_is_refused(copied: Path) -> None:
 
 def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the precision that its run had climbed to, and on the physics that `auto` was there."""
-    from rlstable import saved_run
+    from rlstable.policy import saved_run
 
     config = compose(["env=inverted_pendulum"])
     load_policy, order = saved_run.load_policy, []
@@ -207,7 +207,7 @@ def test_a_run_saves_what_simulated_it(run_dir: Path) -> None:
 def test_a_policy_of_another_version_is_one_line(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rlstable import policy
+    from rlstable.policy import policy
 
     arrays, host = policy.restore_policy(run_dir / "checkpoints", "best")
     spec = {**host["policy"], "network": {**host["policy"]["network"], "warp_drive": 9}}

@@ -14,7 +14,7 @@ import pytest
 
 from rlstable.device.precision import SINGLE
 from rlstable.envs.vector import Episodes
-from rlstable.evaluation import Evaluator, Judged, policy_of
+from rlstable.policy.evaluator import Evaluator, Judged, policy_of
 from rlstable.supervise.memory_plan import OutOfMemory
 
 

@@ -21,15 +21,15 @@ import rlstable
 from rlstable import load_policy
 from rlstable.assembly import Assembly, Program
 from rlstable.config import Config, ConfigError
-from rlstable.estimates import estimate, interquartile_mean
 from rlstable.fleet import Fleet, start
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.run_folder import read_result, return_of
+from rlstable.policy.saved_run import open_run
+from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.story import read_stories
 from rlstable.result import Result
 from rlstable.runner import Runner
-from rlstable.saved_run import open_run
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.stop_reasons import Ending

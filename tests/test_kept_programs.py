@@ -23,7 +23,6 @@ from quick_compile import ENVIRONMENT
 from toys import mesh, tiny_config
 
 from rlstable import assembly as assemblies
-from rlstable import evaluation
 from rlstable.assembly import Assembly
 from rlstable.compilation import ffi as foreign
 from rlstable.compilation import sources
@@ -33,8 +32,9 @@ from rlstable.compilation.trace_cache import KeptPrograms, programs_of
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
 from rlstable.envs.load import load_env
-from rlstable.evaluation import make_evaluator, policy_of
 from rlstable.host_state import HostState
+from rlstable.policy import evaluator as evaluation
+from rlstable.policy.evaluator import make_evaluator, policy_of
 from rlstable.ppo.iteration import PPO
 from rlstable.supervisor import Builds, Supervisor
 

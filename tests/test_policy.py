@@ -24,7 +24,8 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.device.counter import WideCounter
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.policy import Carry, NonFiniteAction, Policy, choose_action, load_policy, policy_arrays, policy_spec
+from rlstable.policy import Policy, load_policy
+from rlstable.policy.policy import Carry, NonFiniteAction, choose_action, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
 from rlstable.runner import Runner

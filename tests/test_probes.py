@@ -22,7 +22,7 @@ from probes import (
 )
 from toys import assemble, compiled, placed, tiny_config
 
-from rlstable.policy import choose_action
+from rlstable.policy.policy import choose_action
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import TrainState
 

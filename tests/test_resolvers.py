@@ -11,7 +11,7 @@ from rlstable.cli.compose import compose
 from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import ConfigError
 from rlstable.io.run_folder import write_config
-from rlstable.saved_run import read_config
+from rlstable.policy.saved_run import read_config
 from rlstable.train import main
 
 SECRET = "a-secret-that-nobody-may-read"

@@ -23,7 +23,7 @@ from rlstable.device.precision import SINGLE
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.leaving import Leaving
-from rlstable.policy import policy_arrays
+from rlstable.policy.policy import policy_arrays
 from rlstable.run import mesh_of
 from rlstable.runner import Result, Runner
 from rlstable.supervise.stop_reasons import Ending

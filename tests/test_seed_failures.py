@@ -18,8 +18,9 @@ from toys import GUARDS_OFF, PointMass, assemble, compiled, placed, tiny_config
 from rlstable import faults
 from rlstable.config.faults import FaultConfig
 from rlstable.device.counter import WideCounter
-from rlstable.evaluation import make_evaluator, policy_of
-from rlstable.policy import Policy, choose_action
+from rlstable.policy import Policy
+from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_networks
 from rlstable.ppo.normalizer import init as no_statistics
 from rlstable.ppo.state import Metrics, TrainState

@@ -60,7 +60,7 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     from rlstable.config import ConfigError
     from rlstable.export.formats import write_onnx, write_stablehlo
     from rlstable.export.function import policy_function
-    from rlstable.saved_run import open_run
+    from rlstable.policy.saved_run import open_run
 
     run = open_run(options.run, options.which)
     command.note(f"exporting the policy of the {run.checkpoint}")

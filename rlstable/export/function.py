@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.io.versions import versions
-from rlstable.policy import choose_action
-from rlstable.saved_run import SavedRun
+from rlstable.policy.policy import choose_action
+from rlstable.policy.saved_run import SavedRun
 
 OBSERVATION, ACTION = "observation", "action"
 _FORMAT = 1  # of the metadata

@@ -67,7 +67,7 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
     """
     from rlstable.config import ConfigError
     from rlstable.io.run_folder import write_atomically
-    from rlstable.saved_run import open_run
+    from rlstable.policy.saved_run import open_run
 
     run = open_run(options.run, options.which, options.trust)
     films, pages = options.format in ("both", "mp4"), options.format in ("both", "html")

@@ -13,10 +13,10 @@ from rlstable.config import ConfigError
 from rlstable.device.precision import level
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.vector import Episodes, watch_episodes
-from rlstable.evaluation import acting, counts, evaluation_env
 from rlstable.guards.env import physics
-from rlstable.saved_run import SavedRun
-from rlstable.stage import make_stage
+from rlstable.policy.environment import make_stage
+from rlstable.policy.evaluator import acting, counts, evaluation_env
+from rlstable.policy.saved_run import SavedRun
 from rlstable.supervise.memory_plan import exhausted
 
 

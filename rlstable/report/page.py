@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlstable.estimates import estimate, interquartile_mean
 from rlstable.io.run_folder import return_of
+from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.changes import changed_settings
 from rlstable.report.chart import Line, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.estimates import Estimate, estimate, interquartile_mean
 from rlstable.io.run_folder import read_result, return_of
+from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 from rlstable.report.chart import readable
 
 _WIDTH, _HEIGHT, _SIDE, _TOP, _BOTTOM = 1000.0, 320.0, 70.0, 40.0, 26.0

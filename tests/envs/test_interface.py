@@ -20,7 +20,7 @@ from rlstable.config.run import EnvConfig
 from rlstable.doctor.checkup import examine
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
-from rlstable.evaluation import evaluation_env
+from rlstable.policy.evaluator import evaluation_env
 from rlstable.runner import Runner
 from rlstable.train import main
 

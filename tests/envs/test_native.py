@@ -29,9 +29,9 @@ from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.load import load, load_env
 from rlstable.envs.mujoco_batch import Simulations
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.evaluation import Evaluator
 from rlstable.fleet import start
 from rlstable.guards.env import env_guards
+from rlstable.policy.evaluator import Evaluator
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge
 from rlstable.runner import Runner

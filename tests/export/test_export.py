@@ -22,9 +22,9 @@ from rlstable.export import formats
 from rlstable.export.__main__ import main
 from rlstable.export.function import policy_function
 from rlstable.policy import load_policy
+from rlstable.policy.environment import make_stage
+from rlstable.policy.saved_run import open_run
 from rlstable.runner import Runner
-from rlstable.saved_run import open_run
-from rlstable.stage import make_stage
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 GAUSSIAN = {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 2.0}

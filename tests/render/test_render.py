@@ -20,14 +20,14 @@ from toys import tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.envs.vector import Episodes
+from rlstable.policy.playback import judge
+from rlstable.policy.saved_run import open_run
 from rlstable.render import film
 from rlstable.render.__main__ import main
 from rlstable.render.page import page
 from rlstable.render.recording import Recording, Reel, chosen, record
 from rlstable.render.scene import make_scene, poses
 from rlstable.runner import Runner
-from rlstable.saved_run import open_run
-from rlstable.worth import judge
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 SHAPES = """

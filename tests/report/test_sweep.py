@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browser import PHONE, opened
 
-from rlstable.estimates import estimate, interquartile_mean
+from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.__main__ import main
 from rlstable.report.sweep import Job, parallel_coordinates, read_sweep, settings_of
 from rlstable.report.sweep_page import sweep_page

@@ -27,7 +27,7 @@ from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.envs.vector import Episodes, VectorEnv, run_episodes
 from rlstable.guards.env import env_guards
-from rlstable.policy import choose_action
+from rlstable.policy.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from rlstable.config import ConfigError
 from rlstable.envs.vector import Episodes
-from rlstable.estimates import STATISTICS, Estimate, estimate
-from rlstable.evaluation import Judged, counts, make_evaluator
-from rlstable.saved_run import SavedRun
-from rlstable.stage import make_stage
+from rlstable.policy.environment import make_stage
+from rlstable.policy.evaluator import Judged, counts, make_evaluator
+from rlstable.policy.saved_run import SavedRun
+from rlstable.policy.statistics import STATISTICS, Estimate, estimate
 from rlstable.supervise.memory_plan import OutOfMemory
 
 _NAMES = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}

@@ -12,7 +12,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.envs.load import load
 from rlstable.io.trusted_folders import require_trust
 from rlstable.policy import Policy
-from rlstable.saved_run import SavedRun
+from rlstable.policy.saved_run import SavedRun
 
 
 @dataclasses.dataclass(frozen=True)
