@@ -17,7 +17,7 @@ from rlstable.io.run_folder import (
     write_result,
 )
 from rlstable.report.page import page
-from rlstable.report.story import read_stories, read_story
+from rlstable.report.run_record import read_stories, read_story
 from rlstable.supervise.stop_reasons import GIVEN_UP, Ending, command, describe, describe_warnings
 
 

@@ -47,7 +47,7 @@ from rlstable.places import Places
 from rlstable.policy.evaluator import Evaluator, Worth, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
-from rlstable.report.story import last_row
+from rlstable.report.run_record import last_row
 from rlstable.result import Result, Row
 from rlstable.run import Callback, Run, mesh_of
 from rlstable.runner import Runner

@@ -20,7 +20,7 @@ from rlstable.io.console import Console, describe_event
 from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
-from rlstable.report.story import read_story
+from rlstable.report.run_record import read_story
 from rlstable.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 

@@ -19,7 +19,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import Evaluator, Judged, Worth
 from rlstable.policy.saved_run import open_run
-from rlstable.report.story import read_story
+from rlstable.report.run_record import read_story
 from rlstable.result import Result
 from rlstable.runner import Runner
 from rlstable.supervise.memory_plan import OutOfMemory

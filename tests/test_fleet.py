@@ -27,7 +27,7 @@ from rlstable.io.jsonl import JsonLines
 from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
-from rlstable.report.story import read_stories
+from rlstable.report.run_record import read_stories
 from rlstable.result import Result
 from rlstable.runner import Runner
 from rlstable.supervise.memory import footprint

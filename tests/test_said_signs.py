@@ -11,7 +11,7 @@ from test_runner import ITERATION, lines, quick
 from rlstable.fleet import Fleet
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
-from rlstable.report.story import read_story
+from rlstable.report.run_record import read_story
 from rlstable.report.timeline import lanes
 from rlstable.runner import Runner
 from rlstable.supervise import advice

@@ -12,7 +12,7 @@ from toys import GUARDS_OFF
 from rlstable.fleet import Fleet
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
-from rlstable.report.story import read_story
+from rlstable.report.run_record import read_story
 from rlstable.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 

@@ -63,7 +63,7 @@ def write(options: ReportOptions) -> Path:
     from rlstable.config import ConfigError
     from rlstable.io.run_folder import write_atomically
     from rlstable.report.page import page
-    from rlstable.report.story import read_stories
+    from rlstable.report.run_record import read_stories
     from rlstable.report.sweep import read_sweep
     from rlstable.report.sweep_page import sweep_page
 

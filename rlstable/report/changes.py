@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlstable.io.console import setting
 from rlstable.report.markup import swatch, table, text
-from rlstable.report.story import Story
+from rlstable.report.run_record import Story
 
 _COLUMNS = ("key", "old", "new", "how")
 

@@ -14,7 +14,7 @@ from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.changes import changed_settings
 from rlstable.report.chart import Line, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text
-from rlstable.report.story import Story, differences
+from rlstable.report.run_record import Story, differences
 from rlstable.report.timeline import timeline, told
 from rlstable.supervise.stop_reasons import Ending, command
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlstable.io.console import describe_event
 from rlstable.report.chart import Scale, readable, ticks
-from rlstable.report.story import Story
+from rlstable.report.run_record import Story
 
 _WIDTH, _LEFT, _RIGHT, _LANE, _FOOT = 1000.0, 150.0, 14.0, 24.0, 24.0
 _BINS = 200  # places of marks in a lane; what falls together is one mark

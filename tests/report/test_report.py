@@ -20,7 +20,7 @@ from rlstable.config import ConfigError
 from rlstable.report import page as report_page
 from rlstable.report.__main__ import main
 from rlstable.report.page import PANELS, page
-from rlstable.report.story import Story, differences, read_story
+from rlstable.report.run_record import Story, differences, read_story
 from rlstable.report.timeline import lanes
 from rlstable.runner import Runner
 

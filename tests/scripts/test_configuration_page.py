@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import reference
 
 from rlstable.config import Config
-from rlstable.report.story import flat
+from rlstable.report.run_record import flat
 
 ROOT = Path(__file__).resolve().parents[2]
 
