@@ -15,7 +15,7 @@ _HOMES = {
     "ConfigError": "rlstable.config.run",
     "NonFiniteAction": "rlstable.policy.policy",
     "Policy": "rlstable.policy.policy",
-    "Result": "rlstable.runner",
+    "Result": "rlstable.runner.runner",
     "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
     "load_policy": "rlstable.policy.policy",

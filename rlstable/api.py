@@ -11,11 +11,11 @@ import numpy as np
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
-from rlstable.fleet import start
 from rlstable.guards.base import MoreGuards
 from rlstable.io.run_folder import default_run_dir
-from rlstable.result import Result
-from rlstable.runner import Callback
+from rlstable.runner.loop import start
+from rlstable.runner.result import Result
+from rlstable.runner.runner import Callback
 
 _READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}
 

@@ -102,7 +102,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         if told is not None and config.resume is None and config.sinks.console != "off":
             print(told, flush=True)
         with Signals(hard=not in_sweep) as signals:
-            from rlstable.fleet import start  # jax and brax take seconds, which a mistake need not wait for
+            from rlstable.runner.loop import start  # jax and brax take seconds, which a mistake need not wait for
 
             ending = start(config, run_dir, signals=signals).run().ending
         if ending in (Ending.interrupted, Ending.preempted):

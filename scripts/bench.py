@@ -194,7 +194,7 @@ class Side:
     """
 
     def __init__(self, overrides: Sequence[str], folder: Path):
-        from rlstable.runner import Runner
+        from rlstable.runner.runner import Runner
 
         self._runner = Runner(compose([*overrides, *QUIET]), folder)
         self.steps = self._runner.config.env_steps_per_iteration

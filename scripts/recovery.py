@@ -29,7 +29,7 @@ from rlstable.device import sharding
 from rlstable.policy import load_policy
 from rlstable.policy.evaluator import Judged, make_evaluator
 from rlstable.ppo.networks import Networks
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 Row = dict[str, Any]
 

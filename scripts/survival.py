@@ -38,7 +38,7 @@ from rlstable.guards.env import Quarantine, env_guards
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.state import SPECS
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 Row = dict[str, Any]
 

@@ -21,8 +21,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlstable import leaving, run, supervisor, train
+from rlstable import train
 from rlstable.policy import evaluator as evaluation
+from rlstable.runner import seed_run as run
+from rlstable.runner import stopping as leaving
+from rlstable.runner import supervisor
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 

@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import pytest
 
-from rlstable import fleet, supervisor
-from rlstable.assembly import Assembly
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.config import Config
 from rlstable.policy.evaluator import Evaluator, make_evaluator
+from rlstable.runner import loop as fleet
+from rlstable.runner import supervisor
+from rlstable.runner.setup import Assembly
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
 _OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "seeds", "supervise")

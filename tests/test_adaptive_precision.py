@@ -13,10 +13,10 @@ import pytest
 from test_recovered_runs import ITERATION, config, events, same, storm
 
 from rlstable import load_policy
-from rlstable.assembly import Assembly
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
+from rlstable.runner.setup import Assembly
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstable.aggregate import RowsOfSeeds, fields_of
 from rlstable.policy.statistics import interquartile_mean
-from rlstable.result import Row
+from rlstable.runner.aggregate import RowsOfSeeds, fields_of
+from rlstable.runner.result import Row
 from rlstable.supervise.stop_reasons import Ending
 
 

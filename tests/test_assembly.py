@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from toys import PointMass, mesh, tiny_config
 
-from rlstable.assembly import Assembly
 from rlstable.config import ConfigError
 from rlstable.device import sharding
-from rlstable.fleet import Fleet
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS
-from rlstable.runner import Runner
+from rlstable.runner.loop import Fleet
+from rlstable.runner.runner import Runner
+from rlstable.runner.setup import Assembly
 from rlstable.supervise.memory import bytes_of, footprint
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -15,9 +15,9 @@ from jax import monitoring
 from quick_compile import quickly
 from toys import mesh, tiny_config
 
-from rlstable.assembly import Assembly
 from rlstable.compilation import background
 from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.runner.setup import Assembly
 
 
 def test_it_is_built_in_another_thread_and_its_error_is_the_callers() -> None:

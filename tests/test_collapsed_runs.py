@@ -14,11 +14,11 @@ from toys import GUARDS_OFF, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config
-from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result
 from rlstable.policy.policy import policy_arrays
-from rlstable.runner import Runner
+from rlstable.runner.loop import Fleet
+from rlstable.runner.runner import Runner
 from rlstable.supervise.snapshots import Saved
 from rlstable.supervise.stop_reasons import Ending
 

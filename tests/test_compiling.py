@@ -18,13 +18,13 @@ from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
 from toys import mesh, tiny_config
 
-from rlstable.assembly import Assembly
 from rlstable.compilation import background
 from rlstable.compilation import xla as compiling
 from rlstable.compilation.xla import compiler_options, folder_of_programs, keep_programs, quick_options
 from rlstable.config import Config
 from rlstable.policy.evaluator import make_evaluator, policy_of
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
+from rlstable.runner.setup import Assembly
 from rlstable.supervise.memory import footprint
 
 

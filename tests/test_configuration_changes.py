@@ -14,14 +14,14 @@ from toys import tiny_config
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config
-from rlstable.configuration_changes import Change, changes
-from rlstable.fleet import Fleet
 from rlstable.io.console import Console, describe_event
 from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_story
-from rlstable.runner import Runner
+from rlstable.runner.configuration_changes import Change, changes
+from rlstable.runner.loop import Fleet
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -11,20 +11,22 @@ import pytest
 from test_runner import leaves, lines
 from toys import tiny_config
 
-from rlstable import fleet, load_policy, supervisor
+from rlstable import load_policy
 from rlstable.config import Config
-from rlstable.confirm import CONFIRMED_AT, confirm
-from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import Evaluator, Judged, Worth
 from rlstable.policy.saved_run import open_run
 from rlstable.report.run_record import read_story
-from rlstable.result import Result
-from rlstable.runner import Runner
+from rlstable.runner import loop as fleet
+from rlstable.runner import supervisor
+from rlstable.runner.confirm import CONFIRMED_AT, confirm
+from rlstable.runner.loop import Fleet
+from rlstable.runner.result import Result
+from rlstable.runner.runner import Runner
+from rlstable.runner.supervisor import Builds
 from rlstable.supervise.memory_plan import OutOfMemory
 from rlstable.supervise.stop_reasons import Ending
-from rlstable.supervisor import Builds
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64

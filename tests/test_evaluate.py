@@ -21,7 +21,7 @@ from rlstable.policy import Policy
 from rlstable.policy.playback import judge
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

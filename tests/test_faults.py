@@ -30,7 +30,7 @@ from rlstable.policy import load_policy
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.runner import Result, Runner
+from rlstable.runner.runner import Result, Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

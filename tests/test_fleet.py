@@ -19,17 +19,17 @@ from toys import mesh, tiny_config
 
 import rlstable
 from rlstable import load_policy
-from rlstable.assembly import Assembly, Program
 from rlstable.config import Config, ConfigError
-from rlstable.fleet import Fleet, start
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_stories
-from rlstable.result import Result
-from rlstable.runner import Runner
+from rlstable.runner.loop import Fleet, start
+from rlstable.runner.result import Result
+from rlstable.runner.runner import Runner
+from rlstable.runner.setup import Assembly, Program
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.stop_reasons import Ending
@@ -420,8 +420,8 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
 
 def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards it does not listen, and native physics could wait for ever."""
-    from rlstable import run
     from rlstable.device import sharding
+    from rlstable.runner import seed_run as run
 
     order: list[str] = []
     make_mesh = sharding.make_mesh

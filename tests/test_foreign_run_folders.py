@@ -20,7 +20,7 @@ from rlstable.io.archive import sealed, unsealed
 from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 COPY = "rlstable_test_stranger"

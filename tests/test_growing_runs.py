@@ -12,7 +12,7 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -14,10 +14,10 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.host_state import HostState
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge
-from rlstable.runner import Runner
+from rlstable.runner.host_state import HostState
+from rlstable.runner.runner import Runner
 from rlstable.supervise import incident
 from rlstable.supervise.incident import Caught, read
 from rlstable.supervise.stop_reasons import Ending

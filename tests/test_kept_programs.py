@@ -22,8 +22,6 @@ import pytest
 from quick_compile import ENVIRONMENT
 from toys import mesh, tiny_config
 
-from rlstable import assembly as assemblies
-from rlstable.assembly import Assembly
 from rlstable.compilation import ffi as foreign
 from rlstable.compilation import sources
 from rlstable.compilation import trace_cache as kept_programs
@@ -32,11 +30,13 @@ from rlstable.compilation.trace_cache import KeptPrograms, programs_of
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
 from rlstable.envs.load import load_env
-from rlstable.host_state import HostState
 from rlstable.policy import evaluator as evaluation
 from rlstable.policy.evaluator import make_evaluator, policy_of
 from rlstable.ppo.iteration import PPO
-from rlstable.supervisor import Builds, Supervisor
+from rlstable.runner import setup as assemblies
+from rlstable.runner.host_state import HostState
+from rlstable.runner.setup import Assembly
+from rlstable.runner.supervisor import Builds, Supervisor
 
 ROOT = Path(__file__).resolve().parent.parent
 BRAX = {"source": "brax", "name": "fast"}

@@ -15,7 +15,7 @@ from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.guards.state import StormGuard
 from rlstable.io.run_folder import read_result
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

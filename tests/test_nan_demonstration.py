@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toys import GUARDS_OFF, tiny_config
 
-from rlstable.runner import Result, Runner
+from rlstable.runner.runner import Result, Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 HEALTHY = {"fault": None}

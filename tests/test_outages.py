@@ -22,7 +22,7 @@ from rlstable.config import Config
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.io.sinks import Wandb
 from rlstable.policy import load_policy
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -28,7 +28,7 @@ from rlstable.policy import Policy, load_policy
 from rlstable.policy.policy import Carry, NonFiniteAction, choose_action, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

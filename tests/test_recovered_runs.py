@@ -15,7 +15,7 @@ from toys import GUARDS_OFF, tiny_config
 from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -231,7 +231,7 @@ def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
         seconds = itertools.count()
         monotonic = staticmethod(lambda: float(next(Clock.seconds)))
 
-    monkeypatch.setattr("rlstable.leaving.time", Clock)
+    monkeypatch.setattr("rlstable.runner.stopping.time", Clock)
     kept = {"every": 2, "asynchronous": False}
     limited = config(limit=10.5, fault=storm(iterations=7), resume="auto", checkpoint=kept)
     ends: list[tuple[str, int]] = []

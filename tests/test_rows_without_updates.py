@@ -10,7 +10,7 @@ from test_runner import ITERATION, lines, quick
 from toys import GUARDS_OFF
 
 from rlstable.io.run_folder import read_result
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

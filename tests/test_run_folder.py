@@ -19,7 +19,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -65,7 +65,7 @@ def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("rlstable.assembly.Assembly.first_state", lambda *_: 1 / 0)
+        broken.setattr("rlstable.runner.setup.Assembly.first_state", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             Runner(quick(), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -98,7 +98,7 @@ def test_nothing_is_compiled_for_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("rlstable.assembly.Assembly.first_state", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("rlstable.runner.setup.Assembly.first_state", lambda *_: pytest.fail("too late"))
     with pytest.raises(
         ConfigError, match=r"^hydra\.run\.dir: cannot write to .*: Not a directory; choose another folder"
     ):
@@ -145,7 +145,7 @@ def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypa
     assert saved == {**versions(), "device": "cpu"}
     Runner(quick(4, resume="auto"), finished).run()
     assert "versions_changed" not in [event["kind"] for event in events(finished)]
-    monkeypatch.setattr("rlstable.run.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
+    monkeypatch.setattr("rlstable.runner.seed_run.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
     Runner(quick(5, resume="auto"), finished).run()
     [event] = [event for event in events(finished) if event["kind"] == "versions_changed"]
     assert event == {

@@ -16,16 +16,16 @@ import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
 from rlstable import load_policy
-from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
-from rlstable.leaving import Leaving
 from rlstable.policy.policy import policy_arrays
-from rlstable.run import mesh_of
-from rlstable.runner import Result, Runner
+from rlstable.runner.runner import Result, Runner
+from rlstable.runner.seed_run import mesh_of
+from rlstable.runner.setup import Program
+from rlstable.runner.stopping import Leaving
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -575,6 +575,6 @@ def test_programs_with_native_physics_are_dispatched_inline(
 ) -> None:
     """Whoever asks for it, training or an evaluation: with jax's own dispatch they could wait for ever."""
     told: list[str] = []
-    monkeypatch.setattr("rlstable.run.dispatch_inline", lambda: told.append("inline"))
+    monkeypatch.setattr("rlstable.runner.seed_run.dispatch_inline", lambda: told.append("inline"))
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
     assert told == ["inline"] * inline

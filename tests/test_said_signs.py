@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from test_runner import ITERATION, lines, quick
 
-from rlstable.fleet import Fleet
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
 from rlstable.report.run_record import read_story
 from rlstable.report.timeline import lanes
-from rlstable.runner import Runner
+from rlstable.runner.loop import Fleet
+from rlstable.runner.runner import Runner
 from rlstable.supervise import advice
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import Ending, describe

@@ -19,11 +19,11 @@ from quick_compile import ENVIRONMENT
 from toys import GUARDS_OFF, tiny_config
 
 from rlstable.config import Config, ConfigError
-from rlstable.fleet import Fleet
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy import load_policy
-from rlstable.runner import Runner
+from rlstable.runner.loop import Fleet
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import SAVED, Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -233,10 +233,10 @@ def test_disk_that_is_nearly_full_is_said_once_until_there_is_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     megabyte = 1024 * 1024
-    monkeypatch.setattr("rlstable.saving.size_of", lambda folder: megabyte)
+    monkeypatch.setattr("rlstable.runner.saving.size_of", lambda folder: megabyte)
     # Before the first iteration; then at every save.
     free = iter([200_000, *(int(share * megabyte) for share in (2.5, 1.9, 2.5, 3.5, 1.5, 1.0, 9.0, 9.0))])
-    monkeypatch.setattr("rlstable.saving.free_bytes", lambda folder: next(free))
+    monkeypatch.setattr("rlstable.runner.saving.free_bytes", lambda folder: next(free))
     Runner(quick(), tmp_path).run()
     said = [(event["step"] // ITERATION, event["free_mb"]) for event in events(tmp_path, "disk_nearly_full")]
     assert said == [(0, 0.2), (2, 1.9), (5, 1.5)]

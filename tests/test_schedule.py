@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import tiny_config
 
-from rlstable.schedule import Schedule
+from rlstable.runner.schedule import Schedule
 
 
 def schedule(**sections: Any) -> Schedule:

@@ -11,11 +11,11 @@ import pytest
 from test_recovered_runs import events
 from toys import mesh, tiny_config
 
-from rlstable.assembly import Assembly, Program
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result
-from rlstable.resume import _differs
-from rlstable.runner import Runner
+from rlstable.runner.resume import _differs
+from rlstable.runner.runner import Runner
+from rlstable.runner.setup import Assembly, Program
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.stop_reasons import Ending

@@ -221,7 +221,7 @@ def test_a_sweep_survives_a_job_that_fails_first(
 
 def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is taken away takes the jobs that have not begun with it."""
-    from rlstable.runner import Runner
+    from rlstable.runner.runner import Runner
 
     loop = Runner._loop
 

@@ -9,11 +9,11 @@ import pytest
 from test_runner import ITERATION, quick
 from toys import GUARDS_OFF
 
-from rlstable.fleet import Fleet
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
 from rlstable.report.run_record import read_story
-from rlstable.runner import Runner
+from rlstable.runner.loop import Fleet
+from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import Ending
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rlstable.assembly import Assembly
 from rlstable.compilation.xla import keep_programs
 from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
@@ -16,6 +15,7 @@ from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
 from rlstable.doctor.surroundings import Surroundings, surroundings
 from rlstable.envs.mujoco_model import model_of
+from rlstable.runner.setup import Assembly
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.assembly import Assembly
 from rlstable.device.packed import Rows
 from rlstable.device.rarely import apply_if
 from rlstable.envs import capture
 from rlstable.envs.vector import VectorEnv, inner
 from rlstable.ppo.state import Slot
-from rlstable.supervisor import Builds
+from rlstable.runner.setup import Assembly
+from rlstable.runner.supervisor import Builds
 
 
 @jax.tree_util.register_dataclass

@@ -13,16 +13,16 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.run import SinksConfig
-from rlstable.host_state import HostState
 from rlstable.io.arrays import describe
 from rlstable.io.manifest import Damaged
 from rlstable.io.run_folder import steps_in
 from rlstable.io.store import open_manager, read_arrays, read_json
 from rlstable.replay.recorder import recording
-from rlstable.runner import Runner
+from rlstable.runner.host_state import HostState
+from rlstable.runner.runner import Runner
+from rlstable.runner.supervisor import Builds
 from rlstable.supervise.incident import Incident
 from rlstable.supervise.stop_reasons import Ending
-from rlstable.supervisor import Builds
 
 Tell = Callable[[str], None]
 

@@ -138,7 +138,7 @@ class Modelled(PointMass):
 
 
 def examined(env: Any, /, monkeypatch: pytest.MonkeyPatch, compiles: bool = False, **sections: Any) -> Report:
-    monkeypatch.setattr("rlstable.assembly.load", lambda *_: Loaded(env, "mjx"))
+    monkeypatch.setattr("rlstable.runner.setup.load", lambda *_: Loaded(env, "mjx"))
     monkeypatch.setattr(checkup, "surroundings", lambda: MACHINE)
     return examine(tiny_config(devices=1, **sections), compiles)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from toys import PointMass, equations, mesh, tiny_config
 
-from rlstable.assembly import Assembly
 from rlstable.device import sharding
 from rlstable.envs.float64 import DoublePhysics
 from rlstable.ppo.state import SPECS
+from rlstable.runner.setup import Assembly
 
 WIDE = {jnp.dtype(jnp.float64), jnp.dtype(jnp.int64), jnp.dtype(jnp.uint64)}
 

@@ -21,7 +21,7 @@ from rlstable.doctor.checkup import examine
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.policy.evaluator import evaluation_env
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.train import main
 
 SCALAR = "it must be a float scalar, for example jnp.zeros(())"

@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec
 from parity import ATTRIBUTES, bounds, differences
 from toys import mesh, tiny_config
 
-from rlstable.assembly import Program
 from rlstable.config import Config, ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
@@ -29,15 +28,16 @@ from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.load import load, load_env
 from rlstable.envs.mujoco_batch import Simulations
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.fleet import start
 from rlstable.guards.env import env_guards
 from rlstable.policy.evaluator import Evaluator
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge
-from rlstable.runner import Runner
+from rlstable.runner.loop import start
+from rlstable.runner.runner import Runner
+from rlstable.runner.setup import Program
+from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise.incident import read
 from rlstable.supervise.stop_reasons import Ending
-from rlstable.telemetry import Telemetry
 
 ROOT = Path(__file__).resolve().parents[2]
 STICK = {"source": "import", "name": "ball:Stick"}

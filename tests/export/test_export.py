@@ -24,7 +24,7 @@ from rlstable.export.function import policy_function
 from rlstable.policy import load_policy
 from rlstable.policy.environment import make_stage
 from rlstable.policy.saved_run import open_run
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 GAUSSIAN = {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 2.0}

@@ -27,7 +27,7 @@ from rlstable.render.__main__ import main
 from rlstable.render.page import page
 from rlstable.render.recording import Recording, Reel, chosen, record
 from rlstable.render.scene import make_scene, poses
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 SHAPES = """

@@ -13,14 +13,14 @@ import pytest
 from toys import Physics, PointMass, State, tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.host_state import HostState
 from rlstable.replay import history as histories
 from rlstable.replay import rerun, trend
 from rlstable.replay.__main__ import main
 from rlstable.replay.history import History, make, read
 from rlstable.replay.rerun import Place, Rerun, starting_place
-from rlstable.result import Result
-from rlstable.runner import Runner
+from rlstable.runner.host_state import HostState
+from rlstable.runner.result import Result
+from rlstable.runner.runner import Runner
 from rlstable.supervise import incident as incidents
 from rlstable.supervise.incident import Incident
 from rlstable.supervise.stop_reasons import Ending

@@ -12,7 +12,7 @@ from rlstable.replay import trend
 from rlstable.replay.engines import step_again
 from rlstable.replay.history import make
 from rlstable.replay.report import judge
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.incident import read
 
 

@@ -17,7 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.replay.__main__ import main
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import as_data, conclude, judge, rows
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 from rlstable.supervise.bad_values import Bad
 from rlstable.supervise.incident import Incident, read
 

@@ -22,7 +22,7 @@ from rlstable.report.__main__ import main
 from rlstable.report.page import PANELS, page
 from rlstable.report.run_record import Story, differences, read_story
 from rlstable.report.timeline import lanes
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -87,7 +87,7 @@ def test_a_run_is_none_the_worse_for_a_page_that_fails(
     def fail(*_: Any) -> str:
         raise ZeroDivisionError("no")
 
-    monkeypatch.setattr("rlstable.closing.page", fail)
+    monkeypatch.setattr("rlstable.runner.finish.page", fail)
     runner = trained(tmp_path, sinks={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
     assert runner.step == 64
     assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out

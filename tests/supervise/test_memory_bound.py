@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 from toys import PointMass, mesh, tiny_config
 
-from rlstable.assembly import Assembly
 from rlstable.config import ConfigError
-from rlstable.runner import Runner
+from rlstable.runner.runner import Runner
+from rlstable.runner.setup import Assembly
 from rlstable.supervise import memory
 from rlstable.supervise.memory_bound import experience_bytes, require_memory
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlstable.host_state import HostState
+from rlstable.runner.host_state import HostState
 from rlstable.supervise.run_warnings import warnings_of
 from rlstable.supervise.tally import Tally
 

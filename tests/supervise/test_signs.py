@@ -10,7 +10,7 @@ import pytest
 from toys import GUARDS_OFF, tiny_config
 
 from rlstable.config import Config
-from rlstable.host_state import HostState
+from rlstable.runner.host_state import HostState
 from rlstable.supervise.signs import SignMemory, Signs
 
 NORMALIZE = "set ppo.normalize_values=true"

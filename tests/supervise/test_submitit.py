@@ -22,7 +22,7 @@ class Training:
     """What is submitted; submitit asks `checkpoint` what to submit again, as Hydra's launcher answers it."""
 
     def __call__(self, run_dir: str, iterations: int) -> tuple[str, int]:
-        from rlstable.runner import Runner
+        from rlstable.runner.runner import Runner
 
         config = tiny_config(
             guards={}, devices=1, total_steps=iterations * ITERATION, eval={"num_evals": 0}, resume="auto",

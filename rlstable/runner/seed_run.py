@@ -15,14 +15,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import __version__, faults
-from rlstable.closing import close
 from rlstable.compilation.xla import dispatch_inline, keep_programs
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.envs.capture import causes_of
 from rlstable.envs.vector import Episodes
 from rlstable.guards.base import MoreGuards, check_more
-from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
@@ -32,15 +30,19 @@ from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, op
 from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.io.versions import differences, versions
-from rlstable.leaving import Leaving
 from rlstable.policy.evaluator import Judged, policy_of, returns_of
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
-from rlstable.result import Result, Row
-from rlstable.resume import resume
-from rlstable.saving import Saving, finite
-from rlstable.schedule import Schedule
+from rlstable.runner.finish import close
+from rlstable.runner.host_state import HostState
+from rlstable.runner.result import Result, Row
+from rlstable.runner.resume import resume
+from rlstable.runner.saving import Saving, finite
+from rlstable.runner.schedule import Schedule
+from rlstable.runner.stopping import Leaving
+from rlstable.runner.supervisor import Builds, Rollback, Supervisor
+from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise import advice
 from rlstable.supervise.incident import Incidents
 from rlstable.supervise.ladder import NeedsOwnProgram
@@ -48,8 +50,6 @@ from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.run_warnings import warnings_of
 from rlstable.supervise.signs import Signs
 from rlstable.supervise.stop_reasons import SAVED, Ending, command
-from rlstable.supervisor import Builds, Rollback, Supervisor
-from rlstable.telemetry import Telemetry
 
 Callback = Callable[[int, Row], Any]
 _NO_ITERATION = 2**32 - 1  # no run has so many iterations

@@ -18,7 +18,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.io.saved_policy import restore_policy
 from rlstable.policy.evaluator import Judged, Worth
-from rlstable.run import Run
+from rlstable.runner.seed_run import Run
 from rlstable.supervise.stop_reasons import GIVEN_UP, Ending
 
 # Endings after which the process may still work; after the other endings it must exit soon.

@@ -10,19 +10,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rlstable.assembly import Program
 from rlstable.compilation.ffi import interruptible
 from rlstable.config import Config
-from rlstable.confirm import CONFIRMED_AT, confirm
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
-from rlstable.leaving import Leaving
-from rlstable.result import Result, Row
-from rlstable.run import Callback, Run
+from rlstable.runner.confirm import CONFIRMED_AT, confirm
+from rlstable.runner.result import Result, Row
+from rlstable.runner.seed_run import Callback, Run
+from rlstable.runner.setup import Program
+from rlstable.runner.stopping import Leaving
+from rlstable.runner.supervisor import Builds
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import Ending
-from rlstable.supervisor import Builds
 
 
 class Runner(Run):

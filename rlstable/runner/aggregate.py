@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlstable.policy.statistics import interquartile_mean
-from rlstable.result import Row
+from rlstable.runner.result import Row
 from rlstable.supervise.stop_reasons import Ending
 
 Fields = dict[str, Any]

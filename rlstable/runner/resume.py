@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rlstable.config import Config, ConfigError
-from rlstable.configuration_changes import Change, changes, value_at
-from rlstable.host_state import HostState
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.ppo.state import TrainState
+from rlstable.runner.configuration_changes import Change, changes, value_at
+from rlstable.runner.host_state import HostState
+from rlstable.runner.supervisor import Supervisor
 from rlstable.supervise.ladder import Level, Rungs
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.snapshots import NAMES, Saved
 from rlstable.supervise.warm_start import Growth
-from rlstable.supervisor import Supervisor
 
 # Parts that older checkpoints lack: numbers of `Tuning`, and the states to go back to.
 _LATER = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from rlstable.device import sharding
 from rlstable.policy.evaluator import Judged, policy_of
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.run import Run
+from rlstable.runner.seed_run import Run
 
 
 class Places:

@@ -13,15 +13,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
-from rlstable.assembly import Assembly, Program
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.supervise import X64, Remedy
 from rlstable.device import sharding
 from rlstable.guards.base import MoreGuards
-from rlstable.host_state import HostState
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.runner.host_state import HostState
+from rlstable.runner.setup import Assembly, Program
 from rlstable.supervise import arithmetic, remedies, snapshots
 from rlstable.supervise.ladder import Change, Ladder, Level, NeedsOwnProgram, Signs
 from rlstable.supervise.memory_plan import Memory, MemoryPlan, OutOfMemory, exhausted

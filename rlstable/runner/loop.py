@@ -17,14 +17,10 @@ from typing import Any
 
 import jax
 
-from rlstable.aggregate import Fields, RowsOfSeeds, fields_of
-from rlstable.assembly import Assembly, Program
-from rlstable.closing import close
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.once import Once
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
-from rlstable.confirm import CONFIRMED_AT, confirm
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
@@ -42,20 +38,24 @@ from rlstable.io.run_folder import (
 from rlstable.io.seed_console import SeedConsole
 from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
-from rlstable.leaving import Leaving
-from rlstable.places import Places
 from rlstable.policy.evaluator import Evaluator, Worth, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
 from rlstable.report.run_record import last_row
-from rlstable.result import Result, Row
-from rlstable.run import Callback, Run, mesh_of
-from rlstable.runner import Runner
+from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
+from rlstable.runner.confirm import CONFIRMED_AT, confirm
+from rlstable.runner.finish import close
+from rlstable.runner.result import Result, Row
+from rlstable.runner.runner import Runner
+from rlstable.runner.seed_run import Callback, Run, mesh_of
+from rlstable.runner.setup import Assembly, Program
+from rlstable.runner.slots import Places
+from rlstable.runner.stopping import Leaving
+from rlstable.runner.supervisor import Builds, Report, Which
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, Ending, stays_ended
-from rlstable.supervisor import Builds, Report, Which
 
 
 class Fleet:
