@@ -17,7 +17,8 @@ FEW = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 
 
 def test_what_takes_long_to_import_waits_until_it_is_called() -> None:
-    code = "import sys, rlstable.policy.statistics as e; print('scipy.stats' in sys.modules, e.interquartile_mean([1.0, 2.0]))"
+    code = "import sys, rlstable.policy.statistics as e; "
+    code += "print('scipy.stats' in sys.modules, e.interquartile_mean([1.0, 2.0]))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert told.stdout == "False 1.5\n"
 

@@ -35,7 +35,8 @@ def test_what_is_installed_while_a_process_runs_is_not_what_it_runs_with(monkeyp
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, rlstable.io.versions as v; v.versions(); print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
+    code = "import sys, rlstable.io.versions as v; v.versions(); "
+    code += "print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "[]\n"
 

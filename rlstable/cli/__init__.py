@@ -1,0 +1,1 @@
+"""What the commands share: options, composition with Hydra, sweeps."""

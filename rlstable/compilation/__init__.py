@@ -1,0 +1,1 @@
+"""How programs are traced, compiled and cached."""

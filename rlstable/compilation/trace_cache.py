@@ -28,8 +28,8 @@ from rlstable.compilation import sources
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.compilation.xla import compiler_options, folder_of_programs
 from rlstable.config import Config
+from rlstable.device.machine import share_of_cores
 from rlstable.device.precision import Precision, level
-from rlstable.envs.mujoco_batch import share_of_cores
 from rlstable.io.private_folder import make_private, user_id, writable_by_others
 from rlstable.io.versions import versions
 

@@ -1,0 +1,1 @@
+"""Numbers and arrays on devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from pathlib import Path
 
@@ -29,3 +30,13 @@ def _values(*keys: str) -> list[str]:
         return []
     parts = (line.partition(":") for line in lines)
     return [value.strip() for key, _, value in parts if key.strip() in keys]
+
+
+def share_of_cores(devices: int) -> int:
+    """Threads for each of this process's devices, at least one.
+
+    Args:
+        devices: That may call at once.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // devices)

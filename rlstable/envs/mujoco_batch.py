@@ -6,7 +6,6 @@ import contextlib
 import copy
 import hashlib
 import math
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -206,16 +205,6 @@ def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
         result[..., i] = a[..., j] * b[..., k] - a[..., k] * b[..., j]
     return result
-
-
-def share_of_cores(devices: int) -> int:
-    """Threads for each of this process's devices, at least one.
-
-    Args:
-        devices: That may call at once.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // devices)
 
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

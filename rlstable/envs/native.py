@@ -19,7 +19,8 @@ from brax.envs.base import PipelineEnv
 from flax import struct
 
 from rlstable.compilation import ffi as foreign
-from rlstable.envs.mujoco_batch import DERIVED, LINKS, MOVED, PUT_IN, Simulations, Unsupported, share_of_cores
+from rlstable.device.machine import share_of_cores
+from rlstable.envs.mujoco_batch import DERIVED, LINKS, MOVED, PUT_IN, Simulations, Unsupported
 from rlstable.envs.mujoco_model import model_of
 
 

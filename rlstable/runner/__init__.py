@@ -1,0 +1,1 @@
+"""The host loop: setup, supervisor, seeds, logs and checkpoints."""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from ball import MODEL
 
-from rlstable.envs.mujoco_batch import LINKS, MOVED, PUT_IN, Simulations, Unsupported, _cross, share_of_cores
+from rlstable.device.machine import share_of_cores
+from rlstable.envs.mujoco_batch import LINKS, MOVED, PUT_IN, Simulations, Unsupported, _cross
 
 ROWS, FRAMES = 33, 4
 
