@@ -12,13 +12,13 @@ __version__ = "0.1.0"
 __all__ = ["ConfigError", "NonFiniteAction", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
 
 _HOMES = {
-    "ConfigError": "rlstable.config.run",
+    "ConfigError": "rlstable.config",
     "NonFiniteAction": "rlstable.policy.policy",
-    "Policy": "rlstable.policy.policy",
+    "Policy": "rlstable.policy",
     "Result": "rlstable.runner.runner",
     "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
-    "load_policy": "rlstable.policy.policy",
+    "load_policy": "rlstable.policy",
 }
 
 

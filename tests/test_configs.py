@@ -14,10 +14,10 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from rlstable import config as typed
 from rlstable.cli.compose import register_resolvers
 from rlstable.config import guards as guard_config
 from rlstable.config import recipes
+from rlstable.config import run as typed
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.supervise import SuperviseConfig
