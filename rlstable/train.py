@@ -24,13 +24,13 @@ from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.io.run_folder import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 # The score of a job that gave none: finite, since sweepers choke on inf and nan, and below any return worth having.
 WORST_SCORE = -1e9
 
 # A signal that stopped one job of a sweep is meant for those after it too.
-_told_to_stop: list[Ending] = []
+_told_to_stop: list[StopReason] = []
 
 
 def main() -> None:
@@ -54,13 +54,13 @@ def main() -> None:
         job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         _complain(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
-        sys.exit(Ending.config_error.exit_code)
+        sys.exit(StopReason.config_error.exit_code)
     except BrokenPipeError:  # `| head` has seen enough; what is still buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(Ending.error.exit_code)
+        sys.exit(StopReason.error.exit_code)
     except OSError as error:
         _complain(f"hydra.run.dir: cannot write to {error.filename}: {error.strerror}; choose another folder")
-        sys.exit(Ending.config_error.exit_code)
+        sys.exit(StopReason.config_error.exit_code)
     # A launcher may have run the jobs in other processes, which left their codes in the folders.
     sys.exit(max([*codes, *SweepSummary.exit_codes], default=0))
 
@@ -74,7 +74,7 @@ def command() -> None:
         background.leave(end)
     except KeyboardInterrupt:  # the second one, in a sweep
         _complain("interrupted")
-        background.leave(SystemExit(Ending.interrupted.exit_code))
+        background.leave(SystemExit(StopReason.interrupted.exit_code))
 
 
 def run_job(composed: DictConfig) -> tuple[int, float]:
@@ -105,21 +105,21 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             from rlstable.runner.loop import start  # jax and brax take seconds, which a mistake need not wait for
 
             ending = start(config, run_dir, signals=signals).run().ending
-        if ending in (Ending.interrupted, Ending.preempted):
+        if ending in (StopReason.interrupted, StopReason.preempted):
             _told_to_stop.append(ending)
     except ConfigError as error:
         _complain(str(error))
-        ending = Ending.config_error
+        ending = StopReason.config_error
     except Exception:
         traceback.print_exc()
-        ending = Ending.error
+        ending = StopReason.error
     result = read_result(run_dir) or {"stop_reason": ending.name, "exit_code": ending.exit_code, "step": 0}
     if in_sweep:
         try:
             write_result(run_dir, result | {"overrides": overrides})
         except OSError as error:  # the jobs after it may have room
             _complain(f"{run_dir}: result.json could not be written: {error}")
-    elif ending is Ending.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
+    elif ending is StopReason.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
         run_dir.rmdir()  # Hydra made it; a mistake leaves nothing behind
     score = return_of(result)
     return ending.exit_code, WORST_SCORE if score is None else score

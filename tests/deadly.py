@@ -22,10 +22,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlstable import train
-from rlstable.policy import evaluator as evaluation
-from rlstable.runner import seed_run as run
-from rlstable.runner import stopping as leaving
-from rlstable.runner import supervisor
+from rlstable.policy import evaluator
+from rlstable.runner import seed_run, stopping, supervisor
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 
@@ -71,7 +69,7 @@ def die_at_file(step: int) -> None:
 def alone(save: Callable[..., Any]) -> Callable[..., Any]:
     """The save, begun when the one before it has ended, the files of which would be counted otherwise."""
 
-    def wrapped(self: run.Run, *args: Any) -> Any:
+    def wrapped(self: seed_run.SeedRun, *args: Any) -> Any:
         self._checkpoints.wait()
         return save(self, *args)
 
@@ -81,20 +79,22 @@ def alone(save: Callable[..., Any]) -> Callable[..., Any]:
 def plant(moment: dict[str, Any]) -> None:
     at = moment["at"]
     if at == "iteration":
-        run.Run.count = counted(run.Run.count, moment["n"], False, die)
+        seed_run.SeedRun.count = counted(seed_run.SeedRun.count, moment["n"], False, die)
     elif at == "evaluation":
-        evaluation.summarize = counted(evaluation.summarize, moment["n"], True, die)
+        evaluator.summarize = counted(evaluator.summarize, moment["n"], True, die)
     elif at == "write":
-        run.Run._save = alone(counted(run.Run._save, moment["n"], True, lambda: die_at_file(moment["step"])))
+        seed_run.SeedRun._save = alone(
+            counted(seed_run.SeedRun._save, moment["n"], True, lambda: die_at_file(moment["step"]))
+        )
     elif at == "rollback":
-        save = run.Run._save
+        save = seed_run.SeedRun._save
 
         def next_save() -> None:
-            run.Run._save = alone(counted(save, 1, True, lambda: die_at_file(moment["step"])))
+            seed_run.SeedRun._save = alone(counted(save, 1, True, lambda: die_at_file(moment["step"])))
 
         supervisor.Supervisor._back = counted(supervisor.Supervisor._back, moment["n"], True, next_save)
     elif at == "compile":
-        compiling = leaving.Leaving.compiling
+        compiling = stopping.StopRequest.compiling
 
         @contextlib.contextmanager
         def timed(self: Any, name: str) -> Iterator[None]:
@@ -103,7 +103,7 @@ def plant(moment: dict[str, Any]) -> None:
             with compiling(self, name):
                 yield
 
-        leaving.Leaving.compiling = timed
+        stopping.StopRequest.compiling = timed
     elif at != "end":
         raise ValueError(f"no such moment: {at}")
 

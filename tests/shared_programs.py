@@ -18,9 +18,8 @@ import pytest
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.config import Config
 from rlstable.policy.evaluator import Evaluator, make_evaluator
-from rlstable.runner import loop as fleet
-from rlstable.runner import supervisor
-from rlstable.runner.setup import Assembly
+from rlstable.runner import loop, supervisor
+from rlstable.runner.setup import TrainingSetup
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
 _OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "seeds", "supervise")
@@ -36,9 +35,9 @@ _guards: list[Any] = []
 def sharing() -> Iterator[None]:
     """Every run inside shares; a run says that it compiles, whether it does or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Assembly, "__init__", _assemble)
-        patch.setattr(Assembly, "begin", lambda _: None)  # nobody would wait for it
-        patch.setattr(fleet, "make_evaluator", _make_evaluator)
+        patch.setattr(TrainingSetup, "__init__", _assemble)
+        patch.setattr(TrainingSetup, "begin", lambda _: None)  # nobody would wait for it
+        patch.setattr(loop, "make_evaluator", _make_evaluator)
         patch.setattr(supervisor, "ALONE", dataclasses.replace(supervisor.ALONE, evaluator=_make_evaluator))
         yield
 
@@ -71,7 +70,9 @@ class _Shared(Programs):
         return _outputs.get((self._origin, name))
 
 
-def _assemble(self: Assembly, config: Config, *args: Any, make: Any = Assembly.__init__, **named: Any) -> None:
+def _assemble(
+    self: TrainingSetup, config: Config, *args: Any, make: Any = TrainingSetup.__init__, **named: Any
+) -> None:
     make(self, config, *args, **named)
     ppo = self.ppo
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlstable.policy.statistics import interquartile_mean
 from rlstable.runner.aggregate import RowsOfSeeds, fields_of
 from rlstable.runner.result import Row
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 
 def together(rows: list[Row], returns: list[float | None]) -> Row:
@@ -115,12 +115,12 @@ def test_the_worst_ending_is_that_of_all() -> None:
 
 
 def test_an_ending_of_all_is_not_hidden_by_that_of_one() -> None:
-    fields = fields_of({0: of_seed(5, "physics_unstable", None), 1: of_seed(1, "error", 2.0)}, Ending.error)
+    fields = fields_of({0: of_seed(5, "physics_unstable", None), 1: of_seed(1, "error", 2.0)}, StopReason.error)
     assert (fields["stop_reason"], fields["exit_code"]) == ("error", 1)
 
 
 def test_a_signal_before_any_seed_was_there_has_an_ending_too() -> None:
-    fields = fields_of({}, Ending.preempted)
+    fields = fields_of({}, StopReason.preempted)
     assert (fields["stop_reason"], fields["step"], fields["return"], fields["seeds"]) == ("preempted", 0, None, {})
 
 

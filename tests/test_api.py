@@ -13,7 +13,7 @@ import rlstable
 from rlstable.api import _literal
 from rlstable.cli.compose import compose
 from rlstable.config.ppo import PPOConfig
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -32,7 +32,7 @@ def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
         overrides=["env.episode_length=12", "sinks=quiet"],
         callback=lambda step, row: rows.append(step),
     )
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert rows == [64, 128]
     assert result.run_dir == tmp_path
     assert result.policy.act(np.zeros(4)).shape == (2,)
@@ -74,7 +74,7 @@ def test_the_environment_of_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.
             *("env.kwargs={step_size: 0.05}", "env.episode_length=10"),
         ],
     )
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert -20.0 < result.metrics["eval/episode_reward"] < 0.0
     assert result.metrics["eval/aborted_share"] == 0.0
 

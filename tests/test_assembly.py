@@ -19,7 +19,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import Fleet
 from rlstable.runner.runner import Runner
-from rlstable.runner.setup import Assembly
+from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.memory import bytes_of, footprint
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -39,7 +39,7 @@ class Keyed(PointMass):
 def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any], tmp_path: Path) -> None:
     config = tiny_config(**{"sinks": {"console": "off"}, "devices": 1, **sections})
     runner = Runner(config, tmp_path)
-    shapes = Assembly(config, mesh()).shapes()
+    shapes = TrainingSetup(config, mesh()).shapes()
     assert jax.tree.structure(shapes) == jax.tree.structure(runner.state)
     for here, there in zip(jax.tree.leaves(shapes), jax.tree.leaves(runner.state), strict=True):
         assert (here.shape, here.dtype, here.sharding) == (there.shape, there.dtype, there.sharding)
@@ -49,7 +49,7 @@ def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any
 def test_the_program_is_the_runners(tmp_path: Path) -> None:
     config = tiny_config(sinks={"console": "off"}, devices=1)
     runner = Runner(config, tmp_path)
-    assembly = Assembly(config, mesh())
+    assembly = TrainingSetup(config, mesh())
 
     def text(ppo: Any, state: Any) -> str:
         specs = (SPECS, sharding.REPLICATED)
@@ -68,7 +68,7 @@ def test_the_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return gradient(self, *args)
 
     monkeypatch.setattr(PPO, "gradient", told)
-    assembly = Assembly(tiny_config(guards={}), mesh())
+    assembly = TrainingSetup(tiny_config(guards={}), mesh())
     program = sharding.over_devices(
         assembly.ppo.iteration, mesh(1), (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
     )
@@ -77,7 +77,7 @@ def test_the_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_footprint() -> None:
-    assembly = Assembly(tiny_config(), mesh())
+    assembly = TrainingSetup(tiny_config(), mesh())
     shapes = assembly.shapes()
     needs = footprint(assembly.compiled(shapes).executable)
     assert needs is not None
@@ -86,7 +86,7 @@ def test_its_footprint() -> None:
 
 
 def test_typed_keys_and_several_devices() -> None:
-    shapes = Assembly(tiny_config(env={"name": "test_assembly:Keyed"}), mesh(2)).shapes()
+    shapes = TrainingSetup(tiny_config(env={"name": "test_assembly:Keyed"}), mesh(2)).shapes()
     assert jnp.issubdtype(shapes.env_state.info["typed"].dtype, jax.dtypes.prng_key)
     assert shapes.env_state.obs.sharding.spec == sharding.SPLIT
     assert shapes.params["policy"] is not None
@@ -100,7 +100,7 @@ def test_what_was_begun_is_the_program_and_given_out_once() -> None:
         told.append(name)
         yield
 
-    assembly = Assembly(tiny_config(), mesh(), compiling=compiling)
+    assembly = TrainingSetup(tiny_config(), mesh(), compiling=compiling)
     state = assembly.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), tiny_config().fault, ahead=True)
     assert told == ["resets"] and assembly._begun is not None
     begun = assembly._begun.result()
@@ -112,21 +112,23 @@ def test_what_was_begun_is_the_program_and_given_out_once() -> None:
 
 def test_a_state_is_the_same_begun_or_not() -> None:
     keys = jax.random.PRNGKey(0), jax.random.PRNGKey(1)
-    ahead, plain = (Assembly(tiny_config(), mesh()).first_state(*keys, tiny_config().fault, a) for a in (True, False))
+    ahead, plain = (
+        TrainingSetup(tiny_config(), mesh()).first_state(*keys, tiny_config().fault, a) for a in (True, False)
+    )
     for one, other in zip(jax.tree.leaves(ahead), jax.tree.leaves(plain), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_what_the_states_lack_is_said_before_anything_compiles() -> None:
     config = tiny_config(ppo={"bootstrap_on_timeout": True})
-    assembly = Assembly(config, mesh())
+    assembly = TrainingSetup(config, mesh())
     with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
         assembly.begin()
     assert assembly._begun is None
 
 
 def test_what_cannot_be_compiled_is_an_error_of_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assembly = Assembly(tiny_config(), mesh())
+    assembly = TrainingSetup(tiny_config(), mesh())
 
     def refuse(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: while compiling")
@@ -140,7 +142,7 @@ def test_what_cannot_be_compiled_is_an_error_of_whoever_asks_for_it(monkeypatch:
 @pytest.mark.usefixtures("shared_programs")
 def test_a_program_is_begun_where_the_run_is_new_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
-    monkeypatch.setattr(Assembly, "begin", lambda self: begun.append(self))
+    monkeypatch.setattr(TrainingSetup, "begin", lambda self: begun.append(self))
     config = tiny_config(sinks={"console": "off"}, devices=1, total_steps=64)
     Runner(config, tmp_path / "alone").run()
     assert len(begun) == 1

@@ -17,7 +17,7 @@ from toys import mesh, tiny_config
 
 from rlstable.compilation import background
 from rlstable.policy.evaluator import make_evaluator, policy_of
-from rlstable.runner.setup import Assembly
+from rlstable.runner.setup import TrainingSetup
 
 
 def test_it_is_built_in_another_thread_and_its_error_is_the_callers() -> None:
@@ -68,7 +68,7 @@ def test_on_an_accelerator_every_program_compiles_when_the_user_is_told_so(monke
     config = tiny_config(eval={"num_evals": 1, "num_envs": 3}, network={"policy_hidden_layer_sizes": (5,)})
     monitoring.register_event_duration_secs_listener(listen)
     try:
-        assembly = Assembly(config, mesh(1), None, compiling)
+        assembly = TrainingSetup(config, mesh(1), None, compiling)
         keys = jax.random.split(jax.random.PRNGKey(0))
         state = assembly.first_state(*keys, config.fault, ahead=True)
         judged = [policy_of(state, keys[0])]

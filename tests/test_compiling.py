@@ -18,13 +18,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
 from toys import mesh, tiny_config
 
-from rlstable.compilation import background
-from rlstable.compilation import xla as compiling
+from rlstable.compilation import background, xla
 from rlstable.compilation.xla import compiler_options, folder_of_programs, keep_programs, quick_options
 from rlstable.config import Config
 from rlstable.policy.evaluator import make_evaluator, policy_of
 from rlstable.runner.runner import Runner
-from rlstable.runner.setup import Assembly
+from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.memory import footprint
 
 
@@ -52,7 +51,7 @@ def told_of(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         jax.stages.Lowered, "compile", lambda self, options=None: told.append(options) or compile_(self, options)
     )
-    assembly, key = Assembly(config, mesh()), jax.random.PRNGKey(0)
+    assembly, key = TrainingSetup(config, mesh()), jax.random.PRNGKey(0)
     state = assembly.first_state(key, key, config.fault)
     assembly.compiled(state)
     evaluator = make_evaluator(config, assembly.ppo.networks, lambda _: contextlib.nullcontext(), print)
@@ -103,7 +102,7 @@ def compile_something(size: int) -> Any:
 def test_programs_are_kept_in_the_users_own_folder_even_after_the_first_compilation(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(xla, "_WORTH_SECONDS", 0.0)
     compile_something(3)
     assert keep_programs("auto") is None
     compile_something(4)
@@ -114,7 +113,7 @@ def test_programs_are_kept_in_the_users_own_folder_even_after_the_first_compilat
 
 
 def test_a_folder_of_ones_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(xla, "_WORTH_SECONDS", 0.0)
     assert keep_programs(str(cache / "mine")) is None
     compile_something(5)
     assert len(programs(cache / "mine")) == 1
@@ -190,7 +189,7 @@ def test_where_programs_are_kept_is_known_afterwards(cache: Path) -> None:
 
 def test_what_a_kept_program_needs_of_memory_is_what_it_needed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan for memory depends on it, and must not depend on whether somebody compiled this before."""
-    monkeypatch.setattr(compiling, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(xla, "_WORTH_SECONDS", 0.0)
     keep_programs("auto")
     fresh = footprint(compile_something(6))
     jax.clear_caches()
@@ -230,7 +229,7 @@ def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
 def test_the_training_state_is_given_away_whole() -> None:
     """What comes out lies where it came in, but for what is too small to matter: no second copy of a state."""
     config = tiny_config(guards={}, ppo={"num_envs": 256, "batch_size": 256}, supervise={})
-    assembly = Assembly(config, mesh(1))
+    assembly = TrainingSetup(config, mesh(1))
     state = assembly.shapes()
     needs = footprint(assembly.compiled(state).executable)
     assert needs.arguments > 2**14
@@ -261,7 +260,7 @@ def test_loops_copy_little(kl: float | None, in_epochs: int, deeper: int) -> Non
         network={"policy_hidden_layer_sizes": (64, 64), "value_hidden_layer_sizes": (64, 64)},
         ppo={"num_envs": 32, "batch_size": 8, "num_minibatches": 4, "num_updates_per_batch": 3},
     )  # fmt: skip
-    assembly = Assembly(config, mesh(1))
+    assembly = TrainingSetup(config, mesh(1))
     state = assembly.shapes()
     parameters = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.params))
     found = copies_in_loops(assembly.compiled(state).executable.as_text())

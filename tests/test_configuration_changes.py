@@ -22,7 +22,7 @@ from rlstable.report.run_record import read_story
 from rlstable.runner.configuration_changes import Change, changes
 from rlstable.runner.loop import Fleet
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -70,7 +70,7 @@ def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folde
     edit(folder / "config.yaml", "ppo", "discounting", 0.15)
     # The folder is a copy, which this user agrees to.
     config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
-    assert Runner(config, folder).run().ending is Ending.completed
+    assert Runner(config, folder).run().ending is StopReason.completed
     assert told(folder) == [
         {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
         {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},

@@ -15,18 +15,17 @@ from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
-from rlstable.policy.evaluator import Evaluator, Judged, Worth
+from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, Judged
 from rlstable.policy.saved_run import open_run
 from rlstable.report.run_record import read_story
-from rlstable.runner import loop as fleet
-from rlstable.runner import supervisor
+from rlstable.runner import loop, supervisor
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.loop import Fleet
 from rlstable.runner.result import Result
 from rlstable.runner.runner import Runner
-from rlstable.runner.supervisor import Builds
+from rlstable.runner.supervisor import Factories
 from rlstable.supervise.memory_plan import OutOfMemory
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
@@ -61,7 +60,7 @@ class FirstEvaluationIsLucky:
         made = self._make(*args)
         honest = made.judge
 
-        def judge(judged: list[Judged]) -> list[Worth]:
+        def judge(judged: list[Judged]) -> list[EvaluationMetrics]:
             self.played.append(list(judged))
             if self._error is not None and len(self.played) > 4:
                 raise self._error
@@ -82,7 +81,7 @@ class FirstEvaluationIsLucky:
 def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> tuple[Result, FirstEvaluationIsLucky]:
     evaluators = FirstEvaluationIsLucky(supervisor.ALONE.evaluator, **stub or {})
     config = learning(checkpoint={"every": 3, "asynchronous": False, **checkpoint})
-    return Runner(config, folder, builds=Builds(evaluator=evaluators)).run(), evaluators
+    return Runner(config, folder, builds=Factories(evaluator=evaluators)).run(), evaluators
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -171,7 +170,7 @@ def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
 
     config = learning()
     result = Runner(config, tmp_path, damage).run()
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     [damaged] = events(tmp_path, "checkpoint_damaged")
     [confirmed] = events(tmp_path, "best_confirmed")
     assert damaged["iteration"] == 3 and confirmed["iteration"] != 3
@@ -180,7 +179,7 @@ def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [OutOfMemory("no room"), RuntimeError("a device went away")])
 def test_failure_to_confirm_leaves_the_ending_and_the_unconfirmed_best(tmp_path: Path, error: Exception) -> None:
     result, _ = lucky_run(tmp_path, {"error": error})
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert str(error) in events(tmp_path, "best_not_confirmed")[0]["error"]
     assert iteration_of(result.policy) == 3
     assert "confirmed_return" not in (read_result(tmp_path) or {})
@@ -195,33 +194,33 @@ def test_failure_to_confirm_leaves_the_ending_and_the_unconfirmed_best(tmp_path:
     ids=["evaluations off", "checkpoints off"],
 )  # fmt: skip
 def test_run_without_scored_checkpoints_ends_without_a_confirmed_best(tmp_path: Path, sections: Any) -> None:
-    assert Runner(learning(**sections), tmp_path).run().ending is Ending.completed
+    assert Runner(learning(**sections), tmp_path).run().ending is StopReason.completed
     assert "confirmed_return" not in (read_result(tmp_path) or {})
     assert not events(tmp_path, "best_confirmed") and not events(tmp_path, "best_not_confirmed")
 
 
 def test_run_whose_evaluations_are_all_void_ends_without_a_confirmed_best(tmp_path: Path) -> None:
     result, evaluators = lucky_run(tmp_path, {"void_from": 1})
-    assert result.ending is Ending.completed and len(evaluators.played) == 4
+    assert result.ending is StopReason.completed and len(evaluators.played) == 4
     assert "confirmed_return" not in (read_result(tmp_path) or {})
 
 
 def test_candidates_whose_fresh_episodes_are_all_void_are_not_confirmed(tmp_path: Path) -> None:
     result, _ = lucky_run(tmp_path, {"void_from": 5})
-    assert result.ending is Ending.completed and iteration_of(result.policy) == 3
+    assert result.ending is StopReason.completed and iteration_of(result.policy) == 3
     assert [event["because"] for event in events(tmp_path, "best_not_confirmed")] == ["no candidate has a return"]
 
 
 class Diverging(Runner):
     """A run whose policy guard loses its patience in the eighth iteration."""
 
-    def _cause_for_concern(self, *_: Any) -> Ending | None:
-        return Ending.policy_diverged if self.host.iteration == 8 else None
+    def _cause_for_concern(self, *_: Any) -> StopReason | None:
+        return StopReason.policy_diverged if self.host.iteration == 8 else None
 
 
 def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path) -> None:
     result = Diverging(learning(), tmp_path).run()
-    assert result.ending is Ending.policy_diverged
+    assert result.ending is StopReason.policy_diverged
     left = read_result(tmp_path) or {}
     assert left["confirmed_iteration"] in (3, 6) and left["confirmed_return"] is not None
     assert iteration_of(result.policy) == left["confirmed_iteration"]
@@ -232,14 +231,14 @@ def test_signal_while_the_best_is_confirmed_ends_that(
 ) -> None:
     runner = Runner(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
     runner.confirmed = {}
-    confirm([runner], runner.supervisor.evaluator.judge, 1, lambda _: Ending.interrupted)
+    confirm([runner], runner.supervisor.evaluator.judge, 1, lambda _: StopReason.interrupted)
     runner.close()
     assert not runner.confirmed
     assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"
 
 
 def test_endings_that_must_be_quick_are_not_confirmed() -> None:
-    others = set(Ending) - set(CONFIRMED_AT)
+    others = set(StopReason) - set(CONFIRMED_AT)
     assert {ending.name for ending in others} == {
         "config_error", "out_of_memory", "not_saved", "time_limit", "error", "interrupted", "preempted",
     }  # fmt: skip
@@ -281,10 +280,10 @@ def test_training_on_forgets_the_record(run: tuple[Result, FirstEvaluationIsLuck
 
 
 def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluators = FirstEvaluationIsLucky(fleet.make_evaluator)
-    monkeypatch.setattr(fleet, "make_evaluator", evaluators)
+    evaluators = FirstEvaluationIsLucky(loop.make_evaluator)
+    monkeypatch.setattr(loop, "make_evaluator", evaluators)
     result = Fleet(learning(seeds=2), tmp_path).run()
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert {len(judged) for judged in evaluators.played} == {2}
     found, candidates, iterations = {}, 0, set()
     for own in result.seeds:

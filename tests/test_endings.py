@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from toys import tiny_config
 
-from rlstable.supervise.stop_reasons import Ending, command, describe, stays_ended
+from rlstable.supervise.stop_reasons import StopReason, command, describe, stays_ended
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
 
 
 def test_every_ending_has_a_code_and_a_meaning() -> None:
-    codes = {ending.name: ending.exit_code for ending in Ending}
+    codes = {ending.name: ending.exit_code for ending in StopReason}
     assert codes == {
         "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
         "no_update_accepted": 4, "physics_unstable": 5, "value_loss_exploded": 6, "policy_diverged": 7,
@@ -24,29 +24,33 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
         "error": 1,
         "interrupted": 130, "preempted": 143,
     }  # fmt: skip
-    assert all(ending.meaning for ending in Ending)
-    assert [ending.name for ending in Ending if ending.succeeded] == ["completed", "target_reached", "stopped"]
+    assert all(ending.meaning for ending in StopReason)
+    assert [ending.name for ending in StopReason if ending.succeeded] == ["completed", "target_reached", "stopped"]
 
 
 def test_the_page_has_every_ending_with_its_code() -> None:
     page = Path(__file__).resolve().parents[1] / "docs" / "endings.md"
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", page.read_text(), flags=re.MULTILINE)
-    assert len(rows) == len(Ending)
-    assert {name: int(code) for name, code in rows} == {ending.name: ending.exit_code for ending in Ending}
+    assert len(rows) == len(StopReason)
+    assert {name: int(code) for name, code in rows} == {ending.name: ending.exit_code for ending in StopReason}
     assert [int(code) for _, code in rows] == sorted(int(code) for _, code in rows)
 
 
 def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
+    rows = dict(
+        describe(StopReason.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
+    )
     assert rows["stop reason"] == "completed: all steps were trained"
     assert rows["return"] == "12.3 (best 20.0)"
     assert rows["run folder"] == "runs/ant/1"
     assert rows["go on"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
-    stopped = dict(describe(Ending.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
+    stopped = dict(
+        describe(StopReason.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
+    )
     assert stopped["go on"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
     solved = dict(
-        describe(Ending.target_reached, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
+        describe(StopReason.target_reached, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
     )
     assert solved["go on"].endswith(" resume=runs/ant/1 eval.target_return=null")  # or it would stop at once
     assert rows["use it"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
@@ -55,16 +59,18 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     assert "report" not in rows
     (tmp_path / "runs" / "ant" / "1").mkdir(parents=True)
     (tmp_path / "runs" / "ant" / "1" / "report.html").touch()
-    rows = dict(describe(Ending.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1"))
+    rows = dict(
+        describe(StopReason.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
+    )
     assert rows["report"] == "runs/ant/1/report.html"
 
 
 def test_summary_says_on_what_the_best_return_was_confirmed(tmp_path: Path) -> None:
     record = {"confirmed_return": 15.0, "confirmed_step": 98304, "confirmed_iteration": 3, "confirmed_episodes": 128}
-    rows = dict(describe(Ending.completed, FIELDS | record, tmp_path, tmp_path))
+    rows = dict(describe(StopReason.completed, FIELDS | record, tmp_path, tmp_path))
     assert rows["return"] == "12.3 at the end, 15.0 best (confirmed on 128 fresh episodes, step 98,304)"
     seeds = {0: FIELDS | record | {"stop_reason": "completed"}}
-    rows = dict(describe(Ending.completed, FIELDS | {"confirmed_return": 15.0, "seeds": seeds}, tmp_path, tmp_path))
+    rows = dict(describe(StopReason.completed, FIELDS | {"confirmed_return": 15.0, "seeds": seeds}, tmp_path, tmp_path))
     assert rows["return"] == "interquartile mean 12.3 at the end, 15.0 best (confirmed)"
     assert rows["seed 0"].endswith("15.0 best (confirmed on 128 fresh episodes, step 98,304)")
 
@@ -76,7 +82,7 @@ def test_a_path_is_quoted_where_a_shell_would_take_it_apart() -> None:
 
 def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -> None:
     none = FIELDS | {"return": None, "best_return": None}
-    rows = dict(describe(Ending.state_not_finite, none, tmp_path, None))
+    rows = dict(describe(StopReason.state_not_finite, none, tmp_path, None))
     assert rows["return"] == "none (best none)"
     assert not {"go on", "judge it", "watch it", "use it"} & set(rows)
 
@@ -90,7 +96,7 @@ def test_several_seeds_are_told_one_by_one_and_the_best_is_to_be_used(
         1: FIELDS | {"stop_reason": "needs_own_program", "return": None, "advice": "It could go on alone"},
     }
     folder, fields = tmp_path / "a", FIELDS | {"seeds": seeds}
-    rows = dict(describe(Ending.needs_own_program, fields, folder, folder / "seed-0"))
+    rows = dict(describe(StopReason.needs_own_program, fields, folder, folder / "seed-0"))
     assert rows["seed 0"] == "completed, return 12.3 (best 20.0)"
     assert rows["seed 1"] == "needs_own_program, return none (best 20.0). It could go on alone"
     assert rows["return"] == "interquartile mean 12.3 (best 20.0)"
@@ -112,5 +118,5 @@ def test_a_seed_stays_ended_where_nothing_more_is_asked_of_it() -> None:
         "state_not_finite", "no_update_accepted", "physics_unstable", "value_loss_exploded", "policy_diverged",
         "policy_collapsed", "guard_exhausted", "recovery_exhausted", "needs_own_program",
     }  # fmt: skip
-    assert {ending.name for ending in Ending if stays(ending.name, step=5, best=None)} == of_guards
+    assert {ending.name for ending in StopReason if stays(ending.name, step=5, best=None)} == of_guards
     assert not stays("no such ending")

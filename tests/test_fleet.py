@@ -29,10 +29,10 @@ from rlstable.report.run_record import read_stories
 from rlstable.runner.loop import Fleet, start
 from rlstable.runner.result import Result
 from rlstable.runner.runner import Runner
-from rlstable.runner.setup import Assembly, Program
+from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
@@ -88,13 +88,13 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, Result]:
 
 def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[Fleet, Result]) -> None:
     _, result = healthy
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert [own.run_dir.name for own in result.seeds] == ["seed-0", "seed-1", "seed-2"]
     assert {path.name for path in result.run_dir.iterdir() if path.is_file()} == {
         "config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html",
     }  # fmt: skip
     for seed, own in enumerate(result.seeds):
-        assert (own.ending, own.step) == (Ending.completed, 10 * ITERATION)
+        assert (own.ending, own.step) == (StopReason.completed, 10 * ITERATION)
         names = {path.name for path in own.run_dir.iterdir()}
         files = {"config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html"}
         assert names == files | {"checkpoints"}
@@ -204,7 +204,7 @@ def test_collapse_of_one_seed_reaches_no_other(site: str, tmp_path: Path) -> Non
 
 def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[Fleet, Result]) -> None:
     fleet, result = struck
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     rollbacks = [fleet.seeds[seed].host.attempts.count for seed in range(3)]
     assert rollbacks[0] == rollbacks[2] == 0 and rollbacks[1] >= 1
     rows = {seed: lines(result.seeds[seed].run_dir / "metrics.jsonl") for seed in range(3)}
@@ -224,8 +224,8 @@ def test_a_storm_that_stays_ends_its_seed_by_name_and_no_other(tmp_path: Path) -
     supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
     result = Fleet(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
     endings = [own.ending for own in result.seeds]
-    assert endings == [Ending.completed, Ending.physics_unstable, Ending.completed]
-    assert (result.ending, result.ending.exit_code) == (Ending.physics_unstable, 5)
+    assert endings == [StopReason.completed, StopReason.physics_unstable, StopReason.completed]
+    assert (result.ending, result.ending.exit_code) == (StopReason.physics_unstable, 5)
     assert result.seeds[1].step == 6 * ITERATION
     given_up = [event for event in lines(tmp_path / "events.jsonl") if event["kind"] == "seed_given_up"]
     assert [(event["seed"], event["stop_reason"]) for event in given_up] == [(1, "physics_unstable")]
@@ -236,7 +236,11 @@ def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) ->
         fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True, "patience": 100}
     )
     result = Fleet(config, tmp_path).run()
-    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.needs_own_program, Ending.completed]
+    assert [own.ending for own in result.seeds] == [
+        StopReason.completed,
+        StopReason.needs_own_program,
+        StopReason.completed,
+    ]
     left = read_result(tmp_path / "seed-1")
     assert left is not None
     assert (left["exit_code"], left["rollbacks"]) == (11, 0)
@@ -251,7 +255,11 @@ def test_so_does_a_ladder_that_would_climb_by_itself(tmp_path: Path) -> None:
     ladder = {"enabled": True, "patience": 2, "max_invalid": 0.05}
     guards = {"storm": {"patience": 50}}
     result = Fleet(together(fault=fault, ladder=ladder, guards=guards), tmp_path).run()
-    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.needs_own_program, Ending.completed]
+    assert [own.ending for own in result.seeds] == [
+        StopReason.completed,
+        StopReason.needs_own_program,
+        StopReason.completed,
+    ]
     assert result.seeds[1].step == 5 * ITERATION
     assert load_policy(tmp_path / "seed-1", "latest").host["step"] == 5 * ITERATION
 
@@ -263,10 +271,10 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[Fleet, Resu
         return step == 2 * ITERATION
 
     first = Fleet(together(), tmp_path, stop).run()
-    assert {own.ending for own in first.seeds} == {Ending.stopped}
+    assert {own.ending for own in first.seeds} == {StopReason.stopped}
     assert {own.step for own in first.seeds} == {2 * ITERATION}
     again = Fleet(together(resume=str(tmp_path)), tmp_path).run()
-    assert again.ending is Ending.completed
+    assert again.ending is StopReason.completed
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
@@ -276,7 +284,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[Fleet, Resu
 def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
     once = [signal.SIGTERM]
     result = Fleet(together(), tmp_path, lambda *_: once and os.kill(os.getpid(), once.pop())).run()
-    assert {own.ending for own in result.seeds} == {Ending.preempted}
+    assert {own.ending for own in result.seeds} == {StopReason.preempted}
     assert result.ending.exit_code == 143
     steps = {load_policy(tmp_path / f"seed-{seed}", "latest").host["step"] for seed in range(3)}
     assert steps == {2 * ITERATION}
@@ -289,7 +297,7 @@ def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path
     shutil.rmtree(tmp_path / "seed-1" / "checkpoints")
     (tmp_path / "seed-1" / "result.json").unlink()
     again = Fleet(together(total_steps=5 * ITERATION, resume="auto"), tmp_path).run()
-    assert [own.ending for own in again.seeds] == [Ending.completed] * 3
+    assert [own.ending for own in again.seeds] == [StopReason.completed] * 3
     same(load_policy(tmp_path / "seed-1", "latest").params, before)
     assert [len(lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")) for seed in range(3)] == [5, 5, 5]
 
@@ -303,11 +311,15 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
         return step == 8 * ITERATION
 
     first = Fleet(config, tmp_path, stop).run()
-    assert [own.ending for own in first.seeds] == [Ending.stopped, Ending.physics_unstable, Ending.stopped]
+    assert [own.ending for own in first.seeds] == [StopReason.stopped, StopReason.physics_unstable, StopReason.stopped]
     left = (tmp_path / "seed-1" / "result.json").read_text()
     again = Fleet(config.model_copy(update={"resume": str(tmp_path)}), tmp_path).run()
-    assert [own.ending for own in again.seeds] == [Ending.completed, Ending.physics_unstable, Ending.completed]
-    assert (again.ending, again.seeds[1].step) == (Ending.physics_unstable, 6 * ITERATION)
+    assert [own.ending for own in again.seeds] == [
+        StopReason.completed,
+        StopReason.physics_unstable,
+        StopReason.completed,
+    ]
+    assert (again.ending, again.seeds[1].step) == (StopReason.physics_unstable, 6 * ITERATION)
     assert (tmp_path / "seed-1" / "result.json").read_text() == left
     rows = lines(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
@@ -326,7 +338,7 @@ def test_with_every_seed_at_its_end_there_is_nothing_to_train(struck: tuple[Flee
     _, result = struck
     shutil.copytree(result.run_dir, tmp_path / "run")
     again = Fleet(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
-    assert again.ending is Ending.completed
+    assert again.ending is StopReason.completed
     assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
     assert of_learning(tmp_path / "run") == of_learning(result.run_dir)
 
@@ -345,7 +357,7 @@ def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[Fleet, Resu
     (tmp_path / "kept").rename(tmp_path / "seed-1")
     again = Fleet(together(resume="auto"), tmp_path).run()
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
-        assert (ours.ending, ours.step) == (Ending.completed, 10 * ITERATION)
+        assert (ours.ending, ours.step) == (StopReason.completed, 10 * ITERATION)
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
     rows = lines(tmp_path / "metrics.jsonl")
@@ -359,7 +371,7 @@ def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path:
     Fleet(config, tmp_path).run()
     for path in tmp_path.rglob("result.json"):
         path.unlink()
-    assert Fleet(config, tmp_path).run().ending is Ending.completed
+    assert Fleet(config, tmp_path).run().ending is StopReason.completed
     for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
@@ -376,7 +388,7 @@ def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.Cap
 
     fleet.seeds[1].conclude = fail  # type: ignore[method-assign]
     result = fleet.run()
-    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.error, Ending.completed]
+    assert [own.ending for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
     assert (result.ending.exit_code, len(asked)) == (1, 3)
     assert "the disk of this one is on fire" in capsys.readouterr().err
     errors = [event for event in lines(tmp_path / "seed-1" / "events.jsonl") if event["kind"] == "error"]
@@ -413,7 +425,7 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
 
     fleet = Fleet(config, tmp_path, late)
     result = fleet.run()
-    assert {own.ending for own in result.seeds} == {Ending.time_limit}
+    assert {own.ending for own in result.seeds} == {StopReason.time_limit}
     assert {own.step for own in result.seeds} == {4 * ITERATION}
     assert result.ending.exit_code == 75
 
@@ -421,11 +433,11 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
 def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards it does not listen, and native physics could wait for ever."""
     from rlstable.device import sharding
-    from rlstable.runner import seed_run as run
+    from rlstable.runner import seed_run
 
     order: list[str] = []
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(seed_run, "dispatch_inline", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     with pytest.raises(ConfigError, match="on one device"):
         Fleet(together(devices=8, env={"backend": "native"}), tmp_path)
@@ -446,7 +458,7 @@ def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None
 def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
     sinks = {"console": "off", "log_every": 3}
     result = Fleet(together(fault=storm(), sinks=sinks, eval={"num_evals": 0}), tmp_path).run()
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     rows = lines(tmp_path / "metrics.jsonl")
     steps = [row["step"] for row in rows]
     assert steps == sorted(set(steps))
@@ -502,9 +514,13 @@ def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -
     alone.supervisor._ladder._matmul = ("default", "highest")
     alone.host.rungs.matmul = 1
     alone._save(None)
-    alone.finish(Ending.interrupted)
+    alone.finish(StopReason.interrupted)
     result = Fleet(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
-    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.needs_own_program, Ending.completed]
+    assert [own.ending for own in result.seeds] == [
+        StopReason.completed,
+        StopReason.needs_own_program,
+        StopReason.completed,
+    ]
     assert "resume=" in read_result(tmp_path / "seed-1")["advice"]  # type: ignore[index]
 
 
@@ -580,16 +596,20 @@ def test_memory_refused_in_the_middle_takes_all_seeds_back_to_a_smaller_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    compiled: Callable[..., Program] = Assembly.compiled
+    compiled: Callable[..., Program] = TrainingSetup.compiled
 
-    def refusing(self: Assembly, *states: Any) -> Program:
+    def refusing(self: TrainingSetup, *states: Any) -> Program:
         program = compiled(self, *states)
         return program._replace(executable=Refused(program.executable, calls))
 
-    monkeypatch.setattr(Assembly, "compiled", refusing)
+    monkeypatch.setattr(TrainingSetup, "compiled", refusing)
     supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
     result = Fleet(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
-    assert [own.ending for own in result.seeds] == [Ending.completed, Ending.physics_unstable, Ending.completed]
+    assert [own.ending for own in result.seeds] == [
+        StopReason.completed,
+        StopReason.physics_unstable,
+        StopReason.completed,
+    ]
     plans = {
         seed: [event["plan"] for event in lines(tmp_path / f"seed-{seed}" / "events.jsonl") if "plan" in event]
         for seed in range(3)
@@ -599,12 +619,12 @@ def test_memory_refused_in_the_middle_takes_all_seeds_back_to_a_smaller_plan(
 
 @pytest.mark.slow
 def test_memory_that_is_short_from_the_start_is_divided_for_all(tmp_path: Path) -> None:
-    assembly = Assembly(together(), mesh())
+    assembly = TrainingSetup(together(), mesh())
     needs = footprint(assembly.compiled(*[assembly.shapes()] * 3).executable)
     assert needs is not None
     supervise = {"memory": {"limit_gib": 0.9 * needs.peak / 2**30}, "ladder": OFF, "incident": OFF}
     fleet = Fleet(together(supervise=supervise, total_steps=ITERATION), tmp_path)
-    assert fleet.run().ending is Ending.completed
+    assert fleet.run().ending is StopReason.completed
     plans = [str(runner.host.plan) for runner in fleet.seeds.values()]
     assert len(set(plans)) == 1 and plans[0] != "as configured"
 

@@ -13,7 +13,7 @@ from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 ITERATION = 64  # environment steps: 16 unrolls of 4
@@ -42,7 +42,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     runner = Runner(small(6), tmp_path_factory.mktemp("grown"))
     assert runner.state.env_state.done.shape == (4,)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     return runner
 
 
@@ -78,7 +78,7 @@ def test_a_resume_is_exact(grown: Runner, tmp_path: Path, stopped: int) -> None:
 @pytest.mark.slow
 def test_it_grows_on_two_devices(tmp_path: Path) -> None:
     runner = Runner(small(4, devices=2), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     assert runner.state.env_state.done.shape == (8,)
 
 
@@ -92,6 +92,6 @@ def test_a_run_goes_on_with_more_environments_or_fewer(tmp_path: Path) -> None:
     assert (event["num_envs"], event["step"]) == (16, 2 * ITERATION)
     for ours, theirs in zip(jax.tree.leaves(second.state.params), jax.tree.leaves(first.state.params), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
-    assert second.run().ending is Ending.completed
+    assert second.run().ending is StopReason.completed
     assert second.state.env_state.done.shape == (16,)
     assert second.history[-1]["step"] == 4 * ITERATION

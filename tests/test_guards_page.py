@@ -21,7 +21,7 @@ from rlstable.guards.batch import batch_guards
 from rlstable.guards.env import env_guards
 from rlstable.guards.state import state_guards
 from rlstable.guards.update import update_guards
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -76,7 +76,7 @@ def test_causes_and_endings_are_those_of_the_guards() -> None:
     endings = re.findall(r"^\| `(\w+)` \|[^|]+\| `(\w+)` \| (\d+) \|$", PAGE, re.MULTILINE)
     assert len(endings) == 1 + len(state_guards(config.guards, config.ppo))
     for name, reason, code in endings:
-        expected = Ending.no_update_accepted if name == "update" else Ending.of_guard(name)
+        expected = StopReason.no_update_accepted if name == "update" else StopReason.of_guard(name)
         assert (reason, int(code)) == (expected.name, expected.exit_code)
 
 
@@ -119,7 +119,7 @@ def test_the_code_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look their module up
     exec(compile(code, "docs/guards.md", "exec"), names)
     result, last = names["result"], names["result"].history[-1]
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert last["guards/height/trips"] == last["guards/height/high"] > 0
     assert "guards/height/low" not in last
     assert last["guards/quarantine/trips"] == 0

@@ -20,7 +20,7 @@ from rlstable.runner.host_state import HostState
 from rlstable.runner.runner import Runner
 from rlstable.supervise import incident
 from rlstable.supervise.incident import Caught, read
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
@@ -109,7 +109,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(incident, "write", full)
     runner = Runner(config(4, {"fault": "reward", "probability": 0.3}), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     failed = events(tmp_path, "incident_failed")
     assert [event["iteration"] for event in failed] == [1, 3]  # tried again after the window
     assert "No space left" in failed[0]["error"]

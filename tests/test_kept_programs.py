@@ -22,11 +22,9 @@ import pytest
 from quick_compile import ENVIRONMENT
 from toys import mesh, tiny_config
 
-from rlstable.compilation import ffi as foreign
-from rlstable.compilation import sources
-from rlstable.compilation import trace_cache as kept_programs
+from rlstable.compilation import ffi, sources, trace_cache
 from rlstable.compilation.programs import Programs
-from rlstable.compilation.trace_cache import KeptPrograms, programs_of
+from rlstable.compilation.trace_cache import TraceCache, programs_of
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
 from rlstable.envs.load import load_env
@@ -35,8 +33,8 @@ from rlstable.policy.evaluator import make_evaluator, policy_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
-from rlstable.runner.setup import Assembly
-from rlstable.runner.supervisor import Builds, Supervisor
+from rlstable.runner.setup import TrainingSetup
+from rlstable.runner.supervisor import Factories, Supervisor
 
 ROOT = Path(__file__).resolve().parent.parent
 BRAX = {"source": "brax", "name": "fast"}
@@ -57,16 +55,16 @@ def refuse() -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptPrograms:
-    return KeptPrograms(tmp_path / "traced", "origin", mesh(1), SINGLE)
+def kept(tmp_path: Path) -> TraceCache:
+    return TraceCache(tmp_path / "traced", "origin", mesh(1), SINGLE)
 
 
-def files(programs: KeptPrograms) -> dict[str, bytes]:
+def files(programs: TraceCache) -> dict[str, bytes]:
     folder = programs._folder
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def test_what_is_kept_is_not_traced_again_and_computes_the_same(kept: KeptPrograms) -> None:
+def test_what_is_kept_is_not_traced_again_and_computes_the_same(kept: TraceCache) -> None:
     assert kept.outputs("doubled") is None
     found = [kept.build("doubled", jax.jit(doubled), of).result()(*arguments()) for of in (arguments, refuse)]
     plain = jax.jit(doubled)(*arguments())
@@ -78,9 +76,9 @@ def test_what_is_kept_is_not_traced_again_and_computes_the_same(kept: KeptProgra
     assert len(files(kept)) == 1
 
 
-def test_it_is_found_under_its_name_and_origin_only(kept: KeptPrograms) -> None:
+def test_it_is_found_under_its_name_and_origin_only(kept: TraceCache) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    others = KeptPrograms(kept._folder, "another", mesh(1), SINGLE)
+    others = TraceCache(kept._folder, "another", mesh(1), SINGLE)
     for programs, name in ((kept, "another"), (others, "doubled")):
         assert programs.outputs(name) is None
         with pytest.raises(AssertionError, match="it is traced"):
@@ -88,7 +86,7 @@ def test_it_is_found_under_its_name_and_origin_only(kept: KeptPrograms) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_arguments_that_are_given_away_are_gone(kept: KeptPrograms, times: int) -> None:
+def test_arguments_that_are_given_away_are_gone(kept: TraceCache, times: int) -> None:
     for _ in range(times):
         program = kept.build("plus", jax.jit(lambda x: x + 1), lambda: (jnp.ones(1000),), donates=True).result()
         x = jnp.ones(1000)
@@ -112,16 +110,16 @@ def empty(place: Path) -> None:
 
 def of_another_kind(place: Path) -> None:
     body = pickle.dumps(("something", "else"))
-    place.write_bytes(kept_programs.zlib.crc32(body).to_bytes(4) + body)
+    place.write_bytes(trace_cache.zlib.crc32(body).to_bytes(4) + body)
 
 
 def of_another_jax(place: Path) -> None:
-    body = pickle.dumps(tuple(kept_programs._read(place)._replace(exported=bytearray(b"nonsense"))))
-    place.write_bytes(kept_programs.zlib.crc32(body).to_bytes(4) + body)
+    body = pickle.dumps(tuple(trace_cache._read(place)._replace(exported=bytearray(b"nonsense"))))
+    place.write_bytes(trace_cache.zlib.crc32(body).to_bytes(4) + body)
 
 
 @pytest.mark.parametrize("spoil", [torn, flipped, empty, of_another_kind, of_another_jax])
-def test_what_is_damaged_is_traced_anew_and_mended(kept: KeptPrograms, spoil: Callable[[Path], None]) -> None:
+def test_what_is_damaged_is_traced_anew_and_mended(kept: TraceCache, spoil: Callable[[Path], None]) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
     (whole,) = files(kept).values()
     (place,) = kept._folder.iterdir()
@@ -135,7 +133,7 @@ def test_what_is_damaged_is_traced_anew_and_mended(kept: KeptPrograms, spoil: Ca
     assert kept.build("doubled", jax.jit(doubled), refuse).result()(*arguments())["twice"].tolist() == [0.0, 2.0, 4.0]
 
 
-def test_where_nothing_can_be_written_it_is_built(kept: KeptPrograms) -> None:
+def test_where_nothing_can_be_written_it_is_built(kept: TraceCache) -> None:
     kept._folder.write_text("no folder")
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
@@ -147,30 +145,30 @@ def test_where_nothing_can_be_written_it_is_built(kept: KeptPrograms) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_what_others_could_have_written_is_not_read(kept: KeptPrograms, mode: int) -> None:
+def test_what_others_could_have_written_is_not_read(kept: TraceCache, mode: int) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
     assert kept._folder.stat().st_mode & 0o777 == 0o700 and kept.outputs("doubled") is not None
     kept._folder.chmod(mode)
     assert kept.outputs("doubled") is None
 
 
-def test_nor_what_others_own(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_what_others_own(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert kept.outputs("doubled") is None
 
 
-def test_many_may_write_at_once(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_may_write_at_once(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep's jobs begin together; and each makes room while the others write."""
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    program = kept_programs._read(kept._place("doubled"))
+    program = trace_cache._read(kept._place("doubled"))
     assert program is not None
     most = 20 * kept._place("doubled").stat().st_size
-    monkeypatch.setattr(kept_programs, "_MOST_BYTES", most)
+    monkeypatch.setattr(trace_cache, "_MOST_BYTES", most)
 
     def write(number: int) -> None:
         for again in range(20):
-            kept_programs._write(kept._place(f"{number} {again}"), program)
+            trace_cache._write(kept._place(f"{number} {again}"), program)
 
     with ThreadPoolExecutor(4) as writers:
         list(writers.map(write, range(4)))
@@ -178,7 +176,7 @@ def test_many_may_write_at_once(kept: KeptPrograms, monkeypatch: pytest.MonkeyPa
     assert all(len(path.name) == 64 for path in kept._folder.iterdir())
 
 
-def test_what_cannot_be_exported_is_built_and_not_kept(kept: KeptPrograms) -> None:
+def test_what_cannot_be_exported_is_built_and_not_kept(kept: TraceCache) -> None:
     def called(x: jax.Array) -> jax.Array:
         return jax.pure_callback(lambda x: 2 * np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
@@ -187,7 +185,7 @@ def test_what_cannot_be_exported_is_built_and_not_kept(kept: KeptPrograms) -> No
     assert files(kept) == {}
 
 
-def test_where_arguments_happen_to_be_is_no_part_of_it(kept: KeptPrograms) -> None:
+def test_where_arguments_happen_to_be_is_no_part_of_it(kept: TraceCache) -> None:
     device = jax.devices()[0]
     places = jax.sharding.SingleDeviceSharding(device), jax.sharding.NamedSharding(mesh(1), jax.P())
     somewhere = [jax.device_put(jnp.arange(3.0), place) for place in places]
@@ -199,7 +197,7 @@ def test_where_arguments_happen_to_be_is_no_part_of_it(kept: KeptPrograms) -> No
     assert len(files(kept)) == 2
 
 
-def test_no_run_ends_for_want_of_a_shorter_way(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_ends_for_want_of_a_shorter_way(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any) -> Any:
         raise ValueError("does not match the mesh")
 
@@ -209,7 +207,7 @@ def test_no_run_ends_for_want_of_a_shorter_way(kept: KeptPrograms, monkeypatch: 
     assert files(kept) == {}
 
 
-def test_nor_for_a_tree_that_cannot_be_pickled(kept: KeptPrograms) -> None:
+def test_nor_for_a_tree_that_cannot_be_pickled(kept: TraceCache) -> None:
     class Local:
         pass
 
@@ -219,19 +217,19 @@ def test_nor_for_a_tree_that_cannot_be_pickled(kept: KeptPrograms) -> None:
     assert files(kept) == {}
 
 
-def test_what_a_killed_process_left_behind_makes_room_too(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_process_left_behind_makes_room_too(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     kept._folder.mkdir()
-    left, writing = (kept._folder / f"{kept_programs._UNFINISHED}{name}" for name in ("left", "writing"))
+    left, writing = (kept._folder / f"{trace_cache._UNFINISHED}{name}" for name in ("left", "writing"))
     now = time.time()
     for path, age in ((left, 4000), (writing, 3000)):
         path.write_bytes(b"half")
         os.utime(path, (now - age, now - age))
-    monkeypatch.setattr(kept_programs, "_MOST_BYTES", 1)
+    monkeypatch.setattr(trace_cache, "_MOST_BYTES", 1)
     kept.build("doubled", jax.jit(doubled), arguments).result()
     assert set(files(kept)) == {writing.name}
 
 
-def test_what_cannot_be_traced_is_an_error_of_whoever_asks(kept: KeptPrograms) -> None:
+def test_what_cannot_be_traced_is_an_error_of_whoever_asks(kept: TraceCache) -> None:
     def wrong(x: jax.Array) -> jax.Array:
         return x @ jnp.ones(4)
 
@@ -240,33 +238,33 @@ def test_what_cannot_be_traced_is_an_error_of_whoever_asks(kept: KeptPrograms) -
     assert files(kept) == {}
 
 
-def test_a_computation_outside_must_be_known_first(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_computation_outside_must_be_known_first(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers are known by tracing; a program whose number nobody knows would end the run."""
 
     def tripled(x: jax.Array) -> jax.Array:
-        def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+        def compute(given: ffi.Arrays, results: ffi.Arrays) -> None:
             results["y"][...] = 3 * given["x"]
 
         like = {"y": jax.ShapeDtypeStruct((), jnp.float32)}
-        return jax.vmap(lambda x: foreign.call("tripled", compute, {"x": x}, like)["y"])(x)
+        return jax.vmap(lambda x: ffi.call("tripled", compute, {"x": x}, like)["y"])(x)
 
     def build(of: Callable[[], tuple[Any, ...]]) -> Any:
         return kept.build("tripled", jax.jit(tripled), of).result()(jnp.ones(2)).tolist()
 
-    monkeypatch.setattr(foreign, "_calls", {})
+    monkeypatch.setattr(ffi, "_calls", {})
     assert build(lambda: (jnp.ones(2),)) == [3.0, 3.0]
-    (number,) = foreign._calls
+    (number,) = ffi._calls
     (place,) = kept._folder.iterdir()
-    assert kept_programs._read(place).calls == {number}
+    assert trace_cache._read(place).calls == {number}
     assert build(refuse) == [3.0, 3.0]
-    monkeypatch.setattr(foreign, "_calls", {})
+    monkeypatch.setattr(ffi, "_calls", {})
     jax.clear_caches()  # as another process, which has traced nothing
     with pytest.raises(AssertionError, match="it is traced"):
         build(refuse)
     assert build(lambda: (jnp.ones(2),)) == [3.0, 3.0]
 
 
-def test_the_least_lately_used_makes_room(kept: KeptPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_lately_used_makes_room(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("first", "second"):
         kept.build(name, jax.jit(doubled), arguments).result()
     size = max(len(contents) for contents in files(kept).values())
@@ -274,7 +272,7 @@ def test_the_least_lately_used_makes_room(kept: KeptPrograms, monkeypatch: pytes
     for name, age in (("first", 200), ("second", 100)):
         os.utime(kept._place(name), (now - age, now - age))
     kept.build("first", jax.jit(doubled), refuse).result()  # used now
-    monkeypatch.setattr(kept_programs, "_MOST_BYTES", 2 * size + 100)
+    monkeypatch.setattr(trace_cache, "_MOST_BYTES", 2 * size + 100)
     kept.build("third", jax.jit(doubled), arguments).result()
     assert set(files(kept)) == {kept._place(name).name for name in ("first", "third")}
 
@@ -284,14 +282,14 @@ def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A process whose sources are as they lie on disk, and a folder for its programs."""
     monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._trusted else None)
     sources.trust()
-    monkeypatch.setattr(kept_programs, "folder_of_programs", lambda: tmp_path / "programs")
+    monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: tmp_path / "programs")
     (tmp_path / "programs").mkdir()
     yield tmp_path / "programs" / f"traced-{os.getuid()}"
 
 
 def test_programs_are_kept_of_braxs_environments(trusted: Path) -> None:
     programs = programs_of(tiny_config(env={**BRAX, "kwargs": {"pipeline_mode": 2, "backend": "mjx"}}), mesh(1))
-    assert isinstance(programs, KeptPrograms) and programs._folder == trusted
+    assert isinstance(programs, TraceCache) and programs._folder == trusted
 
 
 @pytest.mark.parametrize(
@@ -312,14 +310,14 @@ def test_they_are_not_where_something_else_may_be_traced(trusted: Path, sections
 def test_nor_where_it_was_never_tried_or_is_not_sure(trusted: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(env=BRAX)
     if why == "guards":
-        assert type(Assembly(config, mesh(1))._programs) is KeptPrograms
+        assert type(TrainingSetup(config, mesh(1))._programs) is TraceCache
         guard = assemblies.env_guards(tiny_config(guards={}).guards)
-        assert type(Assembly(config, mesh(1), {"env": guard})._programs) is Programs
+        assert type(TrainingSetup(config, mesh(1), {"env": guard})._programs) is Programs
         return
     if why == "accelerator":
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     if why == "folder":
-        monkeypatch.setattr(kept_programs, "folder_of_programs", lambda: None)
+        monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: None)
     if why == "sources":
         monkeypatch.setattr(sources, "fingerprint", lambda: None)
     if why == "float64":
@@ -338,14 +336,14 @@ APART = {
 
 
 def test_the_origin_tells_configurations_apart_but_for_what_no_program_depends_on() -> None:
-    plain = kept_programs._origin(tiny_config(), "files")
-    assert kept_programs._origin(tiny_config(), "others") != plain
+    plain = trace_cache._origin(tiny_config(), "files")
+    assert trace_cache._origin(tiny_config(), "others") != plain
     for key, value in APART.items():
-        assert kept_programs._origin(tiny_config(**{key: value}), "files") == plain, key
-    assert set(APART) == kept_programs._APART | {"total_steps"}
+        assert trace_cache._origin(tiny_config(**{key: value}), "files") == plain, key
+    assert set(APART) == trace_cache._APART | {"total_steps"}
     linear = {"ppo": {"learning_rate_schedule": "linear"}}
     longer = tiny_config(**linear, total_steps=5_000)
-    assert kept_programs._origin(longer, "files") != kept_programs._origin(tiny_config(**linear), "files")
+    assert trace_cache._origin(longer, "files") != trace_cache._origin(tiny_config(**linear), "files")
     others = (
         {"ppo": {"discounting": 0.5}}, {"ppo": {"learning_rate_warmup": 0.1}}, {"eval": {"num_envs": 3}},
         {"deterministic": True}, {"env": {"episode_length": 14}}, {"network": {"activation": "relu"}}, {"guards": {}},
@@ -353,7 +351,7 @@ def test_the_origin_tells_configurations_apart_but_for_what_no_program_depends_o
     )  # fmt: skip
     for value in (None, 1, float("inf"), float("-inf"), float("nan")):  # which JSON would not tell apart
         others += ({"env": {"kwargs": {"limit": value}}},)
-    assert len({plain, *(kept_programs._origin(tiny_config(**other), "files") for other in others)}) == 1 + len(others)
+    assert len({plain, *(trace_cache._origin(tiny_config(**other), "files") for other in others)}) == 1 + len(others)
 
 
 def test_nor_does_any_program_depend_on_it() -> None:
@@ -364,7 +362,7 @@ def test_nor_does_any_program_depend_on_it() -> None:
             def build(self, name: str, function: Any, arguments: Any, *_: bool, **__: bool) -> Any:
                 texts.append(function.lower(*arguments()).as_text())
 
-        found = Assembly(config, mesh(1))
+        found = TrainingSetup(config, mesh(1))
         found._programs = found._resets._programs = Telling()
         found._resets.begin()
         found.begin()
@@ -379,21 +377,21 @@ def test_nor_does_any_program_depend_on_it() -> None:
 
 
 def test_flags_and_versions_have_a_part_in_the_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = kept_programs._origin(tiny_config(), "files")
+    plain = trace_cache._origin(tiny_config(), "files")
     for flag, value, same in (("jax_numpy_rank_promotion", "warn", False), ("jax_compilation_cache_max_size", 5, True)):
         before = getattr(jax.config, flag)
         jax.config.update(flag, value)
         try:
-            assert (kept_programs._origin(tiny_config(), "files") == plain) is same, flag
+            assert (trace_cache._origin(tiny_config(), "files") == plain) is same, flag
         finally:
             jax.config.update(flag, before)
-    monkeypatch.setattr(kept_programs, "versions", lambda: {"brax": "0"})
-    assert kept_programs._origin(tiny_config(), "files") != plain
+    monkeypatch.setattr(trace_cache, "versions", lambda: {"brax": "0"})
+    assert trace_cache._origin(tiny_config(), "files") != plain
 
 
 def begun(config: Config, steps: int = 2) -> tuple[Any, Any]:
     """The state after some iterations from nothing, and what its policy is worth."""
-    found = Assembly(config, mesh(1))
+    found = TrainingSetup(config, mesh(1))
     state = found.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), config.fault, ahead=True)
     program = found.compiled(state)
     for _ in range(steps):
@@ -418,8 +416,8 @@ def test_a_second_run_traces_nothing_and_computes_the_same(
     config = tiny_config(eval={"num_envs": 3}, **sections)
     usual = begun(config)
 
-    def programs(config: Config, devices: Any) -> KeptPrograms:
-        return KeptPrograms(tmp_path, "origin", devices, level(config.precision))
+    def programs(config: Config, devices: Any) -> TraceCache:
+        return TraceCache(tmp_path, "origin", devices, level(config.precision))
 
     for module in (assemblies, evaluation):
         monkeypatch.setattr(module, "programs_of", programs)
@@ -453,7 +451,7 @@ def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) 
         subprocess.run(command, env=environment, check=True, timeout=400)
         written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
     assert len(written[0]) == 4 and written[0] == written[1]
-    calls = [kept_programs._read(path).calls for path in tmp_path.rglob("traced-*/*")]
+    calls = [trace_cache._read(path).calls for path in tmp_path.rglob("traced-*/*")]
     assert sorted(map(len, calls)) == [0, 1, 1, 2]  # parameters, resets, iteration, evaluation
     assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
     # Arrays that were read from a checkpoint are placed in another way.
@@ -472,7 +470,7 @@ def test_nothing_is_kept_for_a_process_that_may_have_been_changed(tmp_path: Path
 def test_nothing_is_kept_after_code_of_somebody_else_has_run(trusted: Path, tmp_path: Path) -> None:
     """In a sweep: a module of one's own may change what Brax computes."""
     config = tiny_config(env=BRAX)
-    assert type(programs_of(config, mesh(1))) is KeptPrograms
+    assert type(programs_of(config, mesh(1))) is TraceCache
     with contextlib.suppress(ConfigError):
         load_env(tiny_config(env={"source": "import", "name": "no_such_module:Environment"}).env)
     assert type(programs_of(config, mesh(1))) is Programs
@@ -486,7 +484,7 @@ def test_an_environment_is_shared_where_nothing_is_lost_by_it(tmp_path: Path) ->
         def evaluator(*args: Any, given: list[Any] = given) -> Any:
             given.append(args[-1])
 
-        builds = Builds(Assembly, evaluator)
+        builds = Factories(TrainingSetup, evaluator)
         tell = (lambda _: contextlib.nullcontext(), lambda *_, **__: None)
         supervisor = Supervisor(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
         assert supervisor.evaluator is None

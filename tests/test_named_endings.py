@@ -16,7 +16,7 @@ from rlstable.config import Config
 from rlstable.guards.state import StormGuard
 from rlstable.io.run_folder import read_result
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
@@ -42,10 +42,10 @@ def fault(site: str, **fields: Any) -> dict[str, Any]:
 
 
 # By the guard whose patience ends: the ending, its exit code, and what goes wrong under which guards.
-ENDINGS: dict[str, tuple[Ending, int, dict[str, Any]]] = {
-    "storm": (Ending.physics_unstable, 5, {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward")}),
+ENDINGS: dict[str, tuple[StopReason, int, dict[str, Any]]] = {
+    "storm": (StopReason.physics_unstable, 5, {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward")}),
     "value_loss": (
-        Ending.value_loss_exploded, 6,
+        StopReason.value_loss_exploded, 6,
         {
             "guards": GUARDS_OFF | {"value_loss": {"enabled": True, "patience": PATIENCE}},
             "ppo": {"learning_rate": 3e-4},
@@ -53,7 +53,7 @@ ENDINGS: dict[str, tuple[Ending, int, dict[str, Any]]] = {
         },
     ),
     "policy": (
-        Ending.policy_diverged, 7,
+        StopReason.policy_diverged, 7,
         {
             "guards": GUARDS_OFF | {"policy": {"enabled": True, "patience": PATIENCE}},
             "ppo": {"learning_rate": 3e-4},
@@ -61,7 +61,7 @@ ENDINGS: dict[str, tuple[Ending, int, dict[str, Any]]] = {
         },
     ),
     "state": (
-        Ending.state_not_finite, 3,
+        StopReason.state_not_finite, 3,
         {"guards": GUARDS_OFF | {"state": {"enabled": True, "patience": PATIENCE}}, "fault": fault("gradient")},
     ),
 }  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_storm_that_passes_ends_nothing(tmp_path: Path) -> None:
     """Patience is for trips in a row: two storms of two iterations are no storm of three."""
     sections = {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward", iterations=PATIENCE - 1)}
     result = Runner(short(**sections, total_steps=8 * ITERATION), tmp_path).run()
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert result.history[-1]["guards/storm/trips"] == PATIENCE - 1
     assert saved(tmp_path) == [1, 2, 5, 6, 7, 8]  # not those of the storm
 
@@ -99,7 +99,7 @@ def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
     """Every gradient is NaN: nothing is ruined, and nothing is learnt. What is saved is the state that was good."""
     sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     result = Runner(short(**sections), tmp_path).run()
-    assert (result.ending, result.ending.exit_code) == (Ending.no_update_accepted, 4)
+    assert (result.ending, result.ending.exit_code) == (StopReason.no_update_accepted, 4)
     assert result.step == (GOOD + PATIENCE) * ITERATION
     assert result.history[-1]["guards/update/trips"] == PATIENCE * 4
     assert result.history[-1]["training/updates"] == GOOD * 4
@@ -112,7 +112,7 @@ def test_patience_counts_iterations_in_a_row_over_a_resume(tmp_path: Path) -> No
     sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     Runner(short(**sections), tmp_path, lambda step, _: step == (GOOD + 1) * ITERATION).run()
     result = Runner(short(**sections, resume="auto"), tmp_path).run()
-    assert (result.ending, result.step) == (Ending.no_update_accepted, (GOOD + PATIENCE) * ITERATION)
+    assert (result.ending, result.step) == (StopReason.no_update_accepted, (GOOD + PATIENCE) * ITERATION)
 
 
 def test_the_reset_pool_is_refilled_only_if_something_was_drawn(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_state_guard_of_one_s_own_ends_a_run_by_its_patience(tmp_path: Path) -
     never = StormGuard(PATIENCE, -1.0)  # not even a batch without a bad sample is good enough
     runner = Runner(short(), tmp_path, more_guards={"state": {"never": never}})
     result = runner.run()
-    assert (result.ending, result.ending.exit_code) == (Ending.guard_exhausted, 8)
+    assert (result.ending, result.ending.exit_code) == (StopReason.guard_exhausted, 8)
     assert runner.host.iteration == PATIENCE
     assert not (tmp_path / "checkpoints").exists()
     assert result.history[-1]["guards/never/environments"] == PATIENCE

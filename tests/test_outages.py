@@ -23,7 +23,7 @@ from rlstable.io.run_folder import read_result, steps_in
 from rlstable.io.sinks import Wandb
 from rlstable.policy import load_policy
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
@@ -91,7 +91,7 @@ def run_on_a_full_disk(disk: Path, room: int | None, **sections: Any) -> Runner:
             (disk / "filler").unlink()
 
     runner = Runner(quick(**sections), disk, watch)
-    assert runner.run().ending is (Ending.not_saved if room is None else Ending.completed)
+    assert runner.run().ending is (StopReason.not_saved if room is None else StopReason.completed)
     return runner
 
 
@@ -147,7 +147,7 @@ def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
     monkeypatch.setattr("rlstable.io.logbook.Wandb", functools.partial(Wandb, timeout=2.0))
     began = time.monotonic()
     runner = Runner(quick(sinks={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     assert time.monotonic() - began < 60
     same(runner.state, healthy.state)
     [failed] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines() if "wandb" in line]
@@ -205,7 +205,7 @@ def test_a_folder_that_becomes_read_only_loses_nothing(
                 file._file = Deaf(file._file.fileno())
 
     runner = Runner(quick(), tmp_path, watch)
-    assert runner.run().ending is Ending.not_saved
+    assert runner.run().ending is StopReason.not_saved
     same(runner.state, healthy.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error OSError: [Errno 30] Read-only file system" in printed
@@ -233,7 +233,7 @@ def test_a_clock_that_is_set_changes_nothing_but_the_time_that_is_written(
     config = quick(supervise={"recovery": off, "incident": off, "max_wall_time": 3600})
     runner = Runner(config, tmp_path, watch)
     began = time.monotonic()
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     same(runner.state, healthy.state)
     assert 0 < runner.host.elapsed < time.monotonic() - began
     assert steps_in(tmp_path / "checkpoints") == [13, 14]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstable.device import machine as processor
+from rlstable.device import machine
 
 CORE = "vendor_id\t: X\nmodel name\t: Fast One: 3 GHz\ncpu MHz\t\t: {mhz}\nflags\t\t: {flags}\n\n"
 
@@ -16,26 +16,26 @@ CORE = "vendor_id\t: X\nmodel name\t: Fast One: 3 GHz\ncpu MHz\t\t: {mhz}\nflags
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Puts words into Linux's mouth."""
     file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(processor, "_CPUINFO", file)
+    monkeypatch.setattr(machine, "_CPUINFO", file)
     return file.write_text
 
 
 def test_its_name_is_its_makers(told) -> None:
     told(CORE.format(mhz=1, flags="fma"))
-    assert processor.name() == "Fast One: 3 GHz"
+    assert machine.name() == "Fast One: 3 GHz"
 
 
 def test_where_the_system_does_not_say_it_is_the_architecture(told) -> None:
-    assert processor.name() == (platform.processor() or platform.machine())
-    assert processor.fingerprint().startswith(f"{platform.machine()}-")
+    assert machine.name() == (platform.processor() or platform.machine())
+    assert machine.fingerprint().startswith(f"{platform.machine()}-")
     told("processor\t: 0\n")
-    assert processor.name() == (platform.processor() or platform.machine())
+    assert machine.name() == (platform.processor() or platform.machine())
 
 
 def test_the_fingerprint_is_of_the_kind_and_not_of_the_moment(told) -> None:
     told(CORE.format(mhz=1, flags="fma avx2"))
-    slow = processor.fingerprint()
+    slow = machine.fingerprint()
     told(CORE.format(mhz=3000, flags="fma avx2") * 2)
-    assert processor.fingerprint() == slow
+    assert machine.fingerprint() == slow
     told(CORE.format(mhz=1, flags="fma avx2 avx512f"))
-    assert processor.fingerprint() != slow
+    assert machine.fingerprint() != slow

@@ -16,7 +16,7 @@ from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
@@ -64,7 +64,7 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 def test_without_supervision_the_storm_ends_the_run(tmp_path: Path) -> None:
     runner = Runner(config({"enabled": False}, fault=storm(iterations=7)), tmp_path)
-    assert runner.run().ending is Ending.physics_unstable
+    assert runner.run().ending is StopReason.physics_unstable
     assert runner.host.iteration == 3 + PATIENCE
     assert not events(tmp_path, "rolled_back")
 
@@ -125,7 +125,7 @@ def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
 def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -> None:
     runner = Runner(config({"attempts": 3}, fault=storm()), tmp_path)
     result = runner.run()
-    assert result.ending is Ending.physics_unstable
+    assert result.ending is StopReason.physics_unstable
     assert len(events(tmp_path, "rolled_back")) == 3
     left = read_result(tmp_path)
     assert left is not None
@@ -143,7 +143,7 @@ def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: 
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 1}}
     fault = {"site": "gradient", "probability": 1.0, "start": 1}
     result = Runner(config({"attempts": 2}, guards=guards, fault=fault), tmp_path).run()
-    assert result.ending is Ending.recovery_exhausted
+    assert result.ending is StopReason.recovery_exhausted
     left = read_result(tmp_path)
     assert left is not None and (left["cause"], left["exit_code"]) == ("state_not_finite", 9)
 
@@ -153,7 +153,7 @@ def test_a_state_that_a_guard_calls_bad_is_never_kept(tmp_path: Path) -> None:
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 5}}
     fault = {"site": "gradient", "probability": 1.0, "start": 2, "iterations": 2}
     runner = Runner(config({"every": 1}, guards=guards, fault=fault, checkpoint={"every": 1}), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     (back,) = events(tmp_path, "rolled_back")
     assert (back["cause"], back["to_iteration"], back["lost_steps"]) == ("state_not_finite", 2, 5 * ITERATION)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.state.params))
@@ -176,7 +176,7 @@ def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, save
     fault = storm(iterations=7)
     # The callback of the first row after a rollback stops it, one iteration later it is saved.
     part = Runner(config(fault=fault, checkpoint=SAVED), tmp_path / "part", lambda step, _: step > cut * ITERATION)
-    assert part.run().ending is Ending.stopped
+    assert part.run().ending is StopReason.stopped
     rest = Runner(config(fault=fault, checkpoint=SAVED, resume="auto"), tmp_path / "part")
     assert rest.host.attempts == part.host.attempts
     rest.run()
@@ -209,10 +209,10 @@ def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_
     whole = runner("whole")
     whole.run()
     part = runner("part", lambda step, _: step == 6 * ITERATION)
-    assert part.run().ending is Ending.stopped
+    assert part.run().ending is StopReason.stopped
     # Once more, so that what is kept comes from a checkpoint and goes into one.
     again = runner("part", lambda step, _: step == 7 * ITERATION, resume="auto")
-    assert (again.step, again.run().ending) == (6 * ITERATION, Ending.stopped)
+    assert (again.step, again.run().ending) == (6 * ITERATION, StopReason.stopped)
     rest = runner("part", resume="auto")
     rest.run()
     assert {
@@ -283,13 +283,13 @@ def test_a_crash_in_the_middle_of_an_attempt_neither_forgets_nor_repeats_it(tmp_
         first.run()
     second = Runner(config({"attempts": 3}, fault=storm(), resume="auto"), tmp_path)
     assert second.host.attempts.count == 2
-    assert second.run().ending is Ending.physics_unstable
+    assert second.run().ending is StopReason.physics_unstable
     assert second.host.attempts.count == 3
 
 
 def test_on_two_devices_too(tmp_path: Path) -> None:
     runner = Runner(config(fault=storm(iterations=4), devices=2), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     assert runner.host.attempts.count == 1
 
 

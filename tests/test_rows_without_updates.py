@@ -11,7 +11,7 @@ from toys import GUARDS_OFF
 
 from rlstable.io.run_folder import read_result
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -48,7 +48,7 @@ def test_advice_after_a_rate_far_too_high_names_the_limiter(tmp_path: Path) -> N
     config = quick(guards=guards, ppo={"learning_rate": 1e6}, total_steps=20 * ITERATION)
     runner = Runner(config, tmp_path)
     result = runner.run()
-    assert result.ending is Ending.no_update_accepted
+    assert result.ending is StopReason.no_update_accepted
     left = read_result(tmp_path)
     assert left is not None
     assert "Updates were rejected by limiters/kl (100%)" in left["advice"]

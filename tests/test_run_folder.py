@@ -20,7 +20,7 @@ from rlstable.io.jsonl import JsonLines
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
@@ -53,7 +53,7 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     first = Runner(quick(), tmp_path)
     with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: {tmp_path} is in use by process {os.getpid()} on "):
         Runner(quick(resume="auto"), tmp_path)
-    assert first.run().ending is Ending.completed  # unharmed
+    assert first.run().ending is StopReason.completed  # unharmed
     assert not (tmp_path / ".lock").exists()
     with contextlib.closing(Runner(quick(resume="auto"), tmp_path)) as second:
         assert second.step == 3 * ITERATION
@@ -90,7 +90,7 @@ def test_where_folders_cannot_be_locked_the_run_goes_on_and_says_so(
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    assert Runner(quick(1), tmp_path).run().ending is Ending.completed
+    assert Runner(quick(1), tmp_path).run().ending is StopReason.completed
     assert events(tmp_path)[0] == {"kind": "lock_unsupported", "error": "No locks available"}
 
 
@@ -161,7 +161,7 @@ def test_how_it_ended_before_is_forgotten_once_it_goes_on_and_not_sooner(finishe
     assert (finished / "result.json").exists()
     runner.advance()
     assert not (finished / "result.json").exists()
-    runner.finish(Ending.stopped)
+    runner.finish(StopReason.stopped)
     assert json.loads((finished / "result.json").read_text())["stop_reason"] == "stopped"
 
 

@@ -25,8 +25,8 @@ from rlstable.policy.policy import policy_arrays
 from rlstable.runner.runner import Result, Runner
 from rlstable.runner.seed_run import mesh_of
 from rlstable.runner.setup import Program
-from rlstable.runner.stopping import Leaving
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.runner.stopping import StopRequest
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runner, Result]:
 
 def test_a_run_completes_and_says_so(run: tuple[Runner, Result]) -> None:
     _, result = run
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert result.step == 4 * ITERATION
     left = read_result(result.run_dir)
     assert left is not None
@@ -155,7 +155,7 @@ def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: in
     runner.state = dataclasses.replace(runner.state, counters=placed)
     runner.step = start
     result = runner.run()
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     assert result.step == total
     steps = [row["step"] for row in result.history]
     assert steps == [start + (n + 1) * ITERATION for n in range(32)]
@@ -243,7 +243,7 @@ def test_too_many_devices() -> None:
 def test_the_run_ends_where_the_return_is_reached(tmp_path: Path) -> None:
     config = quick(eval={"num_evals": 4, "num_envs": 4, "target_return": -1e6})
     result = Runner(config, tmp_path).run()
-    assert (result.ending, result.step) == (Ending.target_reached, ITERATION)
+    assert (result.ending, result.step) == (StopReason.target_reached, ITERATION)
 
 
 def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
@@ -255,13 +255,13 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
 
     result = Runner(quick(), tmp_path, callback).run()
     assert seen == [ITERATION, 2 * ITERATION]
-    assert result.ending is Ending.stopped
+    assert result.ending is StopReason.stopped
 
 
 @pytest.mark.parametrize(
-    ("number", "ending"), [(signal.SIGTERM, Ending.preempted), (signal.SIGINT, Ending.interrupted)]
+    ("number", "ending"), [(signal.SIGTERM, StopReason.preempted), (signal.SIGINT, StopReason.interrupted)]
 )
-def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, ending: Ending) -> None:
+def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, ending: StopReason) -> None:
     before = signal.getsignal(number)
     result = Runner(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()
     assert (result.ending, result.step) == (ending, ITERATION)
@@ -275,9 +275,9 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
     """Evaluation is waited for before the iteration that it follows: after it, counts and redraws would be missing."""
     iterated: list[int] = []
     seen: list[tuple[str, int, int]] = []
-    compiling, conclude = Leaving.compiling, Runner.conclude
+    compiling, conclude = StopRequest.compiling, Runner.conclude
 
-    def look(self: Leaving, name: str) -> Any:
+    def look(self: StopRequest, name: str) -> Any:
         if name in ("training", "evaluation"):
             seen.append((name, runner.host.iteration, len(iterated)))
         return compiling(self, name)
@@ -287,7 +287,7 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
         iterated.append(self.host.iteration)  # only now it is whole
         return ending
 
-    monkeypatch.setattr(Leaving, "compiling", look)
+    monkeypatch.setattr(StopRequest, "compiling", look)
     monkeypatch.setattr(Runner, "conclude", after)
     runner = Runner(quick(), tmp_path)
     runner.run()
@@ -331,14 +331,14 @@ def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
 
     runner = Runner(config, tmp_path, late)
     result = runner.run()
-    assert (result.ending, result.ending.exit_code) == (Ending.time_limit, 75)
+    assert (result.ending, result.ending.exit_code) == (StopReason.time_limit, 75)
     assert result.step == 3 * ITERATION
     assert Runner(quick(total_steps=10**9, resume="auto"), tmp_path).step == result.step
 
 
 def test_a_time_that_compiling_takes_up_still_has_room_for_an_iteration(tmp_path: Path) -> None:
     result = Runner(quick(supervise={"max_wall_time": 1e-3}), tmp_path).run()
-    assert (result.ending, result.step) == (Ending.time_limit, ITERATION)
+    assert (result.ending, result.step) == (StopReason.time_limit, ITERATION)
 
 
 def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 2}}
     result = Runner(quick(guards=guards, env=faulty, total_steps=50 * ITERATION), tmp_path).run()
-    assert (result.ending, result.step) == (Ending.state_not_finite, 2 * ITERATION)
+    assert (result.ending, result.step) == (StopReason.state_not_finite, 2 * ITERATION)
     assert result.ending.exit_code == 3
     assert not (tmp_path / "checkpoints").exists()
     assert result.history[-1]["guards/state/trips"] == 2
@@ -434,7 +434,7 @@ def test_two_devices_train_and_resume_exactly(tmp_path: Path) -> None:
 def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -> None:
     runner = Runner(quick(precision={"network": network}), tmp_path)
     result = runner.run()
-    assert result.ending is Ending.completed
+    assert result.ending is StopReason.completed
     trained = (runner.state.params, runner.state.opt_state, runner.state.normalizer)
     assert {str(leaf.dtype) for leaf in leaves(trained) if leaf.dtype.kind == "f"} == {"float32"}
     assert all(np.isfinite(leaf).all() for leaf in leaves(trained))
@@ -514,13 +514,13 @@ def test_a_checkpoint_of_an_older_rlstable_goes_on(tmp_path: Path) -> None:
         checkpoints.save(2, old, policy_arrays(whole.state), host)
     resumed = Runner(quick(resume="auto"), tmp_path)
     assert float(resumed.state.tuning.clip_scale) == 1.0
-    assert resumed.run().ending is Ending.completed
+    assert resumed.run().ending is StopReason.completed
 
 
 def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
     first = Runner(quick(), tmp_path).run()
     again = Runner(quick(resume="auto"), tmp_path).run()
-    assert again.ending is Ending.completed
+    assert again.ending is StopReason.completed
     left = read_result(tmp_path)
     assert left is not None
     assert left["return"] == first.metrics["eval/episode_reward"]
@@ -539,7 +539,7 @@ def test_a_last_iteration_that_is_not_finite_is_no_completion(tmp_path: Path) ->
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 100}}
     result = Runner(quick(guards=guards, env=faulty, total_steps=ITERATION), tmp_path).run()
-    assert result.ending is Ending.state_not_finite
+    assert result.ending is StopReason.state_not_finite
     assert result.metrics == {}  # nobody evaluates a NaN
 
 

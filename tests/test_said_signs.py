@@ -16,7 +16,7 @@ from rlstable.runner.loop import Fleet
 from rlstable.runner.runner import Runner
 from rlstable.supervise import advice
 from rlstable.supervise.recovery import Attempts
-from rlstable.supervise.stop_reasons import Ending, describe
+from rlstable.supervise.stop_reasons import StopReason, describe
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NAME = "policy_steps_shortened"
@@ -92,17 +92,17 @@ def test_summary_has_three_signs_at_most(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"step": 1000, "return": 1.0, "best_return": 2.0, "seconds": 3.0}
     for count, rows in ((0, []), (3, ["sign"] * 3), (5, ["sign"] * 3 + ["signs"])):
         said = {f"sign_{n}": {"text": f"text {n}", "first_step": n} for n in range(count)}
-        found = describe(Ending.completed, fields | {"signs": said}, tmp_path, None)
+        found = describe(StopReason.completed, fields | {"signs": said}, tmp_path, None)
         own = [(name, value) for name, value in found if name.startswith("sign")]
         assert [name for name, _ in own] == rows
         if count == 5:
             assert own[2:] == [("sign", "text 2"), ("signs", "and 2 more on the page")]
 
 
-@pytest.mark.parametrize("cause", [Ending.policy_collapsed, Ending.policy_diverged])
-def test_advice_names_the_signs(cause: Ending) -> None:
+@pytest.mark.parametrize("cause", [StopReason.policy_collapsed, StopReason.policy_diverged])
+def test_advice_names_the_signs(cause: StopReason) -> None:
     said = {"critic_behind": {"first_step": 12000}, NAME: {"first_step": 30000}}
     text = advice.paragraph(cause, Attempts(), said)
     assert text.endswith(f" Signs before it: critic_behind (step 12,000), {NAME} (step 30,000).")
-    assert "Signs" not in advice.paragraph(Ending.physics_unstable, Attempts(), said)
+    assert "Signs" not in advice.paragraph(StopReason.physics_unstable, Attempts(), said)
     assert "Signs" not in advice.paragraph(cause, Attempts(), {})

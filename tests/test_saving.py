@@ -24,7 +24,7 @@ from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy import load_policy
 from rlstable.runner.loop import Fleet
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import SAVED, Ending
+from rlstable.supervise.stop_reasons import SAVED, StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,7 +119,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
 ) -> None:
     fail_after(monkeypatch, 3)
     result = Runner(quick(), tmp_path).run()
-    assert (result.ending, result.ending.exit_code) == (Ending.not_saved, 13)
+    assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
     assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or see that it can be written; then ")
@@ -132,7 +132,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     monkeypatch.undo()
     again = Runner(quick(resume="auto"), tmp_path)
     assert again.step == 3 * ITERATION
-    assert again.run().ending is Ending.completed
+    assert again.run().ending is StopReason.completed
     assert steps_in(tmp_path / "checkpoints") == [7, 8]
     left = read_result(tmp_path)
     assert left is not None and left["stop_reason"] == "completed" and "unsaved_steps" not in left
@@ -148,7 +148,7 @@ def test_save_that_fails_once_is_tried_again_at_once(tmp_path: Path, monkeypatch
         begin(self, save, in_background)
 
     monkeypatch.setattr(Checkpoints, "_begin", broken)
-    assert Runner(quick(), tmp_path).run().ending is Ending.completed
+    assert Runner(quick(), tmp_path).run().ending is StopReason.completed
     assert failed == [*range(1, LAST + 1)]
     assert steps_in(tmp_path / "checkpoints") == [7, 8]
     assert not events(tmp_path, "checkpoint_failed")
@@ -164,16 +164,19 @@ def test_every_ending_with_exit_code_0_has_its_last_state_saved(
     runner = Runner(quick(total_steps=2 * ITERATION), tmp_path)
     while runner.advance() is None:
         pass
-    settled = {ending: runner.settle(ending) for ending in Ending}
+    settled = {ending: runner.settle(ending) for ending in StopReason}
     runner.close()
     assert steps_in(tmp_path / "checkpoints") == ([1, 2] if saves else [1])
-    assert Ending.not_saved.exit_code == 13 and not Ending.not_saved.succeeded
+    assert StopReason.not_saved.exit_code == 13 and not StopReason.not_saved.succeeded
     for asked, ending in settled.items():
-        assert ending is (Ending.not_saved if asked in SAVED and not saves else asked)
+        assert ending is (StopReason.not_saved if asked in SAVED and not saves else asked)
         assert saves or ending.exit_code != 0
         # A bad ending, and one by a signal, keeps its name; a queue that waits for 75 must not begin again for ever.
-        assert asked in (Ending.completed, Ending.target_reached, Ending.stopped, Ending.time_limit) or ending is asked
-    assert {ending for ending in Ending if ending.exit_code == 0} <= set(SAVED)
+        assert (
+            asked in (StopReason.completed, StopReason.target_reached, StopReason.stopped, StopReason.time_limit)
+            or ending is asked
+        )
+    assert {ending for ending in StopReason if ending.exit_code == 0} <= set(SAVED)
 
 
 def test_bad_ending_keeps_its_name_and_says_what_is_not_saved(
@@ -182,15 +185,15 @@ def test_bad_ending_keeps_its_name_and_says_what_is_not_saved(
     fail_after(monkeypatch, 1)
     storm = {"site": "reward", "probability": 1.0, "start": 4}
     result = Runner(quick(guards={"storm": {"patience": 2}}, fault=storm), tmp_path).run()
-    assert result.ending is Ending.physics_unstable
+    assert result.ending is StopReason.physics_unstable
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == 3 * ITERATION
     assert f"not saved      the last {3 * ITERATION} steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("every", "ending"), [(1, Ending.completed), (100, Ending.not_saved)])
+@pytest.mark.parametrize(("every", "ending"), [(1, StopReason.completed), (100, StopReason.not_saved)])
 def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_saved(
-    tmp_path: Path, every: int, ending: Ending
+    tmp_path: Path, every: int, ending: StopReason
 ) -> None:
     storm = {"site": "reward", "probability": 1.0, "start": LAST - 1}
     checkpoint = {"every": every, "keep": 2, "asynchronous": False}
@@ -204,27 +207,27 @@ def test_run_without_any_good_state_ends_as_not_saved(tmp_path: Path) -> None:
     """Most samples are bad in every iteration, so no state is ever saved, although all steps are trained."""
     storm = {"site": "reward", "probability": 0.9, "start": 0}
     result = Runner(quick(fault=storm, guards={"storm": {"patience": 100}}), tmp_path).run()
-    assert (result.ending, result.step) == (Ending.not_saved, LAST * ITERATION)
+    assert (result.ending, result.step) == (StopReason.not_saved, LAST * ITERATION)
     left = read_result(tmp_path)
     assert left is not None and left["advice"].startswith("No state of this run was good")
     assert not any(path.name.isdigit() for path in tmp_path.glob("checkpoints/*"))
 
 
 def test_run_without_checkpoints_completes(tmp_path: Path) -> None:
-    assert Runner(quick(checkpoint={"enabled": False}), tmp_path).run().ending is Ending.completed
+    assert Runner(quick(checkpoint={"enabled": False}), tmp_path).run().ending is StopReason.completed
 
 
 def test_policy_that_is_not_finite_never_ends_with_exit_code_0(tmp_path: Path) -> None:
     bad = {"site": "reward", "probability": 1.0, "start": 4}
     result = Runner(quick(guards=GUARDS_OFF, fault=bad), tmp_path).run()
-    assert (result.ending, result.step) == (Ending.state_not_finite, LAST * ITERATION)
+    assert (result.ending, result.step) == (StopReason.state_not_finite, LAST * ITERATION)
 
 
 def test_seed_that_cannot_be_saved_leaves_the_others_their_endings(tmp_path: Path) -> None:
     config = quick(seeds=2, total_steps=3 * ITERATION, fault={"site": "disk", "start": 1, "seed": 1})
     result = Fleet(config, tmp_path).run()
-    assert [seed.ending for seed in result.seeds] == [Ending.completed, Ending.not_saved]
-    assert result.ending is Ending.not_saved
+    assert [seed.ending for seed in result.seeds] == [StopReason.completed, StopReason.not_saved]
+    assert result.ending is StopReason.not_saved
     left = read_result(tmp_path)
     assert left is not None and left["seeds"]["1"]["unsaved_steps"] == 2 * ITERATION
 
@@ -266,7 +269,7 @@ def test_run_folder_that_vanishes_is_written_again_whole(
         if step == at * ITERATION:
             lose(folder, how)
 
-    assert Runner(quick(), folder, watch).run().ending is Ending.completed
+    assert Runner(quick(), folder, watch).run().ending is StopReason.completed
     [restored] = events(folder, "run_folder_restored")
     assert restored["folder"] == str(folder)
     assert f"! step {at * ITERATION}  run_folder_restored: folder {folder}" in capsys.readouterr().out
@@ -277,7 +280,7 @@ def test_run_folder_that_vanishes_is_written_again_whole(
     assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
     longer = Runner(quick(resume="auto", total_steps=(LAST + 1) * ITERATION), folder)
     assert longer.step == LAST * ITERATION
-    assert longer.run().ending is Ending.completed
+    assert longer.run().ending is StopReason.completed
 
 
 def test_run_folder_that_vanishes_after_the_last_save_is_written_again(tmp_path: Path) -> None:
@@ -286,7 +289,7 @@ def test_run_folder_that_vanishes_after_the_last_save_is_written_again(tmp_path:
     while runner.advance() is None:
         pass
     shutil.rmtree(folder)
-    assert runner.finish(Ending.completed).ending is Ending.completed
+    assert runner.finish(StopReason.completed).ending is StopReason.completed
     assert steps_in(folder / "checkpoints") == [LAST]
     assert rows(folder) == [*range(1, LAST + 1)]
 
@@ -300,7 +303,7 @@ def test_run_folder_that_cannot_be_written_again_ends_as_not_saved(tmp_path: Pat
             folder.touch()  # a file stands in its place
 
     result = Runner(quick(), folder, watch).run()
-    assert (result.ending, result.ending.exit_code) == (Ending.not_saved, 13)
+    assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
 
 
 def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> None:
@@ -311,10 +314,10 @@ def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> 
             shutil.rmtree(folder)
             others.append(Runner(quick(), folder))
 
-    assert Runner(quick(), folder, watch).run().ending is Ending.not_saved
+    assert Runner(quick(), folder, watch).run().ending is StopReason.not_saved
     [other] = others
     assert (folder / ".lock").exists()
-    assert other.run().ending is Ending.completed
+    assert other.run().ending is StopReason.completed
     assert rows(folder) == [*range(1, LAST + 1)]
 
 
@@ -327,11 +330,11 @@ def test_run_folder_in_which_another_run_has_ended_is_left_to_it(tmp_path: Path)
     def watch(step: int, _: Any) -> None:
         if step == 4 * ITERATION:
             shutil.rmtree(folder)
-            assert Runner(quick(seed=1), folder).run().ending is Ending.completed
+            assert Runner(quick(seed=1), folder).run().ending is StopReason.completed
             left.update(contents())
 
     result = Runner(quick(), folder, watch).run()
-    assert (result.ending, result.ending.exit_code) == (Ending.not_saved, 13)
+    assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
     assert contents() == left
 
 
@@ -342,7 +345,7 @@ def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: 
         if step == 2 * ITERATION:
             shutil.rmtree(folder)
 
-    assert Fleet(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().ending is Ending.completed
+    assert Fleet(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().ending is StopReason.completed
     assert rows(folder) == [1, 2, 3, 4]
     assert (folder / "config.yaml").is_file()
     for seed in range(2):
@@ -356,7 +359,7 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
             (tmp_path / "new").write_text((tmp_path / "config.yaml").read_text() + "# a note\n")
             os.replace(tmp_path / "new", tmp_path / "config.yaml")
 
-    assert Runner(quick(), tmp_path, watch).run().ending is Ending.completed
+    assert Runner(quick(), tmp_path, watch).run().ending is StopReason.completed
     assert (tmp_path / "config.yaml").read_text().endswith("# a note\n")
     assert not events(tmp_path, "run_folder_restored")
 

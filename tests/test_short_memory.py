@@ -15,10 +15,10 @@ from rlstable.config import Config
 from rlstable.io.run_folder import read_result
 from rlstable.runner.resume import _differs
 from rlstable.runner.runner import Runner
-from rlstable.runner.setup import Assembly, Program
+from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 512 * 2 * 16  # environment steps: rows times unroll length
@@ -47,7 +47,7 @@ def small(**sections: Any) -> Config:
 @pytest.fixture(scope="module")
 def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Runner]:
     """What training needs of memory, and the run that has it."""
-    assembly = Assembly(config(), mesh())
+    assembly = TrainingSetup(config(), mesh())
     needs = footprint(assembly.compiled(assembly.shapes()).executable)
     assert needs is not None
     runner = Runner(config(total_steps=ITERATION), tmp_path_factory.mktemp("unlimited"))
@@ -63,7 +63,7 @@ def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
     """The loss of the first iteration, on the same data, is the same to 1e-5."""
     needed, whole = unlimited
     runner = Runner(config(needed / times, total_steps=ITERATION), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     planned = events(tmp_path, "memory_planned")
     assert planned and all(event["step"] == 0 for event in planned)
     assert runner.host.plan.gradient_accumulation is not None
@@ -79,7 +79,7 @@ def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
     tmp_path: Path, unlimited: tuple[int, Runner]
 ) -> None:
     result = Runner(config(unlimited[0] / 100), tmp_path).run()
-    assert (result.ending, result.ending.exit_code, result.step) == (Ending.out_of_memory, 10, 0)
+    assert (result.ending, result.ending.exit_code, result.step) == (StopReason.out_of_memory, 10, 0)
     left = read_result(tmp_path)
     assert left is not None
     assert "GiB would do" in left["advice"] and "smaller networks" in left["advice"]
@@ -103,8 +103,8 @@ class Refusing:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, iterations: list[int]) -> None:
-    original = Assembly.compiled
-    monkeypatch.setattr(Assembly, "compiled", lambda self, state: Refusing(original(self, state), iterations))
+    original = TrainingSetup.compiled
+    monkeypatch.setattr(TrainingSetup, "compiled", lambda self, state: Refusing(original(self, state), iterations))
 
 
 def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
@@ -112,7 +112,7 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
 ) -> None:
     refuse(monkeypatch, [2])
     runner = Runner(small(), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     (planned,) = events(tmp_path, "memory_planned")
     assert (planned["plan"], planned["step"]) == ("gradient_accumulation 2", 2 * ITERATION)
     # Two iterations were done and saved: nothing is lost. It is no attempt of recovery's either.
@@ -120,7 +120,7 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
     assert [row["step"] for row in runner.history] == [ITERATION * n for n in (1, 2, 3, 4)]
     again = Runner(small(resume="auto", total_steps=5 * ITERATION), tmp_path)
     assert again.host.plan.gradient_accumulation == 2
-    assert again.run().ending is Ending.completed
+    assert again.run().ending is StopReason.completed
     assert len(events(tmp_path, "memory_planned")) == 1
     # What the plan was made for is another now, so it is made anew.
     ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 8}
@@ -141,19 +141,19 @@ def test_key_added_since_the_save_does_not_discard_the_memory_plan() -> None:
 def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(self: Assembly, state: Any) -> Any:
+    def never(self: TrainingSetup, state: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.")
 
-    monkeypatch.setattr(Assembly, "compiled", never)
+    monkeypatch.setattr(TrainingSetup, "compiled", never)
     result = Runner(small(), tmp_path).run()
-    assert result.ending is Ending.out_of_memory
+    assert result.ending is StopReason.out_of_memory
     assert events(tmp_path, "memory_planned")[-1]["plan"] == "gradient_accumulation 512, envs_per_pass 8, num_envs 1"
 
 
 def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, [2])
     result = Runner(small(supervise={"recovery": {"enabled": False}}), tmp_path).run()
-    assert (result.ending, result.step) == (Ending.out_of_memory, 2 * ITERATION)
+    assert (result.ending, result.step) == (StopReason.out_of_memory, 2 * ITERATION)
     left = read_result(tmp_path)
     assert left is not None and "supervise.recovery.enabled=true" in left["advice"]
 
@@ -161,15 +161,15 @@ def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monke
 def test_a_refusal_in_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, [0])
     runner = Runner(small(), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     assert runner.step == 4 * ITERATION
 
 
 def test_any_other_error_of_the_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Assembly, state: Any) -> Any:
+    def broken(self: TrainingSetup, state: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is on fire")
 
-    monkeypatch.setattr(Assembly, "compiled", broken)
+    monkeypatch.setattr(TrainingSetup, "compiled", broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
         Runner(small(), tmp_path).run()
 

@@ -14,7 +14,7 @@ from rlstable.report.page import page
 from rlstable.report.run_record import read_story
 from rlstable.runner.loop import Fleet
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NAN_REWARDS: dict[str, Any] = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 1.0}}
@@ -42,7 +42,7 @@ def test_completed_run_that_rejected_most_transitions_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = Runner(quick(**TORN, sinks=PLAIN), tmp_path).run()
-    assert (result.ending, result.ending.exit_code) == (Ending.completed, 0)
+    assert (result.ending, result.ending.exit_code) == (StopReason.completed, 0)
     assert warnings(tmp_path)[:2] == ["transitions_rejected", "evaluations_void"]
     said = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     last = said[-len(warnings(tmp_path)) :]
@@ -55,7 +55,7 @@ def test_completed_run_that_rejected_most_transitions_says_so(
 
 def test_run_without_guards_whose_returns_are_nan_says_so(tmp_path: Path) -> None:
     result = Runner(quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION), tmp_path).run()
-    assert result.ending is Ending.state_not_finite  # all steps were trained, but the policy is not finite
+    assert result.ending is StopReason.state_not_finite  # all steps were trained, but the policy is not finite
     assert warnings(tmp_path) == ["evaluations_void", "no_finite_return"]
 
 
@@ -84,4 +84,4 @@ def test_short_run_in_which_nothing_was_learned_does_not_complete(tmp_path: Path
     """Four iterations are within the patience of the update guard, and not one update was accepted."""
     result = Runner(quick(fault={"site": "gradient", "probability": 1.0}), tmp_path).run()
     assert result.history[-1]["training/updates"] == 0
-    assert (result.ending, result.ending.exit_code) == (Ending.no_update_accepted, 4)
+    assert (result.ending, result.ending.exit_code) == (StopReason.no_update_accepted, 4)

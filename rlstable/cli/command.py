@@ -117,7 +117,7 @@ def working() -> Iterator[None]:
     """
     # Whatever libraries print while they load is kept out of the report.
     with contextlib.redirect_stdout(sys.stderr):
-        from rlstable.supervise.stop_reasons import Ending
+        from rlstable.supervise.stop_reasons import StopReason
 
         try:
             yield
@@ -126,7 +126,7 @@ def working() -> Iterator[None]:
                 raise  # of no file that was named
             said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             print(f"rlstable: {said}", file=sys.stderr)
-            sys.exit(Ending.config_error.exit_code)
+            sys.exit(StopReason.config_error.exit_code)
 
 
 def note(text: str) -> None:

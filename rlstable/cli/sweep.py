@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstable.io.run_folder import read_result, return_of
-from rlstable.supervise.stop_reasons import Ending, command
+from rlstable.supervise.stop_reasons import StopReason, command
 
 
 class SweepSummary(Callback):
@@ -34,7 +34,9 @@ class SweepSummary(Callback):
             found = read_result(folder)
             result = found or {}
             # Of a damaged result nobody knows that it was a good one.
-            type(self).exit_codes.append(Ending.error.exit_code if found is None else int(result.get("exit_code", 0)))
+            type(self).exit_codes.append(
+                StopReason.error.exit_code if found is None else int(result.get("exit_code", 0))
+            )
             cells = (
                 result.get("stop_reason"),
                 result.get("step"),

@@ -10,7 +10,7 @@ from rlstable.config import Config
 Built = TypeVar("Built")
 
 
-class Once(Generic[Built]):
+class SharedBuilds(Generic[Built]):
     """Builds of one kind, one for each configuration that does not differ in its seed alone.
 
     Args:

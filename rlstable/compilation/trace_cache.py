@@ -23,8 +23,7 @@ import jax
 from jax import export
 from jax.sharding import Mesh
 
-from rlstable.compilation import ffi as foreign
-from rlstable.compilation import sources
+from rlstable.compilation import ffi, sources
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.compilation.xla import compiler_options, folder_of_programs
 from rlstable.config import Config
@@ -36,7 +35,7 @@ from rlstable.io.versions import versions
 # Of the configuration and of jax's flags, what no program's text depends on.
 _APART = {"seed", "sinks", "checkpoint", "compile_cache", "resume"}
 _FLAGS_APART = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
-_OWN_CALLS = [export.DisabledSafetyCheck.custom_call(foreign.TARGET)]
+_OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _CHECKSUM_BYTES = 4
 _MOST_BYTES = 2**28  # of all that are kept; what was used least lately goes first
 _UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # what is older was left behind by a process that was killed
@@ -62,10 +61,10 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
         return Programs(precision, options)
     # A folder of one's own: who writes here has it executed, and the folder of jax's programs may be shared.
     own = folder / f"traced-{user_id()}"
-    return KeptPrograms(own, _origin(config, files), mesh, precision, options)
+    return TraceCache(own, _origin(config, files), mesh, precision, options)
 
 
-class KeptPrograms(Programs):
+class TraceCache(Programs):
     """Reads programs that a process before this one has traced, and keeps those that it traces itself.
 
     Both are compiled from what is kept, so that jax finds for one what it has compiled for the other.
@@ -164,7 +163,7 @@ def _traced(function: Any, arguments: tuple[Any, ...], mesh: Mesh) -> _Kept | No
 
     try:
         exported = export.export(jax.jit(flat), disabled_checks=_OWN_CALLS)(*map(_placeholder, leaves, places))
-        return _Kept(exported.serialize(), tree, results[0], foreign.calls_in(exported))
+        return _Kept(exported.serialize(), tree, results[0], ffi.calls_in(exported))
     except Exception:  # a callback of jax's own, a library's call that jax does not vouch for, or a mistake
         return None
 
@@ -175,7 +174,7 @@ def _placeholder(like: Any, place: Any) -> jax.ShapeDtypeStruct:
 
 def _deserialized(kept: _Kept) -> export.Exported | None:
     """What jax makes of it, None where this jax makes nothing or this process does not know what it calls."""
-    if not foreign.known(kept.calls):
+    if not ffi.known(kept.calls):
         return None
     try:
         return export.deserialize(kept.exported)

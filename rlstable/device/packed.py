@@ -17,7 +17,7 @@ Layout = tuple[tuple[str, int | None], ...]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Packed(Mapping[str, Any]):
+class PackedDict(Mapping[str, Any]):
     """Named scalars and vectors behind one array, read like a dictionary.
 
     Attributes:
@@ -29,7 +29,7 @@ class Packed(Mapping[str, Any]):
     layout: Layout = dataclasses.field(metadata=_STATIC)
 
     @classmethod
-    def of(cls, parts: Mapping[str, Any]) -> Packed:
+    def of(cls, parts: Mapping[str, Any]) -> PackedDict:
         """Packs arrays of one type, each a scalar or a vector, or pytrees of such that are alike."""
         if not parts:
             return cls((), ())
@@ -82,7 +82,7 @@ def joined(parts: Sequence[Any], axis: int = 0) -> Any:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class PackedRows:
     """A batch of pytrees, one row each, as one matrix per type.
 
     Attributes:
@@ -96,7 +96,7 @@ class Rows:
     structure: Any = dataclasses.field(metadata=_STATIC)
 
     @classmethod
-    def of(cls, tree: Any) -> Rows:
+    def of(cls, tree: Any) -> PackedRows:
         """Packs arrays whose leading axis is the rows, on the host or inside a program."""
         leaves, structure = jax.tree.flatten(tree)
         shapes = tuple((str(x.dtype), tuple(x.shape[1:])) for x in leaves)

@@ -15,7 +15,7 @@ from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
 from rlstable.doctor.surroundings import Surroundings, surroundings
 from rlstable.envs.mujoco_model import model_of
-from rlstable.runner.setup import Assembly
+from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
@@ -123,7 +123,7 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
     not_kept = keep_programs(config.compile_cache)  # what is compiled here need not be compiled where it trains
     if not_kept is not None:
         tell(f"what is compiled is not kept for training (compile_cache): {not_kept}")
-    assembly = Assembly(config, mesh)
+    assembly = TrainingSetup(config, mesh)
     env = assembly.single
     tell("measuring matrix products")
     products, x64_error = arithmetic.measure(), arithmetic.measure_x64()
@@ -213,7 +213,7 @@ def _physics(env: Any, engine: str) -> list[Finding]:
     return lint(model, engine)
 
 
-def _memory(config: Config, assembly: Assembly, mesh: Any, compiles: bool, tell: Callable[[str], None]) -> Memory:
+def _memory(config: Config, assembly: TrainingSetup, mesh: Any, compiles: bool, tell: Callable[[str], None]) -> Memory:
     tell("tracing the environment")
     shapes = assembly.shapes()
     needs = None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import jax
 
-from rlstable.device import machine as processor
+from rlstable.device import machine
 from rlstable.io.versions import versions
 
 # Environment variables that change arithmetic, determinism, memory or the choice of device.
@@ -83,4 +83,4 @@ def _nvidia() -> tuple[str, ...]:
 
 def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{processor.name()}, {cores} {'core' if cores == 1 else 'cores'}"
+    return f"{machine.name()}, {cores} {'core' if cores == 1 else 'cores'}"

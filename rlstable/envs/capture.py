@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.device.packed import Rows
+from rlstable.device.packed import PackedRows
 from rlstable.device.rarely import apply_if
 from rlstable.guards.base import Guard, GuardState
 from rlstable.guards.env import EnvContext, Quarantine, physics
@@ -91,7 +91,7 @@ def empty(guards: Mapping[str, Guard], state: Any, action_size: int, devices: in
     with jax.enable_x64(True):  # so that float64 stays what it is; nothing here would be widened
         shapes = jax.eval_shape(record, state, action, key)
     blank = jax.tree.map(lambda x: np.zeros((devices, *x.shape), x.dtype), shapes)
-    return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), Rows.of(blank))
+    return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), PackedRows.of(blank))
 
 
 def catch(slot: Slot, seen: Seen, bad: jax.Array) -> Slot:
@@ -105,7 +105,7 @@ def catch(slot: Slot, seen: Seen, bad: jax.Array) -> Slot:
 
     def fill(slot: Slot) -> Slot:
         record = _record(seen, jnp.argmax(bad).astype(jnp.int32), slot.clock[0])
-        return Slot(jnp.ones_like(slot.taken), slot.clock, Rows.of(jax.tree.map(lambda x: x[None], record)))
+        return Slot(jnp.ones_like(slot.taken), slot.clock, PackedRows.of(jax.tree.map(lambda x: x[None], record)))
 
     slot = apply_if(jnp.any(bad) & ~slot.taken[0], fill, slot)
     return dataclasses.replace(slot, clock=slot.clock + 1)

@@ -18,7 +18,7 @@ from brax.base import Base, Motion, Transform
 from brax.envs.base import PipelineEnv
 from flax import struct
 
-from rlstable.compilation import ffi as foreign
+from rlstable.compilation import ffi
 from rlstable.device.machine import share_of_cores
 from rlstable.envs.mujoco_batch import DERIVED, LINKS, MOVED, PUT_IN, Simulations, Unsupported
 from rlstable.envs.mujoco_model import model_of
@@ -125,14 +125,14 @@ class Pipeline:
         return _state(**before | self._call(f"step {frames}", compute, given, self._after_step))
 
     def _call(
-        self, kind: str, compute: foreign.Compute, given: dict[str, jax.Array], names: tuple[str, ...]
+        self, kind: str, compute: ffi.Compute, given: dict[str, jax.Array], names: tuple[str, ...]
     ) -> dict[str, jax.Array]:
         """Arrays by name that NumPy computes of arrays by name; all that a kind computes is the same computation."""
         wanted = self._like(names)
         if jax.default_backend() == "cpu":
             # Threads change no result, but whoever has the name last computes: an evaluation would bring all of them.
             name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
-            return foreign.call(name, compute, given, wanted)
+            return ffi.call(name, compute, given, wanted)
         return _by_copy(compute, given, wanted)
 
     def _like(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -141,7 +141,7 @@ class Pipeline:
         return {name: jax.ShapeDtypeStruct(shapes[name], jnp.uint8 if name == "eq_active" else kind) for name in names}
 
 
-def _by_copy(compute: foreign.Compute, given: dict[str, jax.Array], wanted: dict[str, Any]) -> dict[str, jax.Array]:
+def _by_copy(compute: ffi.Compute, given: dict[str, jax.Array], wanted: dict[str, Any]) -> dict[str, jax.Array]:
     """For programs on an accelerator, whose memory NumPy cannot see."""
 
     def run(given: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import numpy as np
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.programs import Programs
 from rlstable.config import ConfigError
-from rlstable.device.packed import Rows, joined
+from rlstable.device.packed import PackedRows, joined
 from rlstable.device.precision import SINGLE, Precision
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
@@ -103,7 +103,7 @@ class Resets:
             parts.append(jax.tree.map(lambda x, wanted=wanted: x[wanted], states))
         return jax.tree.map(lambda *x: joined(x)[:count], *parts)
 
-    def pool(self, key: jax.Array, count: int) -> Rows:
+    def pool(self, key: jax.Array, count: int) -> PackedRows:
         """`count` clean first states to draw from; arguments and errors as for `draw`."""
         return pool_of(self.draw(key, count))
 

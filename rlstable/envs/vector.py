@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.device.packed import Rows
+from rlstable.device.packed import PackedRows
 from rlstable.device.rarely import apply_if
 from rlstable.envs import capture
 from rlstable.guards.base import Guard, GuardState, fold, select
@@ -175,7 +175,7 @@ class VectorEnv:
     def _over(self, state: Any) -> jax.Array:
         return state.info["steps"] >= self.episode_length
 
-    def _renew(self, state: Any, ok: jax.Array | None, pool: Rows | None, key: jax.Array) -> Any:
+    def _renew(self, state: Any, ok: jax.Array | None, pool: PackedRows | None, key: jax.Array) -> Any:
         """Gives environments another first state: the bad ones, and with `reset_from_pool` every one that is over.
 
         The rest of their `info` comes with it; of the bad ones the metrics too, which others are still to report.
@@ -214,9 +214,9 @@ def inner(state: Any) -> Any:
     return state.replace(info={name: value for name, value in state.info.items() if name not in _FIRST})
 
 
-def pool_of(states: Any) -> Rows:
+def pool_of(states: Any) -> PackedRows:
     """What can be drawn of first states on the host: what environments carry from step to step, one row each."""
-    return Rows.of(_parts(states))
+    return PackedRows.of(_parts(states))
 
 
 def _parts(state: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from rlstable.io.progress_reminder import Teller
+from rlstable.io.progress_reminder import ProgressReminder
 from rlstable.io.screens import Off, Plain, Progress, Rich, Screen
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
@@ -77,7 +77,7 @@ class Console:
         self._interval = interval
         self._verbose = verbose
         self._clock = clock
-        self.working = Teller(patience, self.message, clock).working
+        self.working = ProgressReminder(patience, self.message, clock).working
         self._evaluated = False
         self._step = 0
         self._trips: dict[str, int] = {}

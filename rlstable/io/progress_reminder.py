@@ -17,7 +17,7 @@ class _Work:
     told: float
 
 
-class Teller:
+class ProgressReminder:
     """Tells what takes long, again and again while it lasts.
 
     One thread looks after all of it: to start one per iteration takes as long as a hundredth of a short one.

@@ -16,7 +16,7 @@ from rlstable.policy.saved_run import SavedRun
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class PolicyEnvironment:
     """An environment for a saved policy.
 
     Attributes:
@@ -30,7 +30,9 @@ class Stage:
     backend: str | None
 
 
-def make_stage(run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None) -> Stage:
+def make_stage(
+    run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None
+) -> PolicyEnvironment:
     """Loads the environment for a run's policy.
 
     Args:
@@ -49,7 +51,7 @@ def make_stage(run: SavedRun, episodes: int, deterministic: bool = True, backend
     keep_programs(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs)
     _require_fit(run.policy, loaded.env, config)
-    return Stage(config, loaded.env, loaded.backend)
+    return PolicyEnvironment(config, loaded.env, loaded.backend)
 
 
 def _require_fit(policy: Policy, env: Any, config: Config) -> None:

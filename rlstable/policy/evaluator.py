@@ -33,7 +33,7 @@ from rlstable.ppo.state import TrainState
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
-Worth = dict[str, float | None]
+EvaluationMetrics = dict[str, float | None]
 
 
 class Judged(NamedTuple):
@@ -118,7 +118,7 @@ class Evaluator:
                 except jax.errors.JaxRuntimeError as error:
                     self._divide(error)
 
-    def judge(self, judged: Sequence[Judged]) -> list[Worth]:
+    def judge(self, judged: Sequence[Judged]) -> list[EvaluationMetrics]:
         """What policies are worth.
 
         Args:
@@ -199,10 +199,10 @@ def returns_of(episodes: Episodes) -> np.ndarray:
     return np.where(counts(episodes), np.asarray(episodes.metrics["reward"], np.float64), np.nan)
 
 
-def summarize(episodes: Episodes) -> Worth:
+def summarize(episodes: Episodes) -> EvaluationMetrics:
     """Mean and standard deviation of every metric over the episodes that count."""
     kept = counts(episodes)
-    metrics: Worth = {}
+    metrics: EvaluationMetrics = {}
     for name, values in episodes.metrics.items():
         metrics[f"eval/episode_{name}"] = float(values[kept].mean()) if kept.any() else None
         metrics[f"eval/episode_{name}_std"] = float(values[kept].std()) if kept.any() else None

@@ -22,7 +22,7 @@ _NAMES = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Worth:
+class EvaluationResult:
     """Episodes of a saved policy.
 
     Attributes:
@@ -114,7 +114,9 @@ class Worth:
         return {name: values for name, values in self.episodes.metrics.items() if name != "reward"}
 
 
-def judge(run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0) -> Worth:
+def judge(
+    run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
+) -> EvaluationResult:
     """Plays episodes with a saved policy.
 
     Args:
@@ -138,4 +140,4 @@ def judge(run: SavedRun, episodes: int, deterministic: bool = True, backend: str
             "episodes: the device has no memory for a single one; is something else training on it? JAX_PLATFORMS=cpu "
             "leaves it alone"
         ) from error
-    return Worth(run, stage.backend, deterministic, seed, played)
+    return EvaluationResult(run, stage.backend, deterministic, seed, played)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rlstable.config import Config
 from rlstable.device.counter import WideCounter
-from rlstable.device.packed import Packed
+from rlstable.device.packed import PackedDict
 from rlstable.device.precision import level
 from rlstable.guards.base import MoreGuards, no_trips
 from rlstable.guards.batch import batch_guards
@@ -121,7 +121,7 @@ def _untrained(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
     key_networks, key = jax.random.split(key)
     params = ppo.networks.init(key_networks, observation)
     guards = {**ppo.env.guards, **ppo.batch_guards, **ppo.update_guards, **ppo.state_guards}
-    none = Packed.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
+    none = PackedDict.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
     counters = Counters(
         env_steps=WideCounter.zero(),
         iterations=WideCounter.zero(),

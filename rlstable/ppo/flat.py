@@ -18,7 +18,7 @@ _MOST_ON_A_CPU = 2**14  # numbers; two networks of 64, 64 are 3 % quicker joined
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class ParamFlattener:
     """Where each array of some parameters stands in their vector.
 
     Attributes:
@@ -32,7 +32,7 @@ class Layout:
     joined: bool = True
 
     @classmethod
-    def of(cls, params: Any) -> Layout:
+    def of(cls, params: Any) -> ParamFlattener:
         """The layout of arrays that are all of one type, as it is quickest on this device."""
         leaves, structure = jax.tree.flatten(params)
         shapes = tuple(x.shape for x in leaves)

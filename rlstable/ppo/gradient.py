@@ -24,7 +24,7 @@ _VALUE_RATE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class LossGradient:
     """What is minimised.
 
     Attributes:

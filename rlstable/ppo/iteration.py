@@ -21,7 +21,7 @@ import optax
 
 from rlstable.config import Config
 from rlstable.device import sharding
-from rlstable.device.packed import Packed
+from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
 from rlstable.device.rarely import apply_if
 from rlstable.guards import masked
@@ -29,16 +29,15 @@ from rlstable.guards.base import Guard, GuardState, awake, fold, select
 from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.guards.update import UpdateContext
-from rlstable.ppo import distance, normalizer, reward
-from rlstable.ppo import kl_limiter as overshoot
-from rlstable.ppo.flat import Layout
-from rlstable.ppo.gradient import Objective, as_minibatch, prepared
+from rlstable.ppo import distance, kl_limiter, normalizer, reward
+from rlstable.ppo.flat import ParamFlattener
+from rlstable.ppo.gradient import LossGradient, as_minibatch, prepared
 from rlstable.ppo.metrics import report_of, values_of
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer, adapt_loss_scale, adapt_to_kl, held
 from rlstable.ppo.rollout import Collected, TrainingEnv, collect
-from rlstable.ppo.sgd_state import Learning, Progress, add_where
+from rlstable.ppo.sgd_state import SGDCarry, SGDState, add_where
 from rlstable.ppo.state import Counters, Metrics, TrainState, Transition, Tuning
 
 
@@ -84,7 +83,7 @@ class PPO:
                 statistics = self._objective.first_targets(state.params, statistics, readable)
             read = statistics
             data = self._with_reference(state, statistics, data)
-            layout = Layout.of(state.params)
+            layout = ParamFlattener.of(state.params)
             with jax.named_scope("learn"):
                 learned = self._learn(state, layout, statistics, data, states, sharding.own_key(key_sgd))
                 if ppo.normalize_observations and not ppo.updates_normalizer_first:
@@ -106,7 +105,7 @@ class PPO:
             kept = (joined, learned.progress.opt_state, (statistics, returns.statistics))
             judged = StateContext(kept, report_of(values, state.normalizer.value, self.networks.action_size))
             _, healthy, states = fold(self.state_guards, judged, learned.guard_state)
-            tuning = overshoot.recover(learned.passed_over, learned.tuning)
+            tuning = kl_limiter.relax(learned.passed_over, learned.tuning)
             new_state = dataclasses.replace(
                 state,
                 params=params,
@@ -126,8 +125,8 @@ class PPO:
         return collect(state, key, env=self.env, networks=self.networks, config=self.config)
 
     def _learn(
-        self, state: TrainState, layout: Layout, statistics: Any, data: Transition, states: dict, key: jax.Array
-    ) -> Learning:
+        self, state: TrainState, layout: ParamFlattener, statistics: Any, data: Transition, states: dict, key: jax.Array
+    ) -> SGDCarry:
         """All epochs over one batch. Their number is traced, so that 0 measures collecting without another program."""
         data = prepared(self.networks, statistics, data)
         if self.config.ppo.gae == "per_iteration":
@@ -135,13 +134,13 @@ class PPO:
         none = jnp.zeros((), jnp.int32)
         passed_over = None if self.config.guards.limiters.kl is None else none
         start = self._start(state, layout)
-        learning = Learning(start, state.tuning, states, key, passed_over)
+        learning = SGDCarry(start, state.tuning, states, key, passed_over)
         # Traced once, for the shapes of its metrics and for the loop.
         gradient = jax.jit(lambda *args: self.gradient(*args), inline=True)
         minibatch = functools.partial(self._minibatch, gradient, layout, statistics, state.counters)
         rows = data.log_prob.shape[0] // self.config.ppo.num_minibatches
 
-        def report() -> Packed:
+        def report() -> PackedDict:
             sample = as_minibatch(jax.tree.map(lambda x: x[:rows], data), key)
             return minibatch(learning, sample).progress.sums
 
@@ -156,13 +155,13 @@ class PPO:
         return learning
 
     def _epoch(
-        self, learning: Learning, proven: Progress | None, data: Transition, take: Callable[..., Learning]
-    ) -> tuple[Learning, Progress | None]:
+        self, learning: SGDCarry, proven: SGDState | None, data: Transition, take: Callable[..., SGDCarry]
+    ) -> tuple[SGDCarry, SGDState | None]:
         """Shuffles this device's unrolls and takes one step per minibatch; `proven` is what to go back to."""
         key, key_shuffle, key_loss = jax.random.split(learning.key, 3)
         order = jax.random.permutation(key_shuffle, data.log_prob.shape[0])
 
-        def step(carry: tuple[Learning, jax.Array], rows: jax.Array) -> tuple[tuple[Learning, jax.Array], None]:
+        def step(carry: tuple[SGDCarry, jax.Array], rows: jax.Array) -> tuple[tuple[SGDCarry, jax.Array], None]:
             learning, key = carry
             key, key_noise = jax.random.split(key)
             minibatch = as_minibatch(jax.tree.map(lambda x: x[rows], data), key_noise)
@@ -171,18 +170,18 @@ class PPO:
         # Only numbers are shuffled: the data lies still, and there is no second copy of it.
         minibatches = jnp.reshape(order, (self.config.ppo.num_minibatches, -1))
         (after, _), _ = jax.lax.scan(step, (learning, key_loss), minibatches)
-        progress, proven = overshoot.settle(after.passed_over, learning.progress, proven, after.progress)
+        progress, proven = kl_limiter.settle(after.passed_over, learning.progress, proven, after.progress)
         return after._replace(progress=progress, key=key), proven
 
     def _minibatch(
         self,
         gradient: Callable[..., tuple[Any, dict[str, jax.Array]]],
-        layout: Layout,
+        layout: ParamFlattener,
         statistics: Any,
         counters: Counters,
-        learning: Learning,
+        learning: SGDCarry,
         data: Transition,
-    ) -> Learning:
+    ) -> SGDCarry:
         """One candidate update, and the verdict on it."""
         progress, tuning = learning.progress, learning.tuning
         params, opt_state = progress.params, progress.opt_state
@@ -196,7 +195,7 @@ class PPO:
         norm = optax.global_norm(gradients)
 
         learnable: jax.Array | bool = True if data.valid is None else masked.some(data.valid)
-        under_way = overshoot.under_way(learning.passed_over)
+        under_way = kl_limiter.still_updating(learning.passed_over)
         excused: jax.Array | bool = False
         if self.precision.loss_scale is not None:
             finite = jnp.isfinite(norm)
@@ -217,7 +216,7 @@ class PPO:
         )
         (new_params, new_opt), ok, states = fold(self.update_guards, context, learning.guard_state)
         ok = learnable if ok is True else ok & learnable
-        going, passed_over, tuning = overshoot.judge(learning.passed_over, metrics, tuning, self._limit(tuning))
+        going, passed_over, tuning = kl_limiter.check(learning.passed_over, metrics, tuning, self._limit(tuning))
         if going is not True:
             # Where a distance is not even a number, a guard may be able to say why.
             excused |= ~going & ~(under_way & jnp.isnan(metrics["training/policy_distance"]))
@@ -237,13 +236,13 @@ class PPO:
         if self.precision.loss_scale is not None:
             metrics["training/loss_scale"] = tuning.loss_scale
         params, opt_state = select(ok, (new_params, new_opt), (params, opt_state))
-        progress = Progress(
+        progress = SGDState(
             params,
             opt_state,
-            sums=add_where(ok, Packed.of(metrics), progress.sums),
+            sums=add_where(ok, PackedDict.of(metrics), progress.sums),
             accepted=progress.accepted + jnp.asarray(1 if ok is True else ok, jnp.int32),
         )
-        return Learning(progress, tuning, states, learning.key, passed_over)
+        return SGDCarry(progress, tuning, states, learning.key, passed_over)
 
     def _with_reference(self, state: TrainState, statistics: Statistics, data: Transition) -> Transition:
         """Adds what the distance of the policy is measured from: the policy that collected.
@@ -265,8 +264,8 @@ class PPO:
         return data._replace(reference=reference)
 
     def _closed(
-        self, state: TrainState, layout: Layout, statistics: Statistics, data: Transition, learned: Learning
-    ) -> tuple[Learning, Statistics, distance.Shift | None]:
+        self, state: TrainState, layout: ParamFlattener, statistics: Statistics, data: Transition, learned: SGDCarry
+    ) -> tuple[SGDCarry, Statistics, distance.Shift | None]:
         """Measures how far the iteration moved the policy, and takes back what is beyond the KL limiter's bound.
 
         Statistics that were updated after SGD fit the parameters that SGD left, so they go back with them.
@@ -279,7 +278,7 @@ class PPO:
             back = select(state.normalizer.count == 0, statistics, state.normalizer)
         limit, bound = self.config.guards.limiters.kl, self._limit(learned.tuning)
 
-        def shift(progress: Progress, statistics: Statistics) -> distance.Shift:
+        def shift(progress: SGDState, statistics: Statistics) -> distance.Shift:
             params = layout.split(progress.params)
             return distance.shift(self.networks, params, statistics, sample, sample.reference, limit)
 
@@ -287,7 +286,9 @@ class PPO:
         if learned.passed_over is None or bound is None:
             return learned, statistics, found
         minibatches = state.tuning.epochs * self.config.ppo.num_minibatches
-        over, passed_over, tuning = overshoot.close(learned.passed_over, found.mean, learned.tuning, bound, minibatches)
+        over, passed_over, tuning = kl_limiter.close_epoch(
+            learned.passed_over, found.mean, learned.tuning, bound, minibatches
+        )
         start = self._start(state, layout)
         start = start._replace(sums=jax.tree.map(jnp.zeros_like, learned.progress.sums))
         (progress, statistics), _, found = apply_if(
@@ -297,10 +298,10 @@ class PPO:
         )
         return learned._replace(progress=progress, passed_over=passed_over, tuning=tuning), statistics, found
 
-    def _start(self, state: TrainState, layout: Layout) -> Progress:
+    def _start(self, state: TrainState, layout: ParamFlattener) -> SGDState:
         """The parameters and the optimizer state before the first minibatch."""
         none = jnp.zeros((), jnp.int32)
-        return Progress(layout.join(state.params), layout.join_in(state.opt_state), Packed.of({}), none)
+        return SGDState(layout.join(state.params), layout.join_in(state.opt_state), PackedDict.of({}), none)
 
     def _limit(self, tuning: Tuning) -> jax.Array | float | None:
         """The bound of the policy's distance, as tight as a remedy has made it."""
@@ -346,9 +347,11 @@ class PPO:
         return self._objective.gradient(params, statistics, data, valid_share, tuning)
 
     @property
-    def _objective(self) -> Objective:
+    def _objective(self) -> LossGradient:
         scaled = self.precision.loss_scale is not None
-        return Objective(self.networks.bare, self.config.ppo, self.config.guards.limiters, scaled, self.config.tightens)
+        return LossGradient(
+            self.networks.bare, self.config.ppo, self.config.guards.limiters, scaled, self.config.tightens
+        )
 
     def _finish(
         self,
@@ -364,7 +367,7 @@ class PPO:
         trips = {
             name: sharding.total(own.trips) if name in per_device else own.trips for name, own in guard_state.items()
         }
-        tripped = Packed.of(trips)
+        tripped = PackedDict.of(trips)
         old = state.counters
         counters = Counters(
             env_steps=old.env_steps + self.config.env_steps_per_iteration,
@@ -375,7 +378,7 @@ class PPO:
         )
         exhausted = {name: guard.exhausted(guard_state[name]) for name, guard in self.state_guards.items()}
         memory = {name: own.memory for name, own in guard_state.items()}
-        metrics = Metrics(Packed.of(values), tripped, counters, jnp.asarray(healthy), Packed.of(exhausted))
+        metrics = Metrics(PackedDict.of(values), tripped, counters, jnp.asarray(healthy), PackedDict.of(exhausted))
         return dataclasses.replace(state, guard_memory=memory, counters=counters), metrics
 
     @property

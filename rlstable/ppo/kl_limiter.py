@@ -25,12 +25,12 @@ from rlstable.ppo.state import Tuning
 _SHORTER, _LONGER, _LEAST = 0.25, 1.05, 1e-6
 
 
-def under_way(passed_over: jax.Array | None) -> jax.Array | bool:
+def still_updating(passed_over: jax.Array | None) -> jax.Array | bool:
     """Whether nothing has been passed over yet; `passed_over` is None where the limiter is off."""
     return True if passed_over is None else passed_over == 0
 
 
-def judge(
+def check(
     passed_over: jax.Array | None, metrics: dict[str, jax.Array], tuning: Tuning, limit: jax.Array | float | None
 ) -> tuple[jax.Array | bool, jax.Array | None, Tuning]:
     """Whether SGD goes on.
@@ -54,7 +54,7 @@ def judge(
     return going, jnp.where(going, 0, passed_over + 1), tuning
 
 
-def close(
+def close_epoch(
     passed_over: jax.Array, moved: jax.Array, tuning: Tuning, limit: jax.Array | float, minibatches: jax.Array
 ) -> tuple[jax.Array, jax.Array, Tuning]:
     """Whether the end of an iteration is too far from its beginning, the count and the tuning after.
@@ -87,7 +87,7 @@ def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> 
     return on_from, back_to
 
 
-def recover(passed_over: jax.Array | None, tuning: Tuning) -> Tuning:
+def relax(passed_over: jax.Array | None, tuning: Tuning) -> Tuning:
     """Steps that grow back to their full length over iterations in which the policy did not overshoot."""
     if passed_over is None:
         return tuning

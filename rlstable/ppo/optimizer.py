@@ -14,7 +14,7 @@ from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import LossScaleConfig
 from rlstable.guards import limiters
-from rlstable.ppo.flat import Layout
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.state import Tuning
 
 CRITIC_RATE = 1e-3  # the critic is never slowed below this rate, or the configured one where that is lower
@@ -82,7 +82,7 @@ class Optimizer:
         params: Any,
         rates: Rates,
         clip_scale: jax.Array | None = None,
-        layout: Layout | None = None,
+        layout: ParamFlattener | None = None,
     ) -> Candidate:
         """The parameters and optimizer state that would follow, as vectors where what is given are.
 
@@ -166,7 +166,7 @@ class Optimizer:
         return optax.join_schedules([warmup, main], [config.learning_rate_warmup])
 
 
-def _scaled(direction: Any, rates: Rates, layout: Layout | None) -> Any:
+def _scaled(direction: Any, rates: Rates, layout: ParamFlattener | None) -> Any:
     """The update of a direction, a tree `{"policy", "value"}` or the vector that a layout makes of one."""
     if rates.policy is rates.value:
         return jax.tree.map(lambda d: -rates.policy * d, direction)

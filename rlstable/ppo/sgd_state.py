@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.device.packed import Packed
+from rlstable.device.packed import PackedDict
 from rlstable.guards.base import GuardState, select
 from rlstable.ppo.state import Tuning
 
 
-class Progress(NamedTuple):
+class SGDState(NamedTuple):
     """What has been learnt from a batch so far.
 
     Attributes:
-        params: Network parameters, joined (`Layout.join`).
+        params: Network parameters, joined (`ParamFlattener.join`).
         opt_state: Optimizer state, its moments joined likewise.
         sums: Metrics, summed over accepted minibatches.
         accepted: int32, how many those are.
@@ -25,11 +25,11 @@ class Progress(NamedTuple):
 
     params: Any
     opt_state: Any
-    sums: Packed
+    sums: PackedDict
     accepted: jax.Array
 
 
-class Learning(NamedTuple):
+class SGDCarry(NamedTuple):
     """What minibatches hand to each other.
 
     Attributes:
@@ -40,14 +40,14 @@ class Learning(NamedTuple):
         passed_over: int32, minibatches since the policy moved too far; None without the KL limiter.
     """
 
-    progress: Progress
+    progress: SGDState
     tuning: Tuning
     guard_state: dict[str, GuardState]
     key: jax.Array
     passed_over: jax.Array | None
 
 
-def add_where(ok: jax.Array | bool, metrics: Packed, sums: Packed) -> Packed:
+def add_where(ok: jax.Array | bool, metrics: PackedDict, sums: PackedDict) -> PackedDict:
     """Adds the metrics of an accepted minibatch; those of a rejected one may be NaN."""
     if not sums:
         return metrics

@@ -9,7 +9,7 @@ import jax
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
-from rlstable.device.packed import Packed, Rows
+from rlstable.device.packed import PackedDict, PackedRows
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.normalizer import Statistics
 
@@ -31,7 +31,7 @@ class Counters:
     iterations: WideCounter
     updates: WideCounter
     episodes: WideCounter
-    trips: Packed
+    trips: PackedDict
 
 
 @jax.tree_util.register_dataclass
@@ -80,7 +80,7 @@ class Slot:
 
     taken: Any
     clock: Any
-    record: Rows
+    record: PackedRows
 
 
 @jax.tree_util.register_dataclass
@@ -179,8 +179,8 @@ class Metrics(NamedTuple):
         exhausted: Whether its patience has ended, by state guard.
     """
 
-    values: Packed
-    trips: Packed
+    values: PackedDict
+    trips: PackedDict
     counters: Counters
     healthy: jax.Array
-    exhausted: Packed
+    exhausted: PackedDict

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.device.packed import Rows
+from rlstable.device.packed import PackedRows
 from rlstable.device.rarely import apply_if
 from rlstable.envs import capture
 from rlstable.envs.vector import VectorEnv, inner
 from rlstable.ppo.state import Slot
-from rlstable.runner.setup import Assembly
-from rlstable.runner.supervisor import Builds
+from rlstable.runner.setup import TrainingSetup
+from rlstable.runner.supervisor import Factories
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +29,7 @@ class Recording(Slot):
     """
 
     written: Any
-    steps: Rows
+    steps: PackedRows
 
     def last(self, device: int) -> Any:
         """All steps of a device that are still there, the oldest first; for a recording on the host."""
@@ -67,7 +67,7 @@ class RecordedEnv(VectorEnv):
         action = jax.ShapeDtypeStruct((state.reward.shape[0], action_size), jnp.float32)
         with jax.enable_x64(True):  # so that float64 stays what it is
             shapes = jax.eval_shape(step, inner(state), action)
-        rows = Rows.of(jax.tree.map(lambda x: np.zeros((devices * self.length, *x.shape), x.dtype), shapes))
+        rows = PackedRows.of(jax.tree.map(lambda x: np.zeros((devices * self.length, *x.shape), x.dtype), shapes))
         ring = {kind: x.reshape(devices, self.length, -1) for kind, x in rows.matrices.items()}
         steps = dataclasses.replace(rows, matrices=ring)
         return Recording(slot.taken, slot.clock, slot.record, np.zeros(devices, np.int32), steps)
@@ -85,7 +85,7 @@ class RecordedEnv(VectorEnv):
         written = incident.written[0]
 
         def write(ring: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            row = Rows.of(jax.tree.map(lambda x: x[None], capture.in_brief(seen, self.watched)))
+            row = PackedRows.of(jax.tree.map(lambda x: x[None], capture.in_brief(seen, self.watched)))
             return {kind: x.at[0, written % self.length].set(row.matrices[kind][0]) for kind, x in ring.items()}
 
         # In a loop, as what is caught is: what is read there has been computed and stored as in training. Read in the
@@ -95,7 +95,7 @@ class RecordedEnv(VectorEnv):
         return Recording(slot.taken, slot.clock, slot.record, incident.written + 1, steps)
 
 
-def recording(watched: int, length: int) -> Builds:
+def recording(watched: int, length: int) -> Factories:
     """What builds training that records; for `Runner`.
 
     Args:
@@ -103,11 +103,11 @@ def recording(watched: int, length: int) -> Builds:
         length: How many steps are kept.
     """
 
-    def assemble(*args: Any) -> Assembly:
-        assembly = Assembly(*args)
+    def assemble(*args: Any) -> TrainingSetup:
+        assembly = TrainingSetup(*args)
         fields = {field.name: getattr(assembly.env, field.name) for field in dataclasses.fields(VectorEnv)}
         assembly.env = RecordedEnv(**fields, watched=watched, length=length)
         assembly.ppo = dataclasses.replace(assembly.ppo, env=assembly.env)
         return assembly
 
-    return Builds(assembly=assemble)
+    return Factories(assembly=assemble)

@@ -20,9 +20,9 @@ from rlstable.io.store import open_manager, read_arrays, read_json
 from rlstable.replay.recorder import recording
 from rlstable.runner.host_state import HostState
 from rlstable.runner.runner import Runner
-from rlstable.runner.supervisor import Builds
+from rlstable.runner.supervisor import Factories
 from rlstable.supervise.incident import Incident
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 Tell = Callable[[str], None]
 
@@ -187,7 +187,7 @@ def _config(incident: Incident, start: Place, bad: Place) -> Config:
     return config.model_copy(update=changed)
 
 
-def _train(config: Config, folder: Path, bad: Place, builds: Builds) -> Any:
+def _train(config: Config, folder: Path, bad: Place, builds: Factories) -> Any:
     """Trains until the incident's iteration is done; what was recorded, on the host."""
     runner: Runner
 
@@ -200,7 +200,7 @@ def _train(config: Config, folder: Path, bad: Place, builds: Builds) -> Any:
         ending = runner.run().ending
     except _ThereAgain:
         return jax.device_get(runner.state.incident)
-    if ending is Ending.interrupted:
+    if ending is StopReason.interrupted:
         raise KeyboardInterrupt
     raise ConfigError(
         f"{folder}: trained again, this run ended after {runner.host.iteration} iterations, before iteration "

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rlstable.io.console import setting
 from rlstable.report.markup import swatch, table, text
-from rlstable.report.run_record import Story
+from rlstable.report.run_record import RunRecord
 
 _COLUMNS = ("key", "old", "new", "how")
 
 
-def changed_settings(stories: Sequence[Story]) -> str:
+def changed_settings(stories: Sequence[RunRecord]) -> str:
     """A table of the settings that changed while runs were trained, as HTML; empty if none did."""
     several = len(stories) > 1
     rows = [

@@ -14,9 +14,9 @@ from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.changes import changed_settings
 from rlstable.report.chart import Line, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text
-from rlstable.report.run_record import Story, differences
+from rlstable.report.run_record import RunRecord, differences
 from rlstable.report.timeline import timeline, told
-from rlstable.supervise.stop_reasons import Ending, command
+from rlstable.supervise.stop_reasons import StopReason, command
 
 _LAST_EVENTS = 300
 _STEPS_OF_SIGN = 5
@@ -68,7 +68,7 @@ PANELS = (
 )  # fmt: skip
 
 
-def page(stories: Sequence[Story]) -> str:
+def page(stories: Sequence[RunRecord]) -> str:
     """The page of one run or more, as HTML."""
     of_seeds = len(stories) > 1 and not differences(stories).keys() - _OF_SEEDS
     title = stories[0].name if len(stories) == 1 else f"{len(stories)} {'seeds' if of_seeds else 'runs'}"
@@ -86,7 +86,7 @@ def page(stories: Sequence[Story]) -> str:
     return document(title, parts)
 
 
-def _subtitle(stories: Sequence[Story]) -> str:
+def _subtitle(stories: Sequence[RunRecord]) -> str:
     envs = ", ".join(dict.fromkeys(text(story.settings.get("env.name", "?")) for story in stories))
     times = [row["time"] for story in stories for row in (*story.rows, *story.events) if "time" in row]
     span = ""
@@ -96,44 +96,44 @@ def _subtitle(stories: Sequence[Story]) -> str:
     return f"{envs}{span}"
 
 
-def _ending(story: Story) -> tuple[str, str, str]:
+def _ending(story: RunRecord) -> tuple[str, str, str]:
     """Name, style and meaning of how a run ended."""
     if story.result is None:
         return "not ended", "warn", "it goes on, or was killed before it could say how it ended"
     name = str(story.result.get("stop_reason"))
-    known = Ending.__members__.get(name)
+    known = StopReason.__members__.get(name)
     style = "good" if known is not None and known.succeeded else "bad"
-    if known in (Ending.interrupted, Ending.preempted, Ending.time_limit):
+    if known in (StopReason.interrupted, StopReason.preempted, StopReason.time_limit):
         style = "warn"
     return name, style, "" if known is None else known.meaning
 
 
-def _steps(story: Story) -> float:
+def _steps(story: RunRecord) -> float:
     steps = [row["step"] for row in (*story.rows, *story.events) if isinstance(row.get("step"), int)]
     return float(max(steps, default=0))
 
 
-def _best(story: Story) -> float | None:
+def _best(story: RunRecord) -> float | None:
     """The confirmed return, else that of the best single evaluation."""
     confirmed = _confirmed(story)
     return _best_evaluation(story) if confirmed is None else confirmed
 
 
-def _confirmed(story: Story) -> float | None:
+def _confirmed(story: RunRecord) -> float | None:
     result = story.result or {}
     return return_of(result) if result.get("confirmed_return") is not None else None
 
 
-def _best_evaluation(story: Story) -> float | None:
+def _best_evaluation(story: RunRecord) -> float | None:
     values = story.series("eval/episode_reward")[1]
     return float(values.max()) if values.size else None
 
 
-def _trips(story: Story) -> float:
+def _trips(story: RunRecord) -> float:
     return sum(float(story.trips(guard)[1].sum()) for guard in story.guards)
 
 
-def _facts(story: Story) -> str:
+def _facts(story: RunRecord) -> str:
     name, style, meaning = _ending(story)
     trips, rollbacks = _trips(story), story.last("supervise/rollbacks") or 0.0
     found = (story.result or {}).get("unsaved_steps")
@@ -155,12 +155,12 @@ def _facts(story: Story) -> str:
     return '<dl class="facts">' + "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for n, v in facts) + "</dl>"
 
 
-def _median(story: Story, key: str) -> float | None:
+def _median(story: RunRecord, key: str) -> float | None:
     values = story.series(key)[1]
     return float(np.median(values)) if values.size else None
 
 
-def _summary(stories: Sequence[Story]) -> str:
+def _summary(stories: Sequence[RunRecord]) -> str:
     head = ["run", "stop reason", "steps", "last return", "best return", "time", "steps/s", "trips", "rollbacks"]
     rows = []
     for index, story in enumerate(stories):
@@ -181,7 +181,7 @@ def _summary(stories: Sequence[Story]) -> str:
     return table(head, rows, range(2, 9))
 
 
-def _advice(story: Story) -> str:
+def _advice(story: RunRecord) -> str:
     notes = []
     if story.result is not None and story.result.get("advice"):
         notes.append(f"<strong>What to do</strong> ({text(story.name)}): {text(story.result['advice'])}")
@@ -195,7 +195,7 @@ def _advice(story: Story) -> str:
     return "".join(f'<p class="card" style="margin-top:12px">{note}</p>' for note in notes)
 
 
-def _signs(stories: Sequence[Story]) -> str:
+def _signs(stories: Sequence[RunRecord]) -> str:
     """The signs of trouble that were said, each once per run with its latest text."""
     items = []
     for index, story in enumerate(stories):
@@ -213,7 +213,7 @@ def _signs(stories: Sequence[Story]) -> str:
     return f"<h2>Signs of trouble</h2><ul>{''.join(items)}</ul>" if items else ""
 
 
-def _over_seeds(stories: Sequence[Story]) -> str:
+def _over_seeds(stories: Sequence[RunRecord]) -> str:
     """What runs that differ in their seed alone come to."""
     best = [value for story in stories if (value := _best(story)) is not None]
     if not best:
@@ -225,7 +225,7 @@ def _over_seeds(stories: Sequence[Story]) -> str:
     )
 
 
-def _differences(stories: Sequence[Story]) -> str:
+def _differences(stories: Sequence[RunRecord]) -> str:
     found = differences(stories)
     if not found:
         return "<h2>Differences in the configuration</h2><p>There are none.</p>"
@@ -234,7 +234,7 @@ def _differences(stories: Sequence[Story]) -> str:
     return "<h2>Differences in the configuration</h2>" + table(head, rows)
 
 
-def _charts(stories: Sequence[Story]) -> str:
+def _charts(stories: Sequence[RunRecord]) -> str:
     end = max(_steps(story) for story in stories)
     figures = []
     for panel in PANELS:
@@ -248,7 +248,7 @@ def _charts(stories: Sequence[Story]) -> str:
     return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>'
 
 
-def _lines(panel: Panel, story: Story, index: int, runs: int) -> list[Line]:
+def _lines(panel: Panel, story: RunRecord, index: int, runs: int) -> list[Line]:
     lines = []
     for place, (name, key) in enumerate(panel.keys.items()):
         steps, values = story.series(key)
@@ -269,7 +269,7 @@ def _with_band(line: Line, low: tuple[np.ndarray, np.ndarray], high: tuple[np.nd
     return line._replace(low=low[1], high=high[1]) if same else line
 
 
-def _with_interval(line: Line, story: Story) -> Line:
+def _with_interval(line: Line, story: RunRecord) -> Line:
     """The 95 % interval of a mean return, by the deviation and the number of the episodes that were not aborted."""
     deviation, episodes = story.series("eval/episode_reward_std")[1], story.settings.get("eval.num_envs")
     if len(deviation) != len(line.y) or not isinstance(episodes, int):
@@ -281,7 +281,7 @@ def _with_interval(line: Line, story: Story) -> Line:
     return line._replace(low=line.y - half, high=line.y + half)
 
 
-def _timelines(stories: Sequence[Story]) -> str:
+def _timelines(stories: Sequence[RunRecord]) -> str:
     end = max(_steps(story) for story in stories)
     found = []
     for index, story in enumerate(stories):
@@ -294,7 +294,7 @@ def _timelines(stories: Sequence[Story]) -> str:
     return "<h2>What happened</h2>" + "".join(found)
 
 
-def _incidents(stories: Sequence[Story]) -> str:
+def _incidents(stories: Sequence[RunRecord]) -> str:
     rows = []
     for story in stories:
         for event in story.of_kind("incident"):
@@ -313,13 +313,13 @@ def _incidents(stories: Sequence[Story]) -> str:
     return "<h2>Incidents</h2>" + table(["step", "tripped", "first bad number", "do it again"], rows, [0])
 
 
-def _incident(story: Story, told: Path) -> Path:
+def _incident(story: RunRecord, told: Path) -> Path:
     """Where an incident is by now: the run may have been moved since."""
     here = story.folder / "incidents" / told.name
     return here if here.is_dir() else told
 
 
-def _about(story: Story, named: bool) -> str:
+def _about(story: RunRecord, named: bool) -> str:
     heading = f"Settings and surroundings of {text(story.name)}" if named else "Settings and surroundings"
     parts = [f"<h2>{heading}</h2>", f"<p>Folder <code>{text(story.folder)}</code></p>"]
     for title, entries in (("device and versions", story.machine), ("configuration", story.settings)):

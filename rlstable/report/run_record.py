@@ -20,7 +20,7 @@ _LAST = {"step": 2.0**63, "time": 1e11}  # of any step, and of any date
 
 
 @dataclasses.dataclass(frozen=True)
-class Story:
+class RunRecord:
     """A run, as its folder tells it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Story:
         return [event for event in self.events if event.get("kind") in kinds]
 
 
-def read_story(folder: str | Path) -> Story:
+def read_story(folder: str | Path) -> RunRecord:
     """Reads a run folder, also of a run that goes on, was killed, or is of another version.
 
     Raises:
@@ -100,12 +100,12 @@ def read_story(folder: str | Path) -> Story:
     folder = Path(folder)
     settings = flat(read_settings(folder))
     (rows, torn_rows), (events, torn_events) = (_lines(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
-    return Story(
+    return RunRecord(
         folder, settings, rows, events, read_result(folder), _machine(folder / "machine.json"), torn_rows + torn_events
     )
 
 
-def read_stories(folder: str | Path) -> list[Story]:
+def read_stories(folder: str | Path) -> list[RunRecord]:
     """Reads a run folder, or those of the seeds that were trained together in it; errors as for `read_story`."""
     folder = Path(folder)
     begun = [own for own in seed_folders(folder) if (own / "config.yaml").is_file()]
@@ -129,7 +129,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
     return found
 
 
-def differences(stories: Iterable[Story]) -> dict[str, list[Any]]:
+def differences(stories: Iterable[RunRecord]) -> dict[str, list[Any]]:
     """The settings in which runs differ: values by key, one per run, None where a run has no such key."""
     settings = [story.settings for story in stories]
     keys = dict.fromkeys(key for own in settings for key in own)

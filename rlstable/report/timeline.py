@@ -9,7 +9,7 @@ import numpy as np
 
 from rlstable.io.console import describe_event
 from rlstable.report.chart import Scale, readable, ticks
-from rlstable.report.run_record import Story
+from rlstable.report.run_record import RunRecord
 
 _WIDTH, _LEFT, _RIGHT, _LANE, _FOOT = 1000.0, 150.0, 14.0, 24.0, 24.0
 _BINS = 200  # places of marks in a lane; what falls together is one mark
@@ -42,7 +42,7 @@ class Mark(NamedTuple):
     weight: float = 1.0
 
 
-def lanes(story: Story) -> dict[str, tuple[str, list[Mark]]]:
+def lanes(story: RunRecord) -> dict[str, tuple[str, list[Mark]]]:
     """Style and marks by lane; only lanes in which something happened."""
     found: dict[str, tuple[str, list[Mark]]] = {}
     for guard in story.guards:
@@ -66,7 +66,7 @@ def told(event: dict[str, object]) -> str:
     return describe_event(str(event.get("kind")), fields)
 
 
-def timeline(story: Story, end: float) -> str:
+def timeline(story: RunRecord, end: float) -> str:
     """The lanes as SVG; empty where nothing happened."""
     found = lanes(story)
     if not found:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlstable.policy.statistics import interquartile_mean
 from rlstable.runner.result import Row
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 Fields = dict[str, Any]
 
@@ -73,7 +73,7 @@ def _row(new: list[Row], last: list[Row], returns: list[float | None]) -> Row:
     return row
 
 
-def fields_of(seeds: Mapping[int, Fields], ending: Ending | None = None) -> Fields:
+def fields_of(seeds: Mapping[int, Fields], ending: StopReason | None = None) -> Fields:
     """What `result.json` says of several seeds: how the worst ended, and the interquartile mean of their returns.
 
     Args:

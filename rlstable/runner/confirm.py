@@ -17,12 +17,12 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.io.saved_policy import restore_policy
-from rlstable.policy.evaluator import Judged, Worth
-from rlstable.runner.seed_run import Run
-from rlstable.supervise.stop_reasons import GIVEN_UP, Ending
+from rlstable.policy.evaluator import EvaluationMetrics, Judged
+from rlstable.runner.seed_run import SeedRun
+from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
 
 # Endings after which the process may still work; after the other endings it must exit soon.
-CONFIRMED_AT = (Ending.completed, Ending.target_reached, Ending.stopped, *GIVEN_UP)
+CONFIRMED_AT = (StopReason.completed, StopReason.target_reached, StopReason.stopped, *GIVEN_UP)
 
 
 class Candidate(NamedTuple):
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
         policy: Its policy, in the fresh episodes.
     """
 
-    run: Run
+    run: SeedRun
     iteration: int
     step: int
     score: float | None
@@ -44,14 +44,14 @@ class Candidate(NamedTuple):
 
 
 def confirm(
-    runs: Sequence[Run],
-    judge: Callable[[list[Judged]], list[Worth]],
+    runs: Sequence[SeedRun],
+    judge: Callable[[list[Judged]], list[EvaluationMetrics]],
     batch: int,
-    told: Callable[[float], Ending | None],
+    told: Callable[[float], StopReason | None],
 ) -> None:
     """Evaluates the best checkpoints and the latest one of each run again, and records the best of them.
 
-    The record is `Run.confirmed` and the event `best_confirmed`. A failure never raises: it is the event
+    The record is `SeedRun.confirmed` and the event `best_confirmed`. A failure never raises: it is the event
     `best_not_confirmed`. Training states, checkpoints and random keys stay as they are.
 
     Args:
@@ -62,7 +62,7 @@ def confirm(
     """
     due = [run for run in runs if _is_due(run)]
     waiting = (candidate for run in due for candidate in _candidates(run))
-    returns: dict[Run, list[tuple[float, Candidate]]] = {run: [] for run in due}
+    returns: dict[SeedRun, list[tuple[float, Candidate]]] = {run: [] for run in due}
     seconds = 0.0
     try:
         while part := list(itertools.islice(waiting, batch)):
@@ -83,7 +83,7 @@ def confirm(
         _record(run, returns[run])
 
 
-def _is_due(run: Run) -> bool:
+def _is_due(run: SeedRun) -> bool:
     """Whether there is a best policy to confirm that is not confirmed already."""
     config = run.config.checkpoint
     if not config.enabled or not config.confirm_best or not run.checkpoints.ranked():
@@ -94,7 +94,7 @@ def _is_due(run: Run) -> bool:
     return True
 
 
-def _candidates(run: Run) -> Iterator[Candidate]:
+def _candidates(run: SeedRun) -> Iterator[Candidate]:
     """The checkpoints to evaluate again, read one by one; damaged ones are reported and left out."""
     scores = dict(run.checkpoints.ranked())
     best = list(scores)[: run.config.checkpoint.confirm_best]
@@ -116,7 +116,7 @@ def _policy_of(arrays: dict[str, Any], like: Judged) -> Judged:
     )
 
 
-def _record(run: Run, returns: list[tuple[float, Candidate]]) -> None:
+def _record(run: SeedRun, returns: list[tuple[float, Candidate]]) -> None:
     """Records the candidate with the highest return; the later one of equals."""
     value, best = max(returns, key=lambda found: (found[0], found[1].iteration), default=(-np.inf, None))
     if best is None or not np.isfinite(value):
@@ -132,7 +132,7 @@ def _record(run: Run, returns: list[tuple[float, Candidate]]) -> None:
     run.event("best_confirmed", **fields, candidates=len(returns), episodes=episodes)
 
 
-def _give_up(runs: Sequence[Run], **why: str) -> None:
+def _give_up(runs: Sequence[SeedRun], **why: str) -> None:
     """Reports that the best single evaluation decides, since nothing was confirmed."""
     for run in runs:
         run.event("best_not_confirmed", **why)

@@ -18,11 +18,11 @@ from rlstable.io.run_folder import (
 )
 from rlstable.report.page import page
 from rlstable.report.run_record import read_stories, read_story
-from rlstable.supervise.stop_reasons import GIVEN_UP, Ending, command, describe, describe_warnings
+from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command, describe, describe_warnings
 
 
 def close(
-    ending: Ending,
+    ending: StopReason,
     fields: Mapping[str, Any],
     run_dir: Path,
     console: Console,
@@ -62,7 +62,7 @@ def close(
     rows = describe(ending, fields, run_dir, policy if saved else None)
     for seed, own in (seeds or {}).items():
         folder = seed_folder(run_dir, seed)
-        given_up = Ending[own["stop_reason"]] in GIVEN_UP
-        if given_up and own["stop_reason"] != Ending.needs_own_program.name and has_checkpoint(folder):
+        given_up = StopReason[own["stop_reason"]] in GIVEN_UP
+        if given_up and own["stop_reason"] != StopReason.needs_own_program.name and has_checkpoint(folder):
             rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
     console.summary(rows + describe_warnings(fields))

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.once import Once
+from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.guards.base import MoreGuards
@@ -38,7 +38,7 @@ from rlstable.io.run_folder import (
 from rlstable.io.seed_console import SeedConsole
 from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
-from rlstable.policy.evaluator import Evaluator, Worth, make_evaluator
+from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
 from rlstable.report.run_record import last_row
@@ -47,15 +47,15 @@ from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.finish import close
 from rlstable.runner.result import Result, Row
 from rlstable.runner.runner import Runner
-from rlstable.runner.seed_run import Callback, Run, mesh_of
-from rlstable.runner.setup import Assembly, Program
-from rlstable.runner.slots import Places
-from rlstable.runner.stopping import Leaving
-from rlstable.runner.supervisor import Builds, Report, Which
+from rlstable.runner.seed_run import Callback, SeedRun, mesh_of
+from rlstable.runner.setup import Program, TrainingSetup
+from rlstable.runner.slots import FleetSlots
+from rlstable.runner.stopping import StopRequest
+from rlstable.runner.supervisor import Factories, ProgramKey, Report
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import FROM_OUTSIDE, Ending, stays_ended
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, stays_ended
 
 
 class Fleet:
@@ -89,18 +89,18 @@ class Fleet:
         self.config = config
         self.run_dir = Path(run_dir)
         self.history: list[Row] = History()
-        self.seeds: dict[int, Run] = {}
+        self.seeds: dict[int, SeedRun] = {}
         self._callback = callback
         self._more_guards = more_guards
         self._results: dict[int, Result] = {}
         self._fields: dict[int, Fields] = {}
-        self._places = Places(config.each_seed)
+        self._places = FleetSlots(config.each_seed)
         self._last_evaluation: Row = {}
-        self._programs: dict[Which, Program] = {}
+        self._programs: dict[ProgramKey, Program] = {}
         self._rows = RowsOfSeeds()
         self._last_seconds = 0.0
         self._reached = 0
-        self._ending: Ending | None = None
+        self._ending: StopReason | None = None
         self._advice: str | None = None
         mesh = mesh_of(config)
         if mesh.size > 1:
@@ -109,7 +109,7 @@ class Fleet:
             )
         title = f"{config.env.name}, {config.seeds} seeds"
         self._console = Console(config.sinks.console, config.total_steps, title, verbose=config.sinks.verbose)
-        self._leaving = Leaving(self._console, self._leave, signals, config.supervise.max_wall_time)
+        self._leaving = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
         self._logbook = Logbook(_without_wandb(config), self.run_dir, self._console)
         resumes, self._lock = open_run_dir(self.run_dir, config.resume, config.seeds)
         try:
@@ -139,15 +139,15 @@ class Fleet:
             return self._run()
 
     def _run(self) -> Result:
-        self._ending = Ending.error
+        self._ending = StopReason.error
         try:
             self._loop()
             self._ending = None  # that of its seeds
         except OutOfMemory as error:
             self._advice = str(error)
-            self._ending = Ending.out_of_memory
+            self._ending = StopReason.out_of_memory
         except KeyboardInterrupt:
-            self._ending = Ending.interrupted  # the second one, which does not wait for the iteration
+            self._ending = StopReason.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
             for told in (self._event, *(run.event for run in self._going.values())):
@@ -170,20 +170,20 @@ class Fleet:
         if resumes:
             self._require_the_same_seeds()
         told: set[str] = set()
-        builds = Builds(Once(Assembly), Once(self._make_evaluator), shared=True)
+        builds = Factories(SharedBuilds(TrainingSetup), SharedBuilds(self._make_evaluator), shared=True)
         group = "/".join(self.run_dir.absolute().parts[-2:])
         for seed in self.config.each_seed:
             folder = seed_folder(self.run_dir, seed)
             fields = read_result(folder) if resumes else None
             if fields is not None and stays_ended(fields, self.config):
-                ending = Ending[fields["stop_reason"]]
+                ending = StopReason[fields["stop_reason"]]
                 self._fields[seed], self._results[seed] = fields, Result(ending, folder, fields["step"], {}, [])
                 self._rows.recall(seed, last_row(folder))
                 continue
             console = SeedConsole(self._console, seed, told)
             hear = functools.partial(self._rows.take, seed)
             own = self.config.of_seed(seed, group)
-            self.seeds[seed] = run = Run(own, folder, hear, self._more_guards, console, self._leaving, builds)
+            self.seeds[seed] = run = SeedRun(own, folder, hear, self._more_guards, console, self._leaving, builds)
             if resumes:
                 self._rows.recall(seed, last_row(folder))
             self._reached = max(self._reached, run.logged_step)
@@ -215,21 +215,21 @@ class Fleet:
             run.take_plan(plan)
 
     @property
-    def _going(self) -> dict[int, Run]:
+    def _going(self) -> dict[int, SeedRun]:
         """The seeds that have not ended."""
         return {seed: run for seed, run in self.seeds.items() if seed not in self._results}
 
     @property
-    def _training(self) -> dict[int, Run]:
+    def _training(self) -> dict[int, SeedRun]:
         """The seeds that the next iteration is for; after a crash those that were saved earlier catch up first."""
         before = self.step + self.config.env_steps_per_iteration
         return {seed: run for seed, run in self._going.items() if run.logged_step < before}
 
     def _loop(self) -> None:
         trained = [seed for seed, run in self._going.items() if run.step >= self.config.total_steps]
-        self._confirm(dict.fromkeys(trained, Ending.completed))
+        self._confirm(dict.fromkeys(trained, StopReason.completed))
         for seed in trained:
-            self._end(seed, Ending.completed)
+            self._end(seed, StopReason.completed)
         if self._going:
             training = self._training
             self._places.fill(training)
@@ -263,7 +263,7 @@ class Fleet:
         self._last_seconds = time.perf_counter() - started
         self._take_in(training, reports)
 
-    def _take_in(self, training: dict[int, Run], reports: dict[int, Metrics]) -> None:
+    def _take_in(self, training: dict[int, SeedRun], reports: dict[int, Metrics]) -> None:
         """What is due after an iteration for the seeds that it was for."""
         self._logbook.wait()  # a seed that is saved is not ahead of the row of all
         with contextlib.suppress(OSError, ConfigError):  # said by the seeds, which cannot save
@@ -283,7 +283,7 @@ class Fleet:
         if not waiting and self._tell(training, over):
             for seed, run in training.items():
                 run.save_if_due()
-                endings[seed] = endings[seed] or Ending.stopped
+                endings[seed] = endings[seed] or StopReason.stopped
         # Only now that all of them are saved: to end takes its time. Those that wait are as they were saved.
         ended = {seed: ending for seed in sorted(self._going) if (ending := endings.get(seed, told)) is not None}
         ended = {seed: self.seeds[seed].settle(ending) for seed, ending in ended.items()}
@@ -293,16 +293,16 @@ class Fleet:
             if seed in training:
                 self._places.leave(seed, training[seed].state)
 
-    def _conclude(self, run: Run, report: Metrics, worth: Row, told: Ending | None) -> Ending | None:
+    def _conclude(self, run: SeedRun, report: Metrics, worth: Row, told: StopReason | None) -> StopReason | None:
         """The ending of a seed, if it has one; what fails of it is its own."""
         try:
             return run.conclude(report, worth, lambda: told)
         except Exception as error:
             traceback.print_exc()
             run.event("error", message=f"{type(error).__name__}: {error}")
-            return Ending.error
+            return StopReason.error
 
-    def _evaluate(self, due: list[int], training: dict[int, Run]) -> dict[int, Worth]:
+    def _evaluate(self, due: list[int], training: dict[int, SeedRun]) -> dict[int, EvaluationMetrics]:
         """What the policies of some seeds are worth; all are judged, since only that is always the same program."""
         if not due:
             return {}
@@ -314,7 +314,7 @@ class Fleet:
             raise
         return {seed: worth for seed, worth in zip(self.config.each_seed, found, strict=True) if seed in due}
 
-    def _compare(self, suspected: list[int], training: dict[int, Run]) -> None:
+    def _compare(self, suspected: list[int], training: dict[int, SeedRun]) -> None:
         """Plays the best policies of some seeds and their present ones in the same episodes, all places each time."""
         if not suspected:
             return
@@ -347,7 +347,7 @@ class Fleet:
                 self._take_plan_of(training)
         return self._programs[supervisor.which]
 
-    def _take_plan_of(self, training: dict[int, Run]) -> None:
+    def _take_plan_of(self, training: dict[int, SeedRun]) -> None:
         """Has those that wait make do with the plan of those that train, and fills the places with states for it."""
         plan = next(iter(training.values())).host.plan
         for run in self._going.values():
@@ -367,13 +367,13 @@ class Fleet:
         self.history.append({"step": self._reached, **row})
         return self._callback is not None and self._callback(self._reached, row) is True
 
-    def _confirm(self, ended: dict[int, Ending]) -> None:
+    def _confirm(self, ended: dict[int, StopReason]) -> None:
         """Confirms the best policies of seeds that end now, in full batches of the one evaluation program."""
         runs = [self.seeds[seed] for seed, ending in ended.items() if ending in CONFIRMED_AT]
         if runs:
             confirm(runs, lambda judged: self._evaluator.judge(judged), self.config.seeds, self._leaving.told)
 
-    def _end(self, seed: int, ending: Ending) -> None:
+    def _end(self, seed: int, ending: StopReason) -> None:
         """The end of one seed; the others go on."""
         run = self.seeds[seed]
         if self._advice is not None and run.advice is None:
@@ -388,7 +388,7 @@ class Fleet:
     def _event(self, kind: str, **fields: Any) -> None:
         self._logbook.event(max(self.step, self._reached), kind, fields)
 
-    def _leave(self, ending: Ending) -> None:
+    def _leave(self, ending: StopReason) -> None:
         """Saves what is not saved, and finishes."""
         self._ending = ending
         self._logbook.wait()
@@ -400,12 +400,12 @@ class Fleet:
         """Ends the seeds that have not ended by now, and says how all of them did."""
         with contextlib.closing(self):
             for seed in self._going:
-                self._end(seed, self._ending or Ending.error)
+                self._end(seed, self._ending or StopReason.error)
             fields = fields_of(self._fields, self._ending)
             if self._advice is not None:
                 fields["advice"] = self._advice
             self._event("stopped", **fields)
-            ending = Ending[fields["stop_reason"]]
+            ending = StopReason[fields["stop_reason"]]
             saved = any(map(has_checkpoint, seed_folders(self.run_dir)))
             close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)
             results = tuple(self._results[seed] for seed in self.config.each_seed if seed in self._results)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlstable.io.run_folder import best_seed
 from rlstable.policy import Policy, load_policy
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 Row = dict[str, float | int | None]
 
@@ -25,7 +25,7 @@ class Result:
         seeds: What each of several seeds that trained together left; metrics and history are those of all of them.
     """
 
-    ending: Ending
+    ending: StopReason
     run_dir: Path
     step: int
     metrics: Row

@@ -16,16 +16,16 @@ from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.result import Result, Row
-from rlstable.runner.seed_run import Callback, Run
+from rlstable.runner.seed_run import Callback, SeedRun
 from rlstable.runner.setup import Program
-from rlstable.runner.stopping import Leaving
-from rlstable.runner.supervisor import Builds
+from rlstable.runner.stopping import StopRequest
+from rlstable.runner.supervisor import Factories
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 
-class Runner(Run):
+class Runner(SeedRun):
     """One run, from its configuration to its ending.
 
     Args:
@@ -47,11 +47,11 @@ class Runner(Run):
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
-        builds: Builds | None = None,
+        builds: Factories | None = None,
     ):
         sinks = config.sinks
         console = Console(sinks.console, config.total_steps, config.env.name, verbose=sinks.verbose)
-        leaving = Leaving(console, self._leave, signals, config.supervise.max_wall_time)
+        leaving = StopRequest(console, self._leave, signals, config.supervise.max_wall_time)
         super().__init__(config, run_dir, callback, more_guards, console, leaving, builds)
 
     def run(self) -> Result:
@@ -60,16 +60,16 @@ class Runner(Run):
             return self._run()
 
     def _run(self) -> Result:
-        ending = Ending.error
+        ending = StopReason.error
         try:
             ending = self.settle(self._loop())
             if ending in CONFIRMED_AT:
                 confirm([self], lambda judged: self.supervisor.evaluator.judge(judged), 1, self._leaving.told)
         except OutOfMemory as error:
             self.advice = str(error)
-            ending = Ending.out_of_memory
+            ending = StopReason.out_of_memory
         except KeyboardInterrupt:
-            ending = Ending.interrupted  # the second one, which does not wait for the iteration
+            ending = StopReason.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
             self.event("error", message=f"{type(error).__name__}: {error}")
@@ -78,9 +78,9 @@ class Runner(Run):
             result = self.finish(ending)
         return result
 
-    def _loop(self) -> Ending:
+    def _loop(self) -> StopReason:
         if self.step >= self.config.total_steps:
-            return Ending.completed
+            return StopReason.completed
         if self.evaluates:
             self.supervisor.evaluator.begin([self.judged])  # compiled while the iteration is traced
         self._program()
@@ -92,7 +92,7 @@ class Runner(Run):
             ending = self.advance()
         return ending
 
-    def advance(self) -> Ending | None:
+    def advance(self) -> StopReason | None:
         """One iteration, and what is due after it; the ending where that was the last one."""
         iterate = self._program()
         if self.evaluates_next:
@@ -136,9 +136,9 @@ class Runner(Run):
         with contextlib.suppress(OutOfMemory):
             self.compare(evaluator.play([self.best_judged])[0], evaluator.play([self.judged_again])[0])
 
-    def _told(self) -> Ending | None:
+    def _told(self) -> StopReason | None:
         return self._leaving.told(self.telemetry.last_seconds or 0.0)
 
-    def _leave(self, ending: Ending) -> None:
+    def _leave(self, ending: StopReason) -> None:
         self.save_if_due()
         self.finish(ending)

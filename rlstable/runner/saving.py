@@ -13,7 +13,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.presence import Presence
 from rlstable.io.space import free_bytes, size_of
 from rlstable.supervise.signs import SignMemory
-from rlstable.supervise.stop_reasons import SAVED, Ending, command
+from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
 _ROOM = 2  # checkpoints that must still fit on the disk
 _LEAST_SIZE = 128 * 1024  # bytes of the smallest checkpoint, most of it JSON and the ends of blocks
@@ -130,7 +130,7 @@ class Saving:
         self._checkpoints.wait()
         return self._since_saved()
 
-    def ending(self, asked: Ending) -> Ending:
+    def ending(self, asked: StopReason) -> StopReason:
         """The ending of a run by what is saved; one that says that the last state is saved may not be true.
 
         If the last state was bad, so that nothing tried to save it, a best policy in the folder is enough. If no state
@@ -139,9 +139,9 @@ class Saving:
         if asked not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):
             return asked
         # A job that waits for the code of a time limit goes on from what is saved.
-        known = self._checkpoints.best() is not None or (asked is Ending.time_limit and not self._nothing_on_disk)
+        known = self._checkpoints.best() is not None or (asked is StopReason.time_limit and not self._nothing_on_disk)
         enough = not self._checkpoints.failing and known
-        return asked if enough else Ending.not_saved
+        return asked if enough else StopReason.not_saved
 
     @property
     def advice(self) -> str:

@@ -40,8 +40,8 @@ from rlstable.runner.result import Result, Row
 from rlstable.runner.resume import resume
 from rlstable.runner.saving import Saving, finite
 from rlstable.runner.schedule import Schedule
-from rlstable.runner.stopping import Leaving
-from rlstable.runner.supervisor import Builds, Rollback, Supervisor
+from rlstable.runner.stopping import StopRequest
+from rlstable.runner.supervisor import Factories, Rollback, Supervisor
 from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise import advice
 from rlstable.supervise.incident import Incidents
@@ -49,7 +49,7 @@ from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.run_warnings import warnings_of
 from rlstable.supervise.signs import Signs
-from rlstable.supervise.stop_reasons import SAVED, Ending, command
+from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
 Callback = Callable[[int, Row], Any]
 _NO_ITERATION = 2**32 - 1  # no run has so many iterations
@@ -64,7 +64,7 @@ def mesh_of(config: Config) -> Mesh:
     return sharding.make_mesh(config.devices)
 
 
-class Run:
+class SeedRun:
     """One seed of a configuration as the host sees it; whoever has the program drives it.
 
     An iteration is `count` with its report, an evaluation where that says so, and `conclude`; at the end is `finish`.
@@ -101,8 +101,8 @@ class Run:
         callback: Callback | None,
         more_guards: MoreGuards | None,
         console: Console,
-        leaving: Leaving,
-        builds: Builds | None,
+        leaving: StopRequest,
+        builds: Factories | None,
     ):
         more = more_guards or {}
         check_more(more, config.guards.model_dump().keys())
@@ -123,7 +123,7 @@ class Run:
         self.confirmed: dict[str, Any] = {}
         self._last_evaluation: Row = {}
         self._stopped_by_callback = self._goes_on = False
-        self._cause: Ending | None = None
+        self._cause: StopReason | None = None
         self._unsaved = self._healthy = self._collapsed = self._evaluated_best = False
         self._unsaved_steps = 0
         self._last_score: float | None = None
@@ -296,7 +296,7 @@ class Run:
             watch.refute(of_best, of_now)
             self.event("return_fall_refuted", **returns)
 
-    def conclude(self, metrics: Metrics, worth: Row, told: Callable[[], Ending | None]) -> Ending | None:
+    def conclude(self, metrics: Metrics, worth: Row, told: Callable[[], StopReason | None]) -> StopReason | None:
         """Logs, goes back, saves and redraws where these are due after an iteration.
 
         Args:
@@ -312,12 +312,12 @@ class Run:
         row = self._judged(worth) if worth else {}
         cause = self._cause_for_concern(metrics, finished)
         if cause is None and self._collapsed:
-            cause = Ending.policy_collapsed
+            cause = StopReason.policy_collapsed
         asked = told() is not None
         if row or finished or cause or asked or self._schedule.logs(self.host.iteration):
             self._log(row)
         score = row.get("eval/episode_reward")
-        if cause is Ending.policy_collapsed and finished:
+        if cause is StopReason.policy_collapsed and finished:
             cause, score = None, self._take_best_policy()  # no steps are left in which the fall could be made good
         if cause is not None:
             return self._try_again(cause)
@@ -334,7 +334,7 @@ class Run:
         self._unsaved = healthy
         if healthy and self._saving is not None:
             self._saving.good(self.host.iteration, self.step)
-        ending = told() or self._wants_to_stop(row) or (Ending.completed if finished else None)
+        ending = told() or self._wants_to_stop(row) or (StopReason.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
         if learns and (row or self.supervisor.keep_is_due(self.host.iteration)):
@@ -352,10 +352,10 @@ class Run:
         key = self._key_of_iteration(3)
         self._go_back(self.supervisor.make_do(self.state, self.host.iteration, self.step, key))
 
-    def needs_own_program(self, why: str) -> Ending:
+    def needs_own_program(self, why: str) -> StopReason:
         """The ending of a seed that could only go on in a program of its own."""
         self.advice = f"It could go on alone, {command('train', self.run_dir, 'resume=')}: {why}."
-        return Ending.needs_own_program
+        return StopReason.needs_own_program
 
     def shrink(self, needed: int | None) -> None:
         """Takes a smaller plan for a program that needs more memory than there is; arguments as for the supervisor."""
@@ -377,29 +377,29 @@ class Run:
         if self._healthy:
             self._save(None)
 
-    def settle(self, ending: Ending) -> Ending:
+    def settle(self, ending: StopReason) -> StopReason:
         """The ending by what is saved: `not_saved` in place of one that promises the last state; may be repeated."""
         if self._saving is not None and self.config.checkpoint.enabled:
             ending = self._ending_by_what_is_saved(self._saving, ending)
         if ending.succeeded and not finite(policy_arrays(self.state)):
-            ending = Ending.state_not_finite
+            ending = StopReason.state_not_finite
         return ending
 
-    def _ending_by_what_is_saved(self, saving: Saving, ending: Ending) -> Ending:
+    def _ending_by_what_is_saved(self, saving: Saving, ending: StopReason) -> StopReason:
         if ending in SAVED and self._healthy and saving.vanished:
             self._save(self._last_score)  # into a run folder that is written again
         self._unsaved_steps = saving.unsaved_steps()
         ending = saving.ending(ending)
-        if ending is Ending.not_saved:
+        if ending is StopReason.not_saved:
             self.advice = saving.advice
         return ending
 
-    def finish(self, ending: Ending) -> Result:
+    def finish(self, ending: StopReason) -> Result:
         """Ends it: waits for what is being saved, says how it ended, and gives the folder free."""
         with contextlib.closing(self):
             return self._finish(ending)
 
-    def fields(self, ending: Ending) -> dict[str, Any]:
+    def fields(self, ending: StopReason) -> dict[str, Any]:
         """What `result.json` says of it with this ending."""
         fields: dict[str, Any] = {
             "stop_reason": ending.name,
@@ -414,7 +414,7 @@ class Run:
             "signs": self.host.signs.said,
             "warnings": [warning._asdict() for warning in warnings_of(self.host.tally)],
         }
-        given_up = self._cause is not None and ending in (self._cause, Ending.recovery_exhausted)
+        given_up = self._cause is not None and ending in (self._cause, StopReason.recovery_exhausted)
         if given_up and self._cause is not None:
             fields["cause"] = self._cause.name
             self.advice = advice.paragraph(self._cause, self.host.attempts, self.host.signs.said, self.host.tally)
@@ -490,15 +490,15 @@ class Run:
             empty = sharding.place(np.zeros(slot.taken.shape, bool), self._mesh, sharding.SPLIT)
             self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
 
-    def _cause_for_concern(self, metrics: Metrics, finished: bool) -> Ending | None:
+    def _cause_for_concern(self, metrics: Metrics, finished: bool) -> StopReason | None:
         """The ending by a guard whose patience is at its end; a run must not complete in a bad or untrained state."""
         for name, over in metrics.exhausted.items():
             if over or (finished and name == "state" and metrics.trips[name].any()):
-                return Ending.of_guard(name)
+                return StopReason.of_guard(name)
         update = self.config.guards.update
         idle = update.enabled and self.host.idle >= update.patience
         untrained = finished and int(metrics.counters.updates) == 0
-        return Ending.no_update_accepted if idle or untrained else None
+        return StopReason.no_update_accepted if idle or untrained else None
 
     def _tally(self, metrics: Metrics, trips: dict[str, dict[str, int]]) -> None:
         """Takes an iteration into the counts over the whole run."""
@@ -520,15 +520,15 @@ class Run:
         """Makes this state the one to go back to."""
         self.supervisor.keep(self.state, self.host.iteration, self.step)
 
-    def _try_again(self, cause: Ending) -> Ending | None:
+    def _try_again(self, cause: StopReason) -> StopReason | None:
         """Goes back to the last good state; the ending where there have been too many attempts."""
         self._cause = cause
         try:
             found = self.supervisor.try_again(cause, self.state, self.host.iteration, self.step, self._key_redraw)
         except NeedsOwnProgram as error:
             return self.needs_own_program(str(error))
-        if isinstance(found, Ending):
-            if found is Ending.policy_collapsed:
+        if isinstance(found, StopReason):
+            if found is StopReason.policy_collapsed:
                 self._save(self._take_best_policy())
                 self._checkpoints.wait()
             return found
@@ -554,11 +554,11 @@ class Run:
         self._save(None)
         self._checkpoints.wait()
 
-    def _wants_to_stop(self, row: Row) -> Ending | None:
+    def _wants_to_stop(self, row: Row) -> StopReason | None:
         value, target = row.get("eval/episode_reward"), self.config.eval.target_return
         if target is not None and value is not None and value >= target:
-            return Ending.target_reached
-        return Ending.stopped if self._stopped_by_callback else None
+            return StopReason.target_reached
+        return StopReason.stopped if self._stopped_by_callback else None
 
     def _judged(self, worth: Row) -> Row:
         """The metrics of an evaluation, which is kept count of."""
@@ -631,7 +631,7 @@ class Run:
         key = jax.random.fold_in(self._key_redraw, self.host.iteration)
         return jax.random.fold_in(key, purpose) if purpose else key
 
-    def _finish(self, ending: Ending) -> Result:
+    def _finish(self, ending: StopReason) -> Result:
         ending = self.settle(ending)
         self._checkpoints.close()
         fields = self.fields(ending)

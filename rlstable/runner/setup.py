@@ -59,7 +59,7 @@ class Program(NamedTuple):
             return found
 
 
-class Assembly:
+class TrainingSetup:
     """The parts of one run that are compiled, at the precision its configuration names.
 
     Attributes:

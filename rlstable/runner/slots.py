@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from rlstable.device import sharding
 from rlstable.policy.evaluator import Judged, policy_of
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.runner.seed_run import Run
+from rlstable.runner.seed_run import SeedRun
 
 
-class Places:
+class FleetSlots:
     """What goes round with those that train: the last states of seeds that have ended, copies where seeds wait.
 
     Nobody looks at what becomes of them.
@@ -27,7 +27,7 @@ class Places:
         """Leaves the last state of a seed in its place."""
         self._idle[seed] = state
 
-    def fill(self, training: Mapping[int, Run], afresh: bool = False) -> None:
+    def fill(self, training: Mapping[int, SeedRun], afresh: bool = False) -> None:
         """Sees to it that there is a state wherever none trains.
 
         Args:
@@ -41,18 +41,18 @@ class Places:
             elif afresh or seed not in self._idle:
                 self._idle[seed] = sharding.copied(some)
 
-    def states(self, training: Mapping[int, Run]) -> tuple[TrainState, ...]:
+    def states(self, training: Mapping[int, SeedRun]) -> tuple[TrainState, ...]:
         """The states of all places, as the program takes them."""
         return tuple(training[seed].state if seed in training else self._idle[seed] for seed in self._seeds)
 
-    def judged(self, training: Mapping[int, Run]) -> list[Judged]:
+    def judged(self, training: Mapping[int, SeedRun]) -> list[Judged]:
         """The policies of all places, as the evaluator takes them."""
         some = next(iter(training.values())).judged.key
         return [
             training[seed].judged if seed in training else policy_of(self._idle[seed], some) for seed in self._seeds
         ]
 
-    def put(self, found: Iterable[tuple[TrainState, Metrics]], training: Mapping[int, Run]) -> dict[int, Metrics]:
+    def put(self, found: Iterable[tuple[TrainState, Metrics]], training: Mapping[int, SeedRun]) -> dict[int, Metrics]:
         """Puts what the program gave where it belongs; the reports of those that train."""
         reports = {}
         for seed, (state, report) in zip(self._seeds, found, strict=True):

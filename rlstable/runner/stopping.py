@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 from rlstable.io.console import Console
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 
-class Leaving:
+class StopRequest:
     """What asks training to leave before it is over: a signal, or the clock.
 
     Args:
@@ -27,7 +27,7 @@ class Leaving:
     def __init__(
         self,
         console: Console,
-        depart: Callable[[Ending], None],
+        depart: Callable[[StopReason], None],
         signals: Signals | None = None,
         limit: float | None = None,
     ):
@@ -38,14 +38,14 @@ class Leaving:
         self._signals = signals
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> StopReason | None:
         """The ending that a signal asks for, None where there was none."""
         number = None if self._signals is None else self._signals.received
         if number is None:
             return None
-        return Ending.interrupted if number == signal.SIGINT else Ending.preempted
+        return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
-    def told(self, next_one: float) -> Ending | None:
+    def told(self, next_one: float) -> StopReason | None:
         """The ending that a signal or the clock asks for after an iteration.
 
         Args:
@@ -54,7 +54,7 @@ class Leaving:
         by_signal = self.ending
         if by_signal is not None or self._limit is None:
             return by_signal
-        return Ending.time_limit if time.monotonic() - self._started + next_one > self._limit else None
+        return StopReason.time_limit if time.monotonic() - self._started + next_one > self._limit else None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -74,7 +74,7 @@ class Leaving:
 
     def _leave(self) -> None:
         """Departs and ends the process."""
-        ending = self.ending or Ending.interrupted
+        ending = self.ending or StopReason.interrupted
         try:
             self._depart(ending)
             if self._signals is not None:

@@ -21,14 +21,14 @@ from rlstable.guards.base import MoreGuards
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.runner.host_state import HostState
-from rlstable.runner.setup import Assembly, Program
+from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise import arithmetic, remedies, snapshots
 from rlstable.supervise.ladder import Change, Ladder, Level, NeedsOwnProgram, Signs
 from rlstable.supervise.memory_plan import Memory, MemoryPlan, OutOfMemory, exhausted
 from rlstable.supervise.recovery import Plan, Recovery
 from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 from rlstable.supervise.warm_start import WarmStart
 
 Report = Callable[..., None]
@@ -36,25 +36,25 @@ Report = Callable[..., None]
 Key = Callable[[], jax.Array]
 
 # A level of precision, a plan for memory, a stage of growth: what is compiled once each.
-Which = tuple[Level, str, int]
+ProgramKey = tuple[Level, str, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Builds:
+class Factories:
     """What builds what computes.
 
     Attributes:
-        assembly: From the arguments of `Assembly`.
+        assembly: From the arguments of `TrainingSetup`.
         evaluator: From those of `make_evaluator`.
         shared: Whether it is for several seeds in one program, none of which may have it changed for itself.
     """
 
-    assembly: Callable[..., Assembly] = Assembly
+    assembly: Callable[..., TrainingSetup] = TrainingSetup
     evaluator: Callable[..., Evaluator] = make_evaluator
     shared: bool = False
 
 
-ALONE = Builds()
+ALONE = Factories()
 
 
 class Rollback(NamedTuple):
@@ -92,7 +92,7 @@ class Supervisor:
         compiling: Compiling,
         report: Report,
         host: HostState,
-        builds: Builds | None = None,
+        builds: Factories | None = None,
     ):
         self._config = config
         self._mesh = mesh
@@ -100,8 +100,8 @@ class Supervisor:
         self._compiling = compiling
         self._report = report
         self._builds = ALONE if builds is None else builds
-        self._assemblies: dict[Which, Assembly] = {}
-        self._programs: dict[Which, Program] = {}
+        self._assemblies: dict[ProgramKey, TrainingSetup] = {}
+        self._programs: dict[ProgramKey, Program] = {}
         self._evaluators: dict[Level, Evaluator] = {}
         self._snapshots = {name: Snapshot() for name in NAMES}
         self._last_good = self._snapshots["last_good"]
@@ -128,7 +128,7 @@ class Supervisor:
         return self._ladder.level
 
     @property
-    def assembly(self) -> Assembly:
+    def assembly(self) -> TrainingSetup:
         """What computes at the present level and size."""
         if self.which not in self._assemblies:
             config = self._host.plan.of(_at_level(self._warm_start.now, self.level))
@@ -159,7 +159,7 @@ class Supervisor:
         return self._evaluators[self.level]
 
     @property
-    def which(self) -> Which:
+    def which(self) -> ProgramKey:
         """Which program the next iteration is computed by."""
         return self.level, str(self._host.plan), self._host.growth.stage
 
@@ -291,7 +291,7 @@ class Supervisor:
             return snapshots.template(self.assembly.shapes())
         config = _at_level(self._config, level)
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": num_envs})})
-        return snapshots.template(Assembly(config, self._mesh, self._more_guards).shapes())
+        return snapshots.template(TrainingSetup(config, self._mesh, self._more_guards).shapes())
 
     def read(self, saved: Saved, origins: snapshots.Origins, iteration: int, **tuning: Any) -> TrainState:
         """The training state of a checkpoint; keeps what the run that saved it would have gone back to.
@@ -336,8 +336,8 @@ class Supervisor:
         return self.assembly.adopted(self.assembly.redrawn(state, key))
 
     def try_again(
-        self, cause: Ending, state: TrainState, iteration: int, step: int, key: jax.Array
-    ) -> Rollback | Ending:
+        self, cause: StopReason, state: TrainState, iteration: int, step: int, key: jax.Array
+    ) -> Rollback | StopReason:
         """Goes back to the last good state with the next remedy.
 
         Args:
@@ -350,14 +350,14 @@ class Supervisor:
         Returns:
             What to go on from, or the ending where there have been too many attempts.
         """
-        collapse = cause is Ending.policy_collapsed
+        collapse = cause is StopReason.policy_collapsed
         attempts, good = self._host.attempts, self.best if collapse else self._last_good
         plan = self._recovery.plan(cause.name, iteration + attempts.lost_iterations, self._applicable, collapse)
         if plan is None and collapse:
             return cause
         if plan is None:
-            tried = bool(attempts.recent) and cause is not Ending.physics_unstable
-            return Ending.recovery_exhausted if tried else cause
+            tried = bool(attempts.recent) and cause is not StopReason.physics_unstable
+            return StopReason.recovery_exhausted if tried else cause
         lost_iterations, lost_steps = iteration - good.iteration, step - good.step
         key = jax.random.fold_in(jax.random.fold_in(key, good.iteration), 2**31 + plan.number)
         state = self._back(good, state, plan, lost_iterations, key)

@@ -15,7 +15,7 @@ import psutil
 from rlstable.compilation.ffi import interruptible
 from rlstable.config import Config
 from rlstable.device import sharding
-from rlstable.device.packed import Packed
+from rlstable.device.packed import PackedDict
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 
@@ -86,7 +86,7 @@ class Telemetry:
         self._reports, self._seconds = [], 0.0
         return row
 
-    def _counted(self, trips: Packed) -> Row:
+    def _counted(self, trips: PackedDict) -> Row:
         """Trips so far, by guard and by cause; of causes only those that there were."""
         row: Row = {}
         if trips:

@@ -8,25 +8,26 @@ from typing import Any
 
 from rlstable.config.supervise import Remedy
 from rlstable.supervise.recovery import Attempts
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 from rlstable.supervise.tally import SAMPLES, Tally
 
 _NEXT = {
-    Ending.state_not_finite: "Leave guards.update on, which keeps a bad number out of the parameters; look at the "
+    StopReason.state_not_finite: "Leave guards.update on, which keeps a bad number out of the parameters; look at the "
     "first guard_tripped event for where it was born.",
-    Ending.no_update_accepted: "Lower ppo.learning_rate by ten; with float16 networks take precision=bfloat16 or the "
-    "default; a loss that is not finite from the first iteration comes from the environment's rewards or observations.",
-    Ending.physics_unstable: "The simulation itself breaks down: try a smaller timestep, more solver iterations, "
+    StopReason.no_update_accepted: "Lower ppo.learning_rate by ten; with float16 networks take precision=bfloat16 or "
+    "the default; a loss that is not finite from the first iteration comes from the environment's rewards or "
+    "observations.",
+    StopReason.physics_unstable: "The simulation itself breaks down: try a smaller timestep, more solver iterations, "
     "softer contacts or smaller actuator gains in the model, precision=highest on a GPU, and a tighter "
     "guards.quarantine.max_abs_state to hear of it earlier.",
-    Ending.value_loss_exploded: "Scale rewards down with ppo.reward_scaling so that a good step earns about 1, or set "
-    "ppo.normalize_rewards=true or ppo.normalize_values=true; lower ppo.learning_rate.",
-    Ending.policy_diverged: "Lower ppo.learning_rate, set guards.limiters.kl=0.05 or "
+    StopReason.value_loss_exploded: "Scale rewards down with ppo.reward_scaling so that a good step earns about 1, or "
+    "set ppo.normalize_rewards=true or ppo.normalize_values=true; lower ppo.learning_rate.",
+    StopReason.policy_diverged: "Lower ppo.learning_rate, set guards.limiters.kl=0.05 or "
     "ppo.learning_rate_schedule=adaptive_kl, and take fewer epochs (ppo.num_updates_per_batch).",
-    Ending.policy_collapsed: "Lower ppo.learning_rate, set ppo.normalize_values=true and "
+    StopReason.policy_collapsed: "Lower ppo.learning_rate, set ppo.normalize_values=true and "
     "ppo.normalize_advantage=true, or take larger batches; the signs in the report say which network was at fault. "
     "Where returns swing by themselves, raise guards.return_watch.tolerance.",
-    Ending.guard_exhausted: "A guard of your own gave up; its trips are in events.jsonl with their causes.",
+    StopReason.guard_exhausted: "A guard of your own gave up; its trips are in events.jsonl with their causes.",
 }
 
 
@@ -52,11 +53,14 @@ _SAMPLE_GUARDS = ("quarantine", "transition", "reward_outlier")
 _MANY = 0.2  # share of activity from which a limiter is named
 _NAMED = 2  # guards and limiters each
 
-_WITH_SIGNS = (Ending.policy_diverged, Ending.policy_collapsed)  # whose causes are in learning
+_WITH_SIGNS = (StopReason.policy_diverged, StopReason.policy_collapsed)  # whose causes are in learning
 
 
 def paragraph(
-    cause: Ending, attempts: Attempts, signs: Mapping[str, Mapping[str, Any]] | None = None, tally: Tally | None = None
+    cause: StopReason,
+    attempts: Attempts,
+    signs: Mapping[str, Mapping[str, Any]] | None = None,
+    tally: Tally | None = None,
 ) -> str:
     """What was tried in vain against a cause, what was most active in the run's own metrics, and what might help.
 
@@ -81,9 +85,9 @@ def paragraph(
     return " ".join(part for part in parts if part) + said
 
 
-def _most_active(cause: Ending, tally: Tally) -> str:
+def _most_active(cause: StopReason, tally: Tally) -> str:
     """The guards and limiters with the most activity; of updates that were all rejected, what rejected them."""
-    if cause is Ending.no_update_accepted and tally.lost:
+    if cause is StopReason.no_update_accepted and tally.lost:
         total, lost = sum(tally.lost.values()), sorted(tally.lost.items(), key=lambda pair: -pair[1])[:_NAMED]
         listed = [f"{_rejecting(name, tally)} ({count / total:.0%})" for name, count in lost]
         return f"Updates were rejected by {' and '.join(listed)}."
@@ -96,15 +100,15 @@ def _most_active(cause: Ending, tally: Tally) -> str:
     return f"Most active were {', '.join(guards + limiters)}." if guards or limiters else ""
 
 
-def _next(cause: Ending, tally: Tally) -> str:
+def _next(cause: StopReason, tally: Tally) -> str:
     """The remedy for what rejected most; that of the ending where nothing is known."""
-    samples = cause is Ending.physics_unstable
-    if cause is Ending.no_update_accepted and tally.lost:
+    samples = cause is StopReason.physics_unstable
+    if cause is StopReason.no_update_accepted and tally.lost:
         rejecting = max(tally.lost, key=lambda name: tally.lost[name])
         if rejecting in _UPDATES:
             return _UPDATES[rejecting]
         samples = rejecting == SAMPLES
-        cause = Ending.physics_unstable if samples else cause
+        cause = StopReason.physics_unstable if samples else cause
     guard = _sample_guard(tally)
     if not samples or guard is None:
         return _NEXT[cause]

@@ -14,7 +14,7 @@ from typing import Any
 from rlstable.config import Config
 
 
-class Ending(Enum):
+class StopReason(Enum):
     """A stop reason with its exit code and what it means."""
 
     completed = (0, "all steps were trained")
@@ -73,7 +73,7 @@ class Ending(Enum):
         self.meaning = meaning
 
     @classmethod
-    def of_guard(cls, name: str) -> Ending:
+    def of_guard(cls, name: str) -> StopReason:
         """The ending of a run whose state guard `name` has lost its patience."""
         return {
             "state": cls.state_not_finite,
@@ -91,11 +91,11 @@ class Ending(Enum):
 _MOST_SIGNS = 3  # in the summary
 
 # What ends a run that has done nothing to deserve it.
-FROM_OUTSIDE = (Ending.interrupted, Ending.preempted, Ending.time_limit)
+FROM_OUTSIDE = (StopReason.interrupted, StopReason.preempted, StopReason.time_limit)
 
 
 # Endings that say that the last state is saved. Signals keep their names and codes, which a queue goes by.
-SAVED = (Ending.completed, Ending.target_reached, Ending.stopped, Ending.time_limit)
+SAVED = (StopReason.completed, StopReason.target_reached, StopReason.stopped, StopReason.time_limit)
 
 
 def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
@@ -107,29 +107,31 @@ def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
         fields: Of its `result.json`.
         config: The present configuration.
     """
-    ending = Ending.__members__.get(str(fields.get("stop_reason")))
-    if ending is Ending.completed:
+    ending = StopReason.__members__.get(str(fields.get("stop_reason")))
+    if ending is StopReason.completed:
         return int(fields["step"]) >= config.total_steps
-    if ending is Ending.target_reached:
+    if ending is StopReason.target_reached:
         target, best = config.eval.target_return, fields.get("best_return")
         return target is not None and best is not None and best >= target
     return ending in GIVEN_UP
 
 
 GIVEN_UP = (
-    Ending.state_not_finite,
-    Ending.no_update_accepted,
-    Ending.physics_unstable,
-    Ending.value_loss_exploded,
-    Ending.policy_diverged,
-    Ending.policy_collapsed,
-    Ending.guard_exhausted,
-    Ending.recovery_exhausted,
-    Ending.needs_own_program,
+    StopReason.state_not_finite,
+    StopReason.no_update_accepted,
+    StopReason.physics_unstable,
+    StopReason.value_loss_exploded,
+    StopReason.policy_diverged,
+    StopReason.policy_collapsed,
+    StopReason.guard_exhausted,
+    StopReason.recovery_exhausted,
+    StopReason.needs_own_program,
 )
 
 
-def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: Path | None) -> list[tuple[str, str]]:
+def describe(
+    ending: StopReason, fields: Mapping[str, Any], run_dir: Path, policy: Path | None
+) -> list[tuple[str, str]]:
     """The lines that a finished run prints, names and values.
 
     Args:
@@ -155,10 +157,10 @@ def describe(ending: Ending, fields: Mapping[str, Any], run_dir: Path, policy: P
     ]
     if policy is not None:
         every = {own["stop_reason"] for own in seeds.values()} or {ending.name}
-        at_an_end = {Ending.completed.name, *(own.name for own in GIVEN_UP if seeds)}
+        at_an_end = {StopReason.completed.name, *(own.name for own in GIVEN_UP if seeds)}
         # What is at its end goes on where there is more to do.
         more = f" total_steps={2 * fields['step']}" if every <= at_an_end else ""
-        more += " eval.target_return=null" if Ending.target_reached.name in every else ""
+        more += " eval.target_return=null" if StopReason.target_reached.name in every else ""
         rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
         rows.append(("judge it", command("evaluate", policy, "run=")))
         rows.append(("watch it", command("render", policy, "run=")))

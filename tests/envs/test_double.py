@@ -13,22 +13,22 @@ from toys import PointMass, equations, mesh, tiny_config
 from rlstable.device import sharding
 from rlstable.envs.float64 import DoublePhysics
 from rlstable.ppo.state import SPECS
-from rlstable.runner.setup import Assembly
+from rlstable.runner.setup import TrainingSetup
 
 WIDE = {jnp.dtype(jnp.float64), jnp.dtype(jnp.int64), jnp.dtype(jnp.uint64)}
 
 
 @pytest.fixture(scope="module")
-def assembly() -> Assembly:
+def assembly() -> TrainingSetup:
     """Every guard on, at the level of float64 physics."""
-    return Assembly(tiny_config(guards={}, precision={"matmul": "x64"}), mesh())
+    return TrainingSetup(tiny_config(guards={}, precision={"matmul": "x64"}), mesh())
 
 
 def is_wide(value: Any) -> bool:
     return getattr(getattr(value, "aval", None), "dtype", None) in WIDE
 
 
-def test_only_the_physics_state_is_wide(assembly: Assembly) -> None:
+def test_only_the_physics_state_is_wide(assembly: TrainingSetup) -> None:
     shapes = assembly.shapes()
     wide = {
         jax.tree_util.keystr(path).split("[")[0]
@@ -40,7 +40,7 @@ def test_only_the_physics_state_is_wide(assembly: Assembly) -> None:
     assert {leaf.dtype for leaf in physics} == {jnp.dtype(jnp.float64)}
 
 
-def test_nothing_outside_the_simulation_computes_in_float64(assembly: Assembly) -> None:
+def test_nothing_outside_the_simulation_computes_in_float64(assembly: TrainingSetup) -> None:
     """Every operation on a float64 number is inside the rollout, and none of its results is learnt from as such."""
     program = sharding.over_devices(assembly.ppo.iteration, mesh(), (SPECS,), (SPECS, sharding.REPLICATED))
     with assembly.precision.compiled():

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from quick_compile import ENVIRONMENT
 
-from rlstable.compilation import ffi as foreign
+from rlstable.compilation import ffi
 
 PAIR = {"double": jax.ShapeDtypeStruct((3,), jnp.float32), "sum": jax.ShapeDtypeStruct((), jnp.float32)}
 
 
 def doubled(x: jax.Array) -> dict[str, jax.Array]:
-    def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+    def compute(given: ffi.Arrays, results: ffi.Arrays) -> None:
         results["double"][...] = 2 * given["x"]
         results["sum"][...] = given["x"].sum(axis=-1)
 
-    return foreign.call("doubled", compute, {"x": x}, PAIR)
+    return ffi.call("doubled", compute, {"x": x}, PAIR)
 
 
 @pytest.mark.parametrize("axes", [(), (4,), (4, 2), (4, 0)])
@@ -40,7 +40,7 @@ def test_axes_that_vmap_adds(axes: tuple[int, ...]) -> None:
 def test_thousands_of_calls_on_memory_that_moves() -> None:
     """Sizes change, so that sets of arrays are remembered and forgotten."""
     program = jax.jit(jax.vmap(doubled))
-    for size in range(1, 3 * foreign._MOST_VIEWS):
+    for size in range(1, 3 * ffi._MOST_VIEWS):
         x = np.full((size, 3), size, np.float32)
         np.testing.assert_array_equal(program(x)["double"], 2 * x)
     looped = jax.jit(lambda x: jax.lax.fori_loop(0, 3000, lambda _, y: doubled(y)["double"] / 2 + 1, x))
@@ -49,12 +49,12 @@ def test_thousands_of_calls_on_memory_that_moves() -> None:
 
 def test_other_types_than_float32() -> None:
     def flipped(x: jax.Array, wide: jax.Array) -> dict[str, jax.Array]:
-        def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+        def compute(given: ffi.Arrays, results: ffi.Arrays) -> None:
             results["not"][...] = 1 - given["flag"]
             results["half"][...] = given["wide"] / 2
 
         like = {"not": jax.ShapeDtypeStruct((2,), jnp.uint8), "half": jax.ShapeDtypeStruct((), jnp.float64)}
-        return foreign.call("flipped", compute, {"flag": x, "wide": wide}, like)
+        return ffi.call("flipped", compute, {"flag": x, "wide": wide}, like)
 
     with jax.enable_x64(True):
         found = jax.jit(flipped)(jnp.array([0, 1], jnp.uint8), jnp.float64(1 + 2**-40))
@@ -64,12 +64,12 @@ def test_other_types_than_float32() -> None:
 
 def test_an_error_is_raised_by_the_program_and_the_next_call_is_fine() -> None:
     def strict(x: jax.Array) -> dict[str, jax.Array]:
-        def compute(given: foreign.Arrays, results: foreign.Arrays) -> None:
+        def compute(given: ffi.Arrays, results: ffi.Arrays) -> None:
             if given["x"][0] < 0:
                 raise ValueError("negative")
             results["y"][...] = given["x"]
 
-        return foreign.call("strict", compute, {"x": x}, {"y": jax.ShapeDtypeStruct((3,), jnp.float32)})
+        return ffi.call("strict", compute, {"x": x}, {"y": jax.ShapeDtypeStruct((3,), jnp.float32)})
 
     program = jax.jit(strict)
     with pytest.raises(jax.errors.JaxRuntimeError, match="ValueError: negative"):
@@ -79,11 +79,11 @@ def test_an_error_is_raised_by_the_program_and_the_next_call_is_fine() -> None:
 
 def test_what_is_named_differently_is_another_computation() -> None:
     def constant(number: float) -> jax.Array:
-        def compute(_: foreign.Arrays, results: foreign.Arrays) -> None:
+        def compute(_: ffi.Arrays, results: ffi.Arrays) -> None:
             results["y"][...] = number
 
         like = {"y": jax.ShapeDtypeStruct((), jnp.float32)}
-        return foreign.call(f"constant {number}", compute, {"x": jnp.ones(1)}, like)["y"]
+        return ffi.call(f"constant {number}", compute, {"x": jnp.ones(1)}, like)["y"]
 
     assert [float(jax.jit(lambda n=n: constant(n))()) for n in (1.0, 2.0, 1.0)] == [1.0, 2.0, 1.0]
 
@@ -98,8 +98,8 @@ from rlstable.runner.runner import Runner
 tiny = ["ppo.num_envs=4", "ppo.batch_size=4", "ppo.num_minibatches=1", "ppo.unroll_length=2", "total_steps=8"]
 config = compose(["env=inverted_pendulum", "env.backend=native", "sinks=quiet", "devices=1", "eval.num_evals=1",
                   "checkpoint=off", "eval.num_envs=2", "eval.target_return=null", "env.episode_length=10", *tiny])
-from rlstable.compilation import xla as compiling
-compiling._WORTH_SECONDS = 0.0
+from rlstable.compilation import xla
+xla._WORTH_SECONDS = 0.0
 Runner(config, sys.argv[1]).run()
 print(kept.count("cache_hits"), kept.count("cache_misses"))
 """

@@ -13,7 +13,7 @@ from brax import envs
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
-from rlstable.device.packed import Rows
+from rlstable.device.packed import PackedRows
 from rlstable.envs.load import load_env
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import EnvContext, env_guards
@@ -240,7 +240,7 @@ def trips_of(name: str, backend: str | None, steps: int) -> dict[str, int]:
     vector = VectorEnv(env, 1000, 1, guards)
     count = 4
 
-    def run(first: Any, pool: Rows, key: jax.Array) -> Any:
+    def run(first: Any, pool: PackedRows, key: jax.Array) -> Any:
         context = EnvContext(first, jnp.zeros((count, env.action_size)), jnp.ones(count, bool))
         verdict = guards["quarantine"].apply(context, guards["quarantine"].init())
 

@@ -37,7 +37,7 @@ from rlstable.runner.runner import Runner
 from rlstable.runner.setup import Program
 from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise.incident import read
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 ROOT = Path(__file__).resolve().parents[2]
 STICK = {"source": "import", "name": "ball:Stick"}
@@ -305,10 +305,10 @@ def settings(**sections: Any) -> Config:
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_goes_on_exactly_where_it_stopped(tmp_path: Path, devices: int) -> None:
     whole = Runner(settings(devices=devices), tmp_path / "whole")
-    assert whole.run().ending is Ending.completed
+    assert whole.run().ending is StopReason.completed
     assert '"kind": "backend_chosen", "backend": "native"' in (tmp_path / "whole" / "events.jsonl").read_text()
     halves = Runner(settings(devices=devices), tmp_path / "halves", callback=lambda step, _: step >= 128)
-    assert halves.run().ending is Ending.stopped
+    assert halves.run().ending is StopReason.stopped
     again = Runner(settings(devices=devices, resume="auto"), tmp_path / "halves")
     assert again.step == 128
     again.run()
@@ -319,7 +319,7 @@ def test_a_run_goes_on_exactly_where_it_stopped(tmp_path: Path, devices: int) ->
 @pytest.mark.usefixtures("quick_compile")
 def test_a_run_with_physics_in_float64(tmp_path: Path) -> None:
     runner = Runner(settings(precision={"matmul": "x64"}), tmp_path)
-    assert runner.run().ending is Ending.completed
+    assert runner.run().ending is StopReason.completed
     assert runner.state.env_state.pipeline_state.qpos.dtype == np.float64
 
 

@@ -25,8 +25,7 @@ from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.guards import limiters
-from rlstable.ppo import kl_limiter as overshoot
-from rlstable.ppo import normalizer, reward
+from rlstable.ppo import kl_limiter, normalizer, reward
 from rlstable.ppo.build import first_tuning
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.loss import ppo_loss, standardize
@@ -469,13 +468,13 @@ def watched(*kls: float, start: float = 0.0, scale: float = 1.0) -> tuple[list[b
     first = current = jnp.float32(start)
     passed_over, going = jnp.int32(0), []
     for kl in kls:
-        goes_on, passed_over, tuning = overshoot.judge(
+        goes_on, passed_over, tuning = kl_limiter.check(
             passed_over, {"training/policy_distance": jnp.float32(kl)}, tuning, limit
         )
         going.append(bool(goes_on))
         current = current + 1 if goes_on else current
-    end, _ = overshoot.settle(passed_over, first, first, current)
-    return going, float(end), int(passed_over), overshoot.recover(passed_over, tuning)
+    end, _ = kl_limiter.settle(passed_over, first, first, current)
+    return going, float(end), int(passed_over), kl_limiter.relax(passed_over, tuning)
 
 
 @pytest.mark.parametrize("bad", [0.50001, 1e6, INF, NAN])
@@ -506,15 +505,15 @@ def test_kl_shortens_steps_and_lets_them_grow_back():
 def test_kl_judges_the_policy_distance_and_not_the_kl_of_brax():
     """Brax's KL explodes where actions are saturated."""
     told = {"training/kl_mean": jnp.float32(9.0), "training/policy_distance": jnp.float32(0.1)}
-    assert overshoot.judge(jnp.int32(0), told, TUNING, 0.5)[0]
+    assert kl_limiter.check(jnp.int32(0), told, TUNING, 0.5)[0]
     told["training/policy_distance"] = jnp.float32(9.0)
-    assert not overshoot.judge(jnp.int32(0), told, TUNING, 0.5)[0]
+    assert not kl_limiter.check(jnp.int32(0), told, TUNING, 0.5)[0]
 
 
 def test_kl_off_is_not_there():
-    assert overshoot.judge(None, {}, TUNING, None) == (True, None, TUNING)
-    assert overshoot.settle(None, 1, None, 3) == (3, None)
-    assert overshoot.recover(None, TUNING) is TUNING
+    assert kl_limiter.check(None, {}, TUNING, None) == (True, None, TUNING)
+    assert kl_limiter.settle(None, 1, None, 3) == (3, None)
+    assert kl_limiter.relax(None, TUNING) is TUNING
     off = Optimizer(PPOConfig(), only())
     halved = dataclasses.replace(TUNING, step_scale=jnp.float32(0.5))
     assert off.rates(halved, lambda: jnp.float32(0)) == (1.0, 1.0)

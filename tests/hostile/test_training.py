@@ -15,7 +15,7 @@ from toys import tiny_config
 from rlstable import load_policy
 from rlstable.io.run_folder import read_result
 from rlstable.runner.runner import Runner
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATIONS = 12
@@ -61,7 +61,7 @@ def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = No
     for leaf in jax.tree.leaves((state.params, state.opt_state, state.normalizer)):
         if np.issubdtype(np.asarray(leaf).dtype, np.floating):
             assert np.isfinite(leaf).all()
-    assert result.ending in (Ending.completed, Ending.physics_unstable, Ending.recovery_exhausted)
+    assert result.ending in (StopReason.completed, StopReason.physics_unstable, StopReason.recovery_exhausted)
     if result.ending.succeeded:
         assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
     return result
@@ -84,4 +84,4 @@ def test_every_hostile_setting_ends_by_name_with_finite_parameters(tmp_path: Pat
 
 
 def test_nine_of_ten_resets_may_be_bad(tmp_path: Path) -> None:
-    assert train(tmp_path, bad_resets=0.9).ending is Ending.completed
+    assert train(tmp_path, bad_resets=0.9).ending is StopReason.completed

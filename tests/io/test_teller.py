@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rlstable.io.progress_reminder import Teller
+from rlstable.io.progress_reminder import ProgressReminder
 
 
 def until(true: Callable[[], object]) -> None:
@@ -18,7 +18,7 @@ def until(true: Callable[[], object]) -> None:
 
 def test_what_is_inside_is_told_of_and_then_what_is_around_it() -> None:
     told: list[str] = []
-    teller = Teller(0.02, told.append)
+    teller = ProgressReminder(0.02, told.append)
     with teller.working("outside"):
         with teller.working("inside", expected=7.0):
             until(lambda: told)
@@ -28,7 +28,7 @@ def test_what_is_inside_is_told_of_and_then_what_is_around_it() -> None:
 
 def test_short_work_is_not_told_of_and_costs_one_thread() -> None:
     told: list[str] = []
-    teller = Teller(60.0, told.append)
+    teller = ProgressReminder(60.0, told.append)
     before = set(threading.enumerate())  # of which some may end meanwhile
     for _ in range(100):
         with teller.working("a moment"):
@@ -39,7 +39,7 @@ def test_short_work_is_not_told_of_and_costs_one_thread() -> None:
 
 def test_the_thread_ends_where_nothing_is_left_and_another_begins() -> None:
     told: list[str] = []
-    teller = Teller(0.02, told.append)
+    teller = ProgressReminder(0.02, told.append)
     for _ in range(2):
         with teller.working("again"):
             until(lambda: told)

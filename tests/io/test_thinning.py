@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstable.io import jsonl as jsonlines
-from rlstable.io import thinning
+from rlstable.io import jsonl, thinning
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.thinning import History, thinned_events, thinned_rows
 
@@ -116,7 +115,7 @@ def test_record_of_evaluations_alone_is_not_rewritten_with_every_row(
         rewritten.append(len(list(read())))
         return thinned_rows(read)
 
-    monkeypatch.setattr(jsonlines.thinning, "thinned_rows", thin)
+    monkeypatch.setattr(jsonl.thinning, "thinned_rows", thin)
     sink = JsonLines(tmp_path)
     for n in range(1000):
         sink.log(n, {"eval/episode_reward": 1.0})
@@ -142,7 +141,7 @@ def test_no_row_is_lost_where_there_is_no_room_to_thin(tmp_path: Path, monkeypat
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(jsonlines.os, "fsync", full)
+    monkeypatch.setattr(jsonl.os, "fsync", full)
     sink = JsonLines(tmp_path)
     for row in rows(150):
         sink.log(row["step"], {})
@@ -155,15 +154,15 @@ def test_no_row_is_lost_where_there_is_no_room_to_thin(tmp_path: Path, monkeypat
 KILLED = """
 import os, signal, sys
 from rlstable.io import thinning
-from rlstable.io import jsonl as jsonlines
+from rlstable.io import jsonl
 thinning.MOST, thinning.NEWEST, thinning._SPACED, thinning._STRETCHES = 100, 10, 20, 5
 replace = os.replace
 def killed(*args):
     if {after}:
         replace(*args)
     os.kill(os.getpid(), signal.SIGKILL)
-jsonlines.os.replace = killed
-sink = jsonlines.JsonLines(sys.argv[1])
+jsonl.os.replace = killed
+sink = jsonl.JsonLines(sys.argv[1])
 for n in range(1, 200):
     sink.log(64 * n, {{"training/v_loss": float(n % 7)}})
 """

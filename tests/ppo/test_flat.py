@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstable.ppo.flat import Layout
+from rlstable.ppo.flat import ParamFlattener
 
 SHAPES = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=6)
 
@@ -27,7 +27,7 @@ def same(one, other, rtol=0.0):
 @given(SHAPES)
 def test_there_and_back_is_the_same(shapes):
     params = params_of(shapes)
-    layout = Layout.of(params)
+    layout = ParamFlattener.of(params)
     vector = layout.join(params)
     assert vector.shape == (sum(int(np.prod(shape)) for shape in shapes),)
     same(layout.split(vector), params)
@@ -39,7 +39,7 @@ def test_there_and_back_is_the_same(shapes):
 def test_an_optimizer_takes_the_same_step_on_the_vector(optimizer):
     params = params_of([(3, 2), (2,), (2, 1)])
     gradient = jax.tree.map(lambda x: jnp.sin(7 * x), params)
-    layout = Layout.of(params)
+    layout = ParamFlattener.of(params)
     state = optimizer.init(params)
     step, after = optimizer.update(gradient, state, params)
     flat_step, flat_after = optimizer.update(layout.join(gradient), layout.join_in(state), layout.join(params))
@@ -49,7 +49,7 @@ def test_an_optimizer_takes_the_same_step_on_the_vector(optimizer):
 
 def test_moments_are_vectors_and_counts_stay():
     params = params_of([(3, 2), (2,)])
-    layout = Layout.of(params)
+    layout = ParamFlattener.of(params)
     (state,) = jax.tree.leaves(layout.join_in(optax.scale_by_adam().init(params)), is_leaf=lambda x: hasattr(x, "mu"))
     assert (state.mu.shape, state.nu.shape, state.count.shape) == ((8,), (8,), ())
 
@@ -58,10 +58,10 @@ def test_what_is_large_is_left_as_it_is_on_a_cpu(monkeypatch):
     """There a kernel per layer is quicker than one for all."""
     large, small = params_of([(200, 100)]), params_of([(64, 64), (64, 64)])
     state = optax.scale_by_adam().init(large)
-    layout = Layout.of(large)
+    layout = ParamFlattener.of(large)
     same(layout.join(large), large)
     same(layout.split(large), large)
     same(layout.split_in(layout.join_in(state), state), state)
-    assert Layout.of(small).join(small).shape == (2 * 64**2,)
+    assert ParamFlattener.of(small).join(small).shape == (2 * 64**2,)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert Layout.of(large).join(large).shape == (20_000,)
+    assert ParamFlattener.of(large).join(large).shape == (20_000,)

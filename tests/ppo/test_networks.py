@@ -10,7 +10,7 @@ from toys import equations, experience
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.device.counter import WideCounter
-from rlstable.ppo.flat import Layout
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.networks import MLP, Networks
 from rlstable.ppo.normalizer import Statistics
 
@@ -176,6 +176,6 @@ def test_narrow_networks_normalise_in_float32(dtype):
 def test_parameters_of_layer_norm_are_joined_and_split():
     networks = networks_of(**NORM)
     params = networks.init(jax.random.PRNGKey(0), jax.ShapeDtypeStruct((4,), jnp.float32))
-    layout = Layout.of(params)
+    layout = ParamFlattener.of(params)
     assert layout.joined
     jax.tree.map(np.testing.assert_array_equal, layout.split(layout.join(params)), params)

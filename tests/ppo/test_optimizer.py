@@ -12,12 +12,12 @@ from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experi
 from rlstable.config.run import LossScaleConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
-from rlstable.device.packed import Packed
+from rlstable.device.packed import PackedDict
 from rlstable.envs.vector import VectorEnv
 from rlstable.ppo.build import first_tuning, make_ppo
-from rlstable.ppo.flat import Layout
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, held
-from rlstable.ppo.sgd_state import Learning, Progress
+from rlstable.ppo.sgd_state import SGDCarry, SGDState
 from rlstable.ppo.state import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -164,7 +164,7 @@ NETWORKS = {
 def test_each_network_takes_steps_of_its_own_rate(joined, rates):
     """As a vector and as a tree: first steps of Adam are as long as the rate, in the direction of each gradient."""
     ours, gradient = optimizer(), jax.tree.map(lambda x: jnp.full_like(x, 0.1), NETWORKS)
-    layout = dataclasses.replace(Layout.of(NETWORKS), joined=joined)
+    layout = dataclasses.replace(ParamFlattener.of(NETWORKS), joined=joined)
     params, gradients = layout.join(NETWORKS), layout.join(gradient)
     own = Rates(*map(jnp.float32, rates))
     found = ours.candidate(gradients, optax.global_norm(gradients), ours.init(params), params, own, layout=layout)
@@ -180,7 +180,7 @@ def iterated(sizes=(8,), steps=1, **tuned):
     """Iterations of a run whose policy may be held: parameters before and after, tuning, metrics."""
     network = {"policy_hidden_layer_sizes": sizes, "value_hidden_layer_sizes": sizes}
     own, state = assemble(tiny_config(guards=GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": 1.0}}, network=network))
-    assert Layout.of(state.params).joined == (sizes == (8,))
+    assert ParamFlattener.of(state.params).joined == (sizes == (8,))
     changes = {name: jnp.asarray(x, getattr(state.tuning, name).dtype) for name, x in tuned.items()}
     first = now = placed(dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **changes)))
     iteration, rows = compiled(own), []
@@ -292,18 +292,20 @@ def stepping(request):
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
     params, statistics, data, _ = experience(ppo.networks, T, B)
     zero = WideCounter.zero()
-    counters = Counters(zero, zero, zero, zero, Packed.of({}))
+    counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     replicated = sharding.REPLICATED
 
-    layout = Layout.of(params)
+    layout = ParamFlattener.of(params)
 
     def step(learning, data):
-        bare = learning._replace(progress=learning.progress._replace(sums=Packed.of({})))
+        bare = learning._replace(progress=learning.progress._replace(sums=PackedDict.of({})))
         return ppo._minibatch(ppo.gradient, layout, statistics, counters, bare, data)
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
-    progress = Progress(layout.join(params), layout.join_in(ppo.optimizer.init(params)), Packed.of({}), jnp.int32(0))
-    start = Learning(progress, tuning(), guard_state, jax.random.PRNGKey(0), passed_over=None)
+    progress = SGDState(
+        layout.join(params), layout.join_in(ppo.optimizer.init(params)), PackedDict.of({}), jnp.int32(0)
+    )
+    start = SGDCarry(progress, tuning(), guard_state, jax.random.PRNGKey(0), passed_over=None)
     return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data, layout
 
 

@@ -15,17 +15,17 @@ from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experi
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
-from rlstable.device.packed import Packed
+from rlstable.device.packed import PackedDict
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
-from rlstable.ppo import kl_limiter as overshoot
+from rlstable.ppo import kl_limiter
 from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments
-from rlstable.ppo.flat import Layout
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import prepared
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.loss import ppo_loss
-from rlstable.ppo.sgd_state import Learning, Progress
+from rlstable.ppo.sgd_state import SGDCarry, SGDState
 from rlstable.ppo.state import SPECS, Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -110,14 +110,14 @@ def steps():
     policy, _ = ppo.networks.distribution(params, statistics, data.observation)
     data = prepared(ppo.networks, statistics, data._replace(distribution=policy, reference=moments(policy)))
     zero = WideCounter.zero()
-    counters = Counters(zero, zero, zero, zero, Packed.of({}))
+    counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     settings = tiny_config(ppo={"learning_rate": RATE, "num_updates_per_batch": 1})
     tuning = first_tuning(settings)
 
     def bare(progress):
-        return progress._replace(sums=Packed.of({}))
+        return progress._replace(sums=PackedDict.of({}))
 
-    layout = Layout.of(params)
+    layout = ParamFlattener.of(params)
 
     def step(learning):
         learning = learning._replace(progress=bare(learning.progress))
@@ -125,13 +125,13 @@ def steps():
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)
-    start = proven = Progress(layout.join(params), layout.join_in(ppo.optimizer.init(params)), Packed.of({}), none)
-    history, moved = [Learning(start, tuning, {}, jax.random.PRNGKey(0), none)], []
+    start = proven = SGDState(layout.join(params), layout.join_in(ppo.optimizer.init(params)), PackedDict.of({}), none)
+    history, moved = [SGDCarry(start, tuning, {}, jax.random.PRNGKey(0), none)], []
     for n in range(1, 13):
         after = program(history[-1])
         moved.append(float(after.progress.sums["training/policy_distance"]))
         if n % EPOCH == 0:
-            end, proven = overshoot.settle(after.passed_over, start, proven, bare(after.progress))
+            end, proven = kl_limiter.settle(after.passed_over, start, proven, bare(after.progress))
             after, start = after._replace(progress=end), end
         history.append(after)
     return history, moved
@@ -169,12 +169,12 @@ def test_one_verdict(moved, going, scale):
     """At the limit SGD continues. A distance that is NaN stops SGD and shortens no step."""
     tuning = training(1.0)[2].tuning
     metrics = {"training/kl_mean": jnp.float32(99.0), "training/policy_distance": jnp.float32(moved)}
-    found, passed_over, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
+    found, passed_over, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
     assert (bool(found), float(tuning.step_scale)) == (going, scale)
     assert int(passed_over) == (0 if going else 1)
-    assert (overshoot.recover(passed_over, scaled(tuning, 0.5)).step_scale > 0.5) == going
+    assert (kl_limiter.relax(passed_over, scaled(tuning, 0.5)).step_scale > 0.5) == going
     # The minibatches that follow are passed over, whatever their distance, and shorten nothing more.
-    again, then, after = overshoot.judge(passed_over, metrics, tuning, 1.0)
+    again, then, after = kl_limiter.check(passed_over, metrics, tuning, 1.0)
     if not going:
         assert (bool(again), int(then)) == (False, 2)
         assert after.step_scale == tuning.step_scale
@@ -188,9 +188,9 @@ def test_steps_do_not_shrink_for_ever():
     """There is a least one, from which they come back."""
     tuning, metrics = training(1.0)[2].tuning, {"training/policy_distance": jnp.float32(2)}
     for _ in range(100):
-        _, _, tuning = overshoot.judge(jnp.int32(0), metrics, tuning, 1.0)
+        _, _, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
     np.testing.assert_allclose(tuning.step_scale, 1e-6, rtol=1e-5)
-    assert overshoot.recover(jnp.int32(0), tuning).step_scale > tuning.step_scale
+    assert kl_limiter.relax(jnp.int32(0), tuning).step_scale > tuning.step_scale
 
 
 @pytest.mark.parametrize(("moved", "overshot"), [(1, False), (T * B, True)])
@@ -293,11 +293,11 @@ def test_a_healthy_iteration_is_the_same_with_it_and_without():
 def test_off_it_leaves_no_trace():
     """No number of it, nothing to go back to, and steps of a length that nobody shortened."""
     _, iteration, state = training(None)
-    going, passed_over, tuning = overshoot.judge(None, {}, state.tuning, None)
+    going, passed_over, tuning = kl_limiter.check(None, {}, state.tuning, None)
     assert going is True and passed_over is None and tuning is state.tuning
-    end, proven = overshoot.settle(None, state.opt_state, None, state.params)
+    end, proven = kl_limiter.settle(None, state.opt_state, None, state.params)
     assert end is state.params and proven is None
-    assert overshoot.recover(None, tuning) is tuning
+    assert kl_limiter.relax(None, tuning) is tuning
     start = tuned(state, learning_rate=3.0, step_scale=0.5)
     after, metrics = iteration(start)
     assert after.tuning.step_scale == 0.5
@@ -323,7 +323,7 @@ ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # an
 def test_verdict_on_the_end_of_an_iteration(passed_over, moved, expected):
     """Steps are shortened once per iteration, and not where the distance is no number."""
     tuning = training(1.0)[2].tuning
-    over, passed_over, tuning = overshoot.close(
+    over, passed_over, tuning = kl_limiter.close_epoch(
         jnp.int32(passed_over), jnp.float32(moved), tuning, 1.0, jnp.int32(MINIBATCHES)
     )
     assert (bool(over), int(passed_over), float(tuning.step_scale)) == expected

@@ -16,7 +16,7 @@ from rlstable.device import sharding
 from rlstable.envs.vector import pool_of
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
-from rlstable.ppo.flat import Layout
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS
 
@@ -93,7 +93,7 @@ def reference(state, config, env, networks):
         entropy_loss = -config.entropy_cost * jnp.mean(policy.entropy(noise))
         return policy_loss + value_loss + entropy_loss
 
-    layout = Layout.of(state.params)  # a vector, as whoever counts kernels would
+    layout = ParamFlattener.of(state.params)  # a vector, as whoever counts kernels would
     optimizer = optax.chain(optax.scale_by_adam(eps=config.optimizer.eps))
 
     def update(carry, rows):

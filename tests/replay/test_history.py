@@ -23,7 +23,7 @@ from rlstable.runner.result import Result
 from rlstable.runner.runner import Runner
 from rlstable.supervise import incident as incidents
 from rlstable.supervise.incident import Incident
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 FAULT = {"fault": "physics", "probability": 0.008}
@@ -287,7 +287,7 @@ def test_a_run_that_ends_before_the_incident(run: list[Incident], monkeypatch: A
             pass
 
         def run(self) -> Any:
-            return Result(Ending.physics_unstable, Path(), 128, {}, [])
+            return Result(StopReason.physics_unstable, Path(), 128, {}, [])
 
     monkeypatch.setattr(rerun, "Runner", Ended)
     with pytest.raises(ConfigError, match=r"ended after 2 iterations, before iteration 3, .* \(physics_unstable: "):

@@ -20,7 +20,7 @@ from rlstable.config import ConfigError
 from rlstable.report import page as report_page
 from rlstable.report.__main__ import main
 from rlstable.report.page import PANELS, page
-from rlstable.report.run_record import Story, differences, read_story
+from rlstable.report.run_record import RunRecord, differences, read_story
 from rlstable.report.timeline import lanes
 from rlstable.runner.runner import Runner
 
@@ -156,7 +156,7 @@ def test_the_interval_is_of_the_episodes_that_count() -> None:
         {"step": step, "eval/episode_reward": 5.0, "eval/episode_reward_std": deviation, "eval/aborted_share": share}
         for step, share, deviation in ((10, 0.0, 2.0), (20, 0.5, 2.0), (30, 0.9, 0.0))
     ]
-    story = Story(Path("run"), {"eval.num_envs": 10}, rows, [], None, {}, 0)
+    story = RunRecord(Path("run"), {"eval.num_envs": 10}, rows, [], None, {}, 0)
     [line] = report_page._lines(PANELS[0], story, 0, 1)
     half = [1.96 * 2.0 / math.sqrt(9), 1.96 * 2.0 / math.sqrt(4), 0.0]
     np.testing.assert_allclose(line.high - line.y, half, rtol=1e-3)
@@ -195,7 +195,7 @@ def test_trips_are_counted_also_where_the_counter_went_back(tmp_path: Path) -> N
         {"step": 2, "time": 9.5, "kind": "guard_tripped", "guard": "storm", "environments": 1},
         {"step": 4, "time": 10.0, "kind": "guard_tripped", "guard": "state", "parameters": 3},
     ]
-    story = Story(tmp_path, {}, rows, events, None, {}, 0)
+    story = RunRecord(tmp_path, {}, rows, events, None, {}, 0)
     assert story.guards == ["state", "storm"]
     steps, counts = story.trips("state")
     assert (steps.tolist(), counts.tolist()) == ([1, 4], [2, 3])

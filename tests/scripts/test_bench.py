@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import bench
 
-from rlstable.device import machine as processor
+from rlstable.device import machine
 
 REPORT = bench.Report("guards", "Cost of the guards", "How.", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
 MARKERS = (bench.BEGIN, bench.END)
@@ -185,7 +185,7 @@ def test_the_cost_of_the_guards_in_miniature(
         assert not side._runner.run_dir.exists(), "nothing is left of the runs"
 
     text = page.read_text()
-    assert f"### {processor.name()}" in text
+    assert f"### {machine.name()}" in text
     assert f"| toy | {row['ratio']:.3f} |" in text
     assert "| steps/s off | steps/s default |" in text
     assert "env.name=toys:PointMass" in text

@@ -8,7 +8,7 @@ import pytest
 
 from rlstable.supervise.advice import paragraph
 from rlstable.supervise.recovery import Attempts
-from rlstable.supervise.stop_reasons import Ending
+from rlstable.supervise.stop_reasons import StopReason
 from rlstable.supervise.tally import Tally
 
 IDLE = {"training/accepted_share": 0.0}
@@ -21,13 +21,13 @@ def tally(values: dict[str, Any], trips: dict[str, dict[str, int]] | None = None
     return own
 
 
-def advice(cause: Ending, own: Tally) -> str:
+def advice(cause: StopReason, own: Tally) -> str:
     return paragraph(cause, Attempts(), {}, own)
 
 
 def test_advice_names_the_limiter_that_rejected_every_update() -> None:
     own = tally({"limiters/kl/active": 1.0}, times=3)
-    assert advice(Ending.no_update_accepted, own) == (
+    assert advice(StopReason.no_update_accepted, own) == (
         "no update was accepted for guards.update.patience iterations in a row, or in the whole run. "
         "Updates were rejected by limiters/kl (100%). Every update moved the policy further than guards.limiters.kl "
         "allows: lower ppo.learning_rate by a hundred or more."
@@ -37,7 +37,7 @@ def test_advice_names_the_limiter_that_rejected_every_update() -> None:
 @pytest.mark.parametrize("name", ["update", "spike"])
 def test_advice_names_the_guard_that_rejected_most_updates(name: str) -> None:
     text = advice(
-        Ending.no_update_accepted, tally({"limiters/kl/active": 0.25}, {name: {"gradient": 3}, "state": {"x": 9}})
+        StopReason.no_update_accepted, tally({"limiters/kl/active": 0.25}, {name: {"gradient": 3}, "state": {"x": 9}})
     )
     assert f"Updates were rejected by guards/{name} (75%) and limiters/kl (25%)." in text
     assert "lower ppo.learning_rate by ten" in text.replace("Lower", "lower")
@@ -45,31 +45,31 @@ def test_advice_names_the_guard_that_rejected_most_updates(name: str) -> None:
 
 def test_advice_names_the_guard_that_left_no_sample_to_learn_from() -> None:
     own = tally({"training/valid_share": 0.0}, {"transition": {"reward": 100}, "storm": {"environments": 1}})
-    text = advice(Ending.no_update_accepted, own)
+    text = advice(StopReason.no_update_accepted, own)
     assert "Updates were rejected by guards/transition, which left no valid sample (100%)." in text
     assert text.endswith("lower ppo.reward_scaling so that a good step earns about 1.")
 
 
 def test_storm_of_scaled_rewards_is_not_blamed_on_the_simulation() -> None:
     rewards = {"training/valid_share": 0.0}, {"transition": {"reward": 100}, "storm": {"environments": 1}}
-    text = advice(Ending.physics_unstable, tally(*rewards))
+    text = advice(StopReason.physics_unstable, tally(*rewards))
     assert (
         "Most active were guards/transition (100 trips, most for reward), guards/storm (1 trip, most for environments)."
         in text
     )
     assert "ppo.reward_scaling" in text and "simulation itself" not in text
     physics = {"training/valid_share": 0.0}, {"quarantine": {"physics": 90, "reward": 10}}
-    assert "The simulation itself breaks down" in advice(Ending.physics_unstable, tally(*physics))
+    assert "The simulation itself breaks down" in advice(StopReason.physics_unstable, tally(*physics))
 
 
 def test_advice_names_busy_limiters_beside_guards() -> None:
     own = tally({"limiters/gradient_norm/active": 0.9, "limiters/kl/active": 0.1}, {"policy": {"distance": 2}})
-    text = advice(Ending.policy_diverged, own)
+    text = advice(StopReason.policy_diverged, own)
     assert (
         "Most active were guards/policy (2 trips, most for distance), limiters/gradient_norm (90% of the time)." in text
     )
 
 
 def test_advice_without_counts_is_that_of_the_ending() -> None:
-    assert "Most active" not in advice(Ending.policy_diverged, Tally())
-    assert "rejected by" not in advice(Ending.no_update_accepted, Tally())
+    assert "Most active" not in advice(StopReason.policy_diverged, Tally())
+    assert "rejected by" not in advice(StopReason.no_update_accepted, Tally())

@@ -12,7 +12,7 @@ from toys import PointMass, mesh, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.runner.runner import Runner
-from rlstable.runner.setup import Assembly
+from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import memory
 from rlstable.supervise.memory_bound import experience_bytes, require_memory
 
@@ -74,7 +74,7 @@ def test_swap_space_counts_as_memory_of_the_host(monkeypatch: pytest.MonkeyPatch
 def test_program_that_fits_needs_more_than_the_bound() -> None:
     """Or a run that would have fit would be rejected."""
     config = tiny_config(guards={})
-    assembly = Assembly(config, mesh())
+    assembly = TrainingSetup(config, mesh())
     shapes = assembly.shapes()
     needed = memory.needed(memory.footprint(assembly.compiled(shapes).executable), mesh())
     batch, _ = experience_bytes(config, assembly.ppo.networks.select(shapes.env_state.obs), PointMass.action_size)
