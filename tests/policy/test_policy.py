@@ -94,7 +94,7 @@ assert not [name for name in sys.modules if name.split('.')[0] in ('brax', 'mujo
 def _environment() -> dict[str, str]:
     import os
 
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     return {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
 
 

@@ -45,7 +45,7 @@ def test_words_are_read() -> None:
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parent.parent)
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
     with pytest.raises(ConfigError) as caught:
         command.options(Options, words)
     assert str(caught.value) == message

@@ -83,7 +83,7 @@ def test_on_an_accelerator_every_program_compiles_when_the_user_is_told_so(monke
     assert compiled["jit(numbered)"] == ["evaluation"]
 
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _ENDS = """
 import sys, threading, time
 from rlstable.compilation import background

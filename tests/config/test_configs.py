@@ -22,7 +22,7 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.supervise import SuperviseConfig
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 GROUPS = {
     folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in CONFIGS.iterdir() if folder.is_dir()
 }

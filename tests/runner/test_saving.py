@@ -27,7 +27,7 @@ from rlstable.runner.runner import Runner
 from rlstable.supervise.stop_reasons import SAVED, StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ITERATION = 64
 LAST = 8
 TINY = [

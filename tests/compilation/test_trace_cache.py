@@ -36,7 +36,7 @@ from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.supervisor import Factories, Supervisor
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
