@@ -213,16 +213,21 @@ class ReturnWatch:
         return max(self.memory.training.evidence, self.memory.evaluation.evidence) >= SUSPICION
 
     def ends_below(self, last: float | None) -> bool:
-        """Whether the last evaluation of a run is below what is tolerated, so that it is to be compared at once."""
-        track = self.memory.evaluation
-        looks = [*track.earlier, *track.recent]
-        if track.start is None or len(looks) < _FEWEST_EVALUATIONS:
+        """Whether the last evaluation of a run is below what is tolerated, so that it is to be compared at once.
+
+        Where there were few evaluations the level of training is the measure: exploration only lowers it.
+        """
+        own = self.memory
+        if len(own.evaluation.earlier) + len(own.evaluation.recent) >= _FEWEST_EVALUATIONS:
+            best, start = own.best_evaluation, own.evaluation.start
+        else:
+            best, start = own.training.best, own.training.start
+        if best is None or start is None:
             return False
         if last is None:
             return True
-        best = max(looks) if self.memory.best_evaluation is None else self.memory.best_evaluation
         tolerance = min(self.tolerance, _AT_THE_END)
-        return last < best - max(tolerance * max(best - track.start, 0.0), _NOISE_SHARE * abs(best))
+        return last < best - max(tolerance * max(best - start, 0.0), _NOISE_SHARE * abs(best))
 
     def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool | None:
         """Whether a policy returns credibly less than the best one in the same episodes, and less than is tolerated.

@@ -232,6 +232,14 @@ def test_first_level_of_training_does_not_replace_an_evaluated_best_state(evalua
     assert looks[-1] is True  # a level above all before is
 
 
+def test_single_evaluation_at_the_end_is_measured_by_the_level_of_training() -> None:
+    own = watch()
+    own.evaluate(2.0)
+    assert not own.ends_below(2.0)  # nothing is known of training
+    own.memory.training.best = 1000.0
+    assert own.ends_below(2.0) and own.ends_below(None) and not own.ends_below(990.0)
+
+
 def test_early_peak_before_any_level_is_compared_at_the_end() -> None:
     """A policy that was best at its first evaluation, and was lost before the level of five looks was known."""
     own = watch()
