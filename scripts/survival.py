@@ -296,7 +296,8 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequenc
             }
             trips["rollback"] = runner.host.attempts.count
             finished = result.ending.name == "completed"
-            value = result.metrics.get("eval/episode_reward")  # a run that stops early has none
+            # Of the policy that the run leaves; a run that stops early has no evaluation.
+            value = runner.host.last_return if "eval/episode_reward" in result.metrics else None
             finite = brax_rival.all_finite(state)
             rows.append(_row(seed, finished, finite, value, trips, round(runner.host.elapsed, 1)))
     return rows
