@@ -38,12 +38,10 @@ from rlstable.config import ConfigError
 
 RESULTS = Path("docs/stability.jsonl")
 LOOKS = 16
-EPISODES = 16
 SIDE_BY_SIDE = 8
 # guards.limiters.kl of guards=default, in nats; the same for every side.
 BOUND = 1.0
 GUARDS = {"off": "off", "default": "default", "strict": "strict", "before": "default"}
-_EVALUATIONS = (f"eval.num_evals={LOOKS}", f"eval.num_envs={EPISODES}", "eval.target_return=null")
 # The seeds are vmapped, and a slot for incidents is not theirs.
 _QUIET = (
     "sinks=quiet", "devices=1", "checkpoint.every=1000000", "checkpoint.keep_best=0", "checkpoint.confirm_best=0",
@@ -74,6 +72,7 @@ TASKS: dict[str, Task] = {
         ("env=reacher", "ppo=halfcheetah_cpu", "ppo.discounting=0.95", "ppo.reward_scaling=5", "total_steps=800000"),
         borrowed=True,
         from_start=True,
+        episodes=128,  # their returns scatter
     ),
     "walker2d": Task(("env=walker2d", "ppo=hopper_cpu", "total_steps=1000000"), borrowed=True),
     "swimmer": Task(("env=swimmer", "ppo=hopper_cpu", "total_steps=600000"), borrowed=True),
@@ -127,7 +126,8 @@ def settings_of(task: str, side: str) -> list[str]:
     base, *plus = side.split(" + ")
     if base == "brax":
         return [*TASKS[task].overrides, *(TASKS[task].brax or ()), *plus]
-    return [*TASKS[task].overrides, *_EVALUATIONS, f"guards={GUARDS[base]}", *plus]
+    looks = (f"eval.num_evals={LOOKS}", f"eval.num_envs={TASKS[task].episodes}", "eval.target_return=null")
+    return [*TASKS[task].overrides, *looks, f"guards={GUARDS[base]}", *plus]
 
 
 def missing(rows: Sequence[Row], task: str, side: str, seeds: Sequence[int]) -> Iterator[range]:
@@ -222,7 +222,7 @@ def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
         )
         if not kept:
             raise ConfigError(f"{task} brax: {error}")
-        judge = brax_rival.make_judge(env, make_policy, EPISODES, config.env.episode_length)
+        judge = brax_rival.make_judge(env, make_policy, TASKS[task].episodes, config.env.episode_length)
         yield {
             "seed": seed,
             "steps": [step for step, _ in kept],

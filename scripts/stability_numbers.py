@@ -29,6 +29,7 @@ class Task:
         best: Best possible return per episode, None where it is not known.
         from_start: Whether returns count from the first evaluation, because they are negative.
         borrowed: Whether the recipe is that of another task.
+        episodes: Of every evaluation.
         scaled: Where rewards are multiplied, the name of the task without that and the factor.
     """
 
@@ -38,6 +39,7 @@ class Task:
     best: float | None = None
     from_start: bool = False
     borrowed: bool = False
+    episodes: int = 16
     scaled: tuple[str, float] | None = None
 
 

@@ -28,9 +28,9 @@ make stability ARGS="--before ../rlstable-before"           # also the side "bef
 make stability ARGS="--only point_mass --side off --plus guards.limiters.kl=1.0"
 ```"""
 _LEGEND = """Every task is trained three to five times longer than it takes to solve, with 16 evaluations of 16
-episodes. The rows are in [stability.jsonl](stability.jsonl), one a seed. A cell without a measurement is blank.
-The sides of a task run in turn. A speed is blank where the machine had other work beside it. Curves are compared at
-equal steps.
+episodes (the reacher 128, since its returns scatter). The rows are in [stability.jsonl](stability.jsonl), one a seed.
+A cell without a measurement is blank. The sides of a task run in turn. A speed is blank where the machine had other
+work beside it. Curves are compared at equal steps.
 
 | column | meaning |
 | --- | --- |

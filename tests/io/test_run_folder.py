@@ -65,7 +65,7 @@ def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("rlstable.runner.setup.Assembly.first_state", lambda *_: 1 / 0)
+        broken.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             Runner(quick(), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -98,7 +98,7 @@ def test_nothing_is_compiled_for_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("rlstable.runner.setup.Assembly.first_state", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_: pytest.fail("too late"))
     with pytest.raises(
         ConfigError, match=r"^hydra\.run\.dir: cannot write to .*: Not a directory; choose another folder"
     ):

@@ -86,7 +86,7 @@ def test_its_footprint() -> None:
 
 
 def test_typed_keys_and_several_devices() -> None:
-    shapes = TrainingSetup(tiny_config(env={"name": "test_assembly:Keyed"}), mesh(2)).shapes()
+    shapes = TrainingSetup(tiny_config(env={"name": "test_setup:Keyed"}), mesh(2)).shapes()
     assert jnp.issubdtype(shapes.env_state.info["typed"].dtype, jax.dtypes.prng_key)
     assert shapes.env_state.obs.sharding.spec == sharding.SPLIT
     assert shapes.params["policy"] is not None
