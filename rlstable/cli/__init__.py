@@ -1,1 +1,1 @@
-"""What the commands share: options, composition with Hydra, sweeps."""
+"""Options, composition with Hydra and sweeps: shared by the commands."""

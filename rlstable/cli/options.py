@@ -28,7 +28,7 @@ class PlayOptions(PolicyOptions):
     )
     seed: Seed = Field(0, description="of the first states and the samples")
     trust: Flag = Field(
-        False, description="true once for a folder of another user that names Python code of its own; look at it first"
+        False, description="true, once, for a run folder of another user that names Python code; read that code first"
     )
 
 

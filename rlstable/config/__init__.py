@@ -1,4 +1,4 @@
-"""What a run is: its typed configuration, before anything compiles."""
+"""Typed configuration of a run, checked before anything compiles."""
 
 from rlstable.config.run import Config as Config
 from rlstable.config.run import load as load

@@ -33,7 +33,7 @@ from rlstable.config.schema import (
 )
 from rlstable.config.supervise import SuperviseConfig
 
-# Packages whose environments run without a question, whoever made the run folder that names them.
+# Packages whose environments need no trust, even if another user made the run folder that names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
 
 

@@ -29,8 +29,8 @@ class JsonLines:
 
     Args:
         run_dir: Folder of the run; made if missing.
-        resume_step: On a resume the step that training goes on from. Metrics of later steps are dropped,
-            since they will be written again; events are kept, since they happened.
+        resume_step: Step from which a resumed run continues. Metrics of later steps are dropped, since training
+            writes them again; events are kept, since they happened.
     """
 
     def __init__(self, run_dir: str | Path, resume_step: int | None = None):
@@ -58,7 +58,7 @@ class JsonLines:
         return self._metrics.foreign or self._events.foreign
 
     def restore(self) -> None:
-        """Writes files that are gone from their names again, with every line they had, and goes on in these.
+        """Writes files again whose names are gone, with all their lines, and appends to the new files.
 
         Raises:
             OSError: They cannot be written.

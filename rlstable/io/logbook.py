@@ -112,7 +112,7 @@ class Logbook:
         return self._lines is not None and self._lines.foreign
 
     def restore(self) -> None:
-        """Writes the record again in a run folder that has lost it, with every line it had, and goes on there.
+        """Writes a lost record again into the run folder, with all its lines, and appends to it.
 
         TensorBoard begins a new file. Weights & Biases keeps writing to its own.
 

@@ -13,7 +13,7 @@ from rlstable.io.run_folder import reserve_room, write_config, write_machine
 
 
 class Presence:
-    """The files that a run folder has from its start, held to be in place as long as the run goes on.
+    """Checks that the files of a run folder are in place while the run is training, and writes missing ones again.
 
     Args:
         run_dir: The folder.

@@ -24,6 +24,13 @@ def make_private(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)  # another process may make the same folder
 
 
+def exposed_to_others(found: os.stat_result) -> bool:
+    """Whether another user owns a file or folder, or may write to it; False on systems without user numbers."""
+    if not hasattr(os, "getuid"):
+        return False
+    return found.st_uid != os.getuid() or bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
 def writable_by_others(folder: Path) -> str | None:
     """Why another user could write a folder's files, as one line; None if only this user (and root) can.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from pathlib import Path
 
 from rlstable.config import Config, ConfigError
+from rlstable.io.private_folder import exposed_to_others, make_private
 from rlstable.io.user_cache import user_cache
 
 _FILE = "trusted_folders"
@@ -43,7 +43,7 @@ def remember(file: Path, config: Config) -> str | None:
         if entry in _entries():
             return None
         place = user_cache() / _FILE
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(place.parent)
         handle = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with os.fdopen(handle, "ab", buffering=0) as opened:
             # One write, so that lines of other processes stay whole. The empty line ends one that a full disk has cut.
@@ -101,7 +101,6 @@ def _entries() -> set[str]:
     except FileNotFoundError:
         return set()
     with os.fdopen(handle, "rb") as opened:
-        about = os.fstat(handle)
-        if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if exposed_to_others(os.fstat(handle)):
             raise PermissionError(f"{user_cache() / _FILE}: another user owns it or may write it")
         return set(opened.read().decode(errors="replace").splitlines())

@@ -138,7 +138,7 @@ class Saving:
         """
         if asked not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):
             return asked
-        # A job that waits for the code of a time limit goes on from what is saved.
+        # A job that is queued again after exit code 75 resumes from the newest checkpoint.
         known = self._checkpoints.best() is not None or (asked is StopReason.time_limit and not self._nothing_on_disk)
         enough = not self._checkpoints.failing and known
         return asked if enough else StopReason.not_saved

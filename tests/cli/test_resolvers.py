@@ -39,7 +39,7 @@ def test_resolver_is_found_wherever_it_is_in_nested_settings(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "toys:PointMass", "${ppo.num_envs}", "a: {b: c}", "${module}:Env", "$HOME:x"])
 def test_other_text_is_no_resolver(text: str) -> None:
-    reject_resolvers({"value": text})
+    assert reject_resolvers({"value": text}) is None
 
 
 @pytest.mark.parametrize("word", TYPED)
