@@ -26,7 +26,8 @@ from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.state import SPECS, TrainState, Transition
+from rlstable.ppo.records import Collected, Minibatch
+from rlstable.ppo.state import SPECS, TrainState
 
 FAULTS = ("reward", "observation", "physics", "warm_start")
 LIMITERS_OFF = dict.fromkeys(guard_config.LimiterConfig.model_fields)
@@ -254,8 +255,8 @@ def experience(networks: Networks, steps: int, rows: int, named: bool = False, s
     """Random numbers shaped as a minibatch `[T, B]`, drawn by NumPy, which compiles nothing.
 
     Returns:
-        Parameters, observation statistics, a `Transition` that slightly other parameters collected, with both kinds of
-        ends and noise but no mask, and those other parameters.
+        Parameters, observation statistics, `Collected` data of slightly other parameters, with both kinds of ends but
+        no mask, those other parameters, and noise for the entropy estimate.
     """
     rng = np.random.default_rng(seed)
 
@@ -282,7 +283,7 @@ def experience(networks: Networks, steps: int, rows: int, named: bool = False, s
     size = networks.action_size
     raw, log_prob, distribution, value = _collected(networks, old, statistics, observation, normal(steps, rows, size))
     end = rng.choice(3, (steps, rows), p=(0.7, 0.15, 0.15))
-    data = Transition(
+    data = Collected(
         observation=observation,
         raw_action=raw,
         log_prob=log_prob,
@@ -292,10 +293,16 @@ def experience(networks: Networks, steps: int, rows: int, named: bool = False, s
         truncation=np.float32(end == 1),
         termination=np.float32(end == 2),
         valid=None,
+        time_out=None,
         bootstrap_observation=observations(rows),
-        noise=normal(steps, rows, size),
     )
-    return jax.tree.map(jnp.asarray, (params, statistics, data, old))
+    return jax.tree.map(jnp.asarray, (params, statistics, data, old, normal(steps, rows, size)))
+
+
+def minibatch_of(data: Collected, noise: Any = None, **more: Any) -> Minibatch:
+    """Collected data `[T, B]` as a minibatch, without targets, reference and noise unless given."""
+    noise = jnp.zeros(data.log_prob.shape) if noise is None else noise
+    return Minibatch(**{"targets": None, "reference": None} | more, collected=data, noise=noise)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -20,7 +20,7 @@ from rlstable.guards.base import select
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
-from rlstable.ppo.rollout import Collected
+from rlstable.ppo.rollout import Rollout
 from rlstable.ppo.state import Metrics, TrainState
 
 
@@ -69,9 +69,9 @@ class _ArmedPPO(PPO):
 
     injection: Injection
 
-    def _collect(self, state: TrainState, key: jax.Array) -> Collected:
+    def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         """The experience, with what the policy and value networks would have got wrong."""
-        rollout = super()._collect(state, key)
+        rollout = super().collect(state, key)
         data, value = rollout.data, self.injection.fault.value
         key = jax.random.fold_in(key, 1)
         blind = self.injection.hits("policy_std", key, data.log_prob.shape)

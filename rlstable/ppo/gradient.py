@@ -1,8 +1,9 @@
-"""The gradient of the loss on a minibatch, whole or in parts, and the estimates that it rests on."""
+"""The gradient of the loss on a minibatch, whole or in parts, and the value targets behind the loss."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,9 +16,10 @@ from rlstable.device.rarely import apply_if
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
-from rlstable.ppo.networks import Networks
+from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.state import Transition, Tuning
+from rlstable.ppo.records import Collected, Minibatch, Targets, map_samples, time_first
+from rlstable.ppo.state import Tuning
 
 # Weight of an iteration's value targets in their statistics: targets grow with the policy, so old ones must fade.
 _VALUE_RATE = 0.1
@@ -25,10 +27,10 @@ _VALUE_RATE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class LossGradient:
-    """What is minimised.
+    """Differentiates the loss.
 
     Attributes:
-        networks: Policy and value networks that take observations as they are (`Networks.bare`).
+        networks: Policy and value networks without preprocessing (`Networks.without_preprocessing`).
         config: Hyperparameters.
         limits: Bounds.
         scaled: Whether the loss is multiplied while it is differentiated, as float16 networks need.
@@ -43,30 +45,30 @@ class LossGradient:
 
     def gradient(
         self,
-        params: Any,
+        params: Params,
         statistics: Statistics,
-        data: Transition,
+        minibatch: Minibatch,
         valid_share: jax.Array | None,
         tuning: Tuning,
-    ) -> tuple[Any, dict[str, jax.Array]]:
+    ) -> tuple[Params, dict[str, jax.Array]]:
         """The gradient of the loss on a minibatch over all devices, and its metrics.
 
-        With `ppo.gradient_accumulation` the minibatch is taken in parts; targets, normalisation, mask and noise span
-        the whole of it, so that the mathematics is the same.
+        With `ppo.gradient_accumulation` the minibatch is taken in parts. Targets, normalisation, mask and noise span
+        the whole minibatch, so the mathematics is the same.
 
         Args:
             params: Network parameters.
             statistics: Observation statistics.
-            data: `[T, B]`, prepared.
-            valid_share: `masked.share(data.valid)`.
+            minibatch: `[T, B]`, preprocessed.
+            valid_share: `masked.share` of the minibatch.
             tuning: Its loss scale is a factor on the loss while it is differentiated; the gradient is divided by it.
         """
 
-        def objective(params: Any, data: Transition) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def objective(params: Params, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
             loss, metrics = ppo_loss(
                 params,
                 statistics,
-                data,
+                minibatch,
                 valid_share,
                 networks=self.networks,
                 config=self.config,
@@ -76,24 +78,30 @@ class LossGradient:
             return (loss * tuning.loss_scale if self.scaled else loss), metrics
 
         differentiate = jax.grad(objective, has_aux=True)
-        if self.config.gae == "per_iteration" and self.config.normalize_advantage:
-            data = self._standardized(data, valid_share)
-        if self.config.gradient_accumulation == 1:
-            gradients, metrics = differentiate(params, data)
+        parts = self.config.gradient_accumulation
+        if parts > 1 and minibatch.targets is None:
+            minibatch = minibatch._replace(targets=self._estimate(params, statistics, minibatch.collected, parts))
+        if minibatch.targets is not None and self.config.normalize_advantage:
+            minibatch = self._standardize(minibatch, minibatch.targets, valid_share)
+        if parts == 1:
+            gradients, metrics = differentiate(params, minibatch)
         else:
-            gradients, metrics = self._accumulate(differentiate, params, statistics, data, valid_share)
+            gradients, metrics = _accumulate(differentiate, params, minibatch, parts)
         gradients, metrics = sharding.mean((gradients, metrics))
         if self.scaled:
             gradients = jax.tree.map(lambda g: g / tuning.loss_scale, gradients)
         return gradients, metrics
 
-    def with_estimates(self, params: Any, statistics: Statistics, data: Transition) -> Transition:
-        """Targets and advantages for the whole batch `[rows, T]`, from one value function."""
-        unrolls = self._estimated(params, statistics, _time_first(data), self.parts_of_batch)
-        return data._replace(target=jnp.swapaxes(unrolls.target, 0, 1), advantage=jnp.swapaxes(unrolls.advantage, 0, 1))
+    def targets(self, params: Params, statistics: Statistics, data: Collected) -> Targets:
+        """Value targets and advantages of the whole batch `[rows, T]`, from one value function."""
+        # Minibatches that are taken in parts to save memory must not be outdone by the whole batch.
+        parts = self.config.gradient_accumulation
+        parts = 1 if parts == 1 else parts * self.config.num_minibatches
+        targets = self._estimate(params, statistics, time_first(data), parts)
+        return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
 
-    def follow_targets(self, params: Any, statistics: Statistics, data: Transition) -> tuple[Statistics, Any]:
-        """Takes the batch's value targets into their statistics; value estimates stay what they were.
+    def follow_targets(self, params: Params, statistics: Statistics, data: Collected) -> tuple[Statistics, Params]:
+        """Takes the batch's value targets into their statistics; value estimates do not change.
 
         Args:
             params: Network parameters at the end of the iteration.
@@ -107,11 +115,11 @@ class LossGradient:
         new = self._value_statistics(params, statistics, data)
         return dataclasses.replace(statistics, value=new), self.networks.rescale_value(params, old, new)
 
-    def first_targets(self, params: Any, statistics: Statistics, data: Transition) -> Statistics:
-        """The statistics with those of the first batch's value targets; later ones are left to `follow_targets`.
+    def first_targets(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
+        """The statistics with those of the first batch's value targets; later batches enter by `follow_targets`.
 
         Before the first batch the unit of values is 1, whatever the task pays. The critic would spend its first
-        iteration on numbers of another magnitude, and its gradient would drown that of the policy.
+        iteration on numbers of another magnitude, and the critic's gradient would drown the policy's.
 
         Args:
             params: Network parameters at the start of the iteration.
@@ -121,99 +129,70 @@ class LossGradient:
         value: Any = statistics.value
 
         def first(_: Statistics) -> Statistics:
-            found = self._value_statistics(params, statistics, data)
-            return dataclasses.replace(found, count=value.count)  # the batch is counted when the iteration ends
+            new = self._value_statistics(params, statistics, data)
+            return dataclasses.replace(new, count=value.count)  # the batch is counted when the iteration ends
 
         return dataclasses.replace(statistics, value=apply_if(value.count == 0, first, value))
 
-    def _value_statistics(self, params: Any, statistics: Statistics, data: Transition) -> Statistics:
-        targets = limiters.clip(self.with_estimates(params, statistics, data).target, self.limits.value_target)
+    def _value_statistics(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
+        targets = limiters.clip(self.targets(params, statistics, data).value, self.limits.value_target)
         value: Any = statistics.value
         return normalizer.update(value, targets, data.valid, self.config, least_rate=_VALUE_RATE)
 
-    def _accumulate(
-        self,
-        differentiate: Any,
-        params: Any,
-        statistics: Statistics,
-        data: Transition,
-        valid_share: jax.Array | None,
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        """The mean of the gradients of equal parts of a minibatch, one part in memory at a time."""
-        parts = self.config.gradient_accumulation
-        if data.target is None:
-            data = self._estimated(params, statistics, data, parts)
-            if self.config.normalize_advantage:
-                data = self._standardized(data, valid_share)
-        split = _in_parts(data, parts)
-
-        def add(total: Any, part: Transition) -> tuple[Any, None]:
-            return jax.tree.map(lambda a, b: a + b / parts, total, differentiate(params, part)), None
-
-        first = jax.tree.map(lambda x: x[0], split)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate, params, first))
-        return jax.lax.scan(add, zeros, split)[0]
-
-    @property
-    def parts_of_batch(self) -> int:
-        """In how many parts the whole batch is looked at, where minibatches are taken in parts to save memory."""
-        parts = self.config.gradient_accumulation
-        return 1 if parts == 1 else parts * self.config.num_minibatches
-
-    def _estimated(self, params: Any, statistics: Statistics, data: Transition, parts: int) -> Transition:
-        def estimated(part: Transition) -> tuple[jax.Array, jax.Array]:
+    def _estimate(self, params: Params, statistics: Statistics, data: Collected, parts: int) -> Targets:
+        def estimate_part(part: Collected) -> Targets:
             values = self.networks.value(params, statistics, part.observation)
             return estimate(self.networks, params, statistics, part, values, self.config)
 
         if parts == 1:
-            target, advantage = estimated(data)
-        else:
-            target, advantage = jax.tree.map(_joined, jax.lax.map(estimated, _in_parts(data, parts)))
-        return data._replace(target=target, advantage=advantage)
+            return estimate_part(data)
+        return jax.tree.map(_join, jax.lax.map(estimate_part, _split_samples(data, parts)))
 
-    def _standardized(self, data: Transition, valid_share: jax.Array | None) -> Transition:
-        least = self.limits.advantage_std_min
-        advantage, std = standardize(data.advantage, data.valid, valid_share, least)
+    def _standardize(self, minibatch: Minibatch, targets: Targets, valid_share: jax.Array | None) -> Minibatch:
+        valid, least = minibatch.collected.valid, self.limits.advantage_std_min
+        advantage, std = standardize(targets.advantage, valid, valid_share, least)
         # One number for the whole minibatch, shaped as its samples so that it can be split with them.
-        return data._replace(advantage=advantage, advantage_std=jnp.broadcast_to(std, advantage.shape))
+        spread = jnp.broadcast_to(std, advantage.shape)
+        return minibatch._replace(targets=targets._replace(advantage=advantage), advantage_std=spread)
 
 
-def prepared(networks: Networks, statistics: Statistics, data: Transition) -> Transition:
-    """Experience as `networks.bare` read it: observations normalised and bounded, once for all epochs.
+def preprocess_batch(networks: Networks, statistics: Statistics, data: Collected) -> Collected:
+    """Normalises and bounds observations, once for all epochs, for `Networks.without_preprocessing`.
 
     The observation of an invalid sample is kept where it is finite: the value of the step before may rest on it.
 
     Args:
-        networks: What prepares.
+        networks: What preprocesses.
         statistics: Observation statistics.
         data: Any leading axes.
     """
     return data._replace(
-        observation=networks.prepare(statistics, masked.finite(data.observation, data.valid)),
-        bootstrap_observation=networks.prepare(statistics, data.bootstrap_observation),
+        observation=networks.preprocess(statistics, masked.finite(data.observation, data.valid)),
+        bootstrap_observation=networks.preprocess(statistics, data.bootstrap_observation),
     )
 
 
-def as_minibatch(data: Transition, key: jax.Array) -> Transition:
-    """Rows as the loss takes them, `[T, B]`, with the entropy estimate's noise."""
-    data = _time_first(data)
-    return data._replace(noise=jax.random.normal(key, data.raw_action.shape))
+def _accumulate(
+    differentiate: Callable[..., tuple[Params, dict[str, jax.Array]]], params: Params, minibatch: Minibatch, parts: int
+) -> tuple[Params, dict[str, jax.Array]]:
+    """The mean of the gradients of equal parts of a minibatch, one part in memory at a time."""
+    rest = jax.tree.map(lambda x: _split(x, parts, axis=1), tuple(minibatch)[1:])
+    split = Minibatch(_split_samples(minibatch.collected, parts), *rest)
+
+    def add(total: Any, part: Minibatch) -> tuple[Any, None]:
+        return jax.tree.map(lambda a, b: a + b / parts, total, differentiate(params, part)), None
+
+    first = jax.tree.map(lambda x: x[0], split)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate, params, first))
+    return jax.lax.scan(add, zeros, split)[0]
 
 
-def _time_first(data: Transition) -> Transition:
-    """`[rows, T, ...]` to `[T, rows, ...]`, the bootstrap observation as it is."""
-    swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), data._replace(bootstrap_observation=None))
-    return swapped._replace(bootstrap_observation=data.bootstrap_observation)
-
-
-def _in_parts(data: Transition, parts: int) -> Transition:
+def _split_samples(data: Collected, parts: int) -> Collected:
     """Equal parts of `[T, B]` data, `[parts, T, B / parts]`."""
-    split = jax.tree.map(lambda x: _split(x, parts, axis=1), data._replace(bootstrap_observation=None))
-    after = jax.tree.map(lambda x: _split(x, parts, axis=0), data.bootstrap_observation)
-    return split._replace(bootstrap_observation=after)
+    return map_samples(lambda x: _split(x, parts, axis=1), data, bootstrap=lambda x: _split(x, parts, axis=0))
 
 
-def _joined(x: jax.Array) -> jax.Array:
+def _join(x: jax.Array) -> jax.Array:
     """`[parts, T, B / parts]` to `[T, B]`."""
     return jnp.reshape(jnp.moveaxis(x, 0, 1), (x.shape[1], -1))
 

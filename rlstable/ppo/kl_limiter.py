@@ -18,11 +18,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstable.config import Config
 from rlstable.device.rarely import apply_if
 from rlstable.ppo.state import Tuning
 
 # A rate 1,000 times too high is found out in 5 iterations, and a step that was long by chance is long again in 28.
 _SHORTER, _LONGER, _LEAST = 0.25, 1.05, 1e-6
+
+
+def limit(config: Config, tuning: Tuning) -> jax.Array | float | None:
+    """The bound of the policy's mean distance in nats, as tight as a remedy has made it; None for none."""
+    configured = config.guards.limiters.kl
+    return configured if configured is None or not config.tightens else configured * tuning.clip_scale
 
 
 def still_updating(passed_over: jax.Array | None) -> jax.Array | bool:

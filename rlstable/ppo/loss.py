@@ -16,7 +16,7 @@ from rlstable.ppo.distance import distance, moments, most
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.state import Transition
+from rlstable.ppo.records import Collected, Minibatch, Targets
 
 _EPSILON = 1e-8  # Brax's, beside the standard deviation of the advantages
 _GREATEST_KL = 1e6
@@ -26,12 +26,12 @@ def estimate(
     networks: Networks,
     params: Params,
     statistics: Statistics,
-    data: Transition,
+    data: Collected,
     values: jax.Array,
     config: PPOConfig,
-) -> tuple[jax.Array, jax.Array]:
+) -> Targets:
     """Value targets and raw advantages of unrolls, `[T, B]` each, without gradient."""
-    return gae.estimate(
+    targets, advantages = gae.estimate(
         rewards=data.reward,
         values=jax.lax.stop_gradient(values),
         bootstrap_value=jax.lax.stop_gradient(networks.value(params, statistics, data.bootstrap_observation)),
@@ -40,6 +40,7 @@ def estimate(
         discount=config.discounting,
         lambda_=config.gae_lambda,
     )
+    return Targets(targets, advantages)
 
 
 def standardize(
@@ -60,7 +61,7 @@ def standardize(
 def ppo_loss(
     params: Params,
     statistics: Statistics,
-    data: Transition,
+    minibatch: Minibatch,
     valid_share: jax.Array | None,
     *,
     networks: Networks,
@@ -75,10 +76,10 @@ def ppo_loss(
     Args:
         params: Policy and value parameters.
         statistics: Observation statistics.
-        data: `[T, B]`, prepared, so that observations are finite at invalid places too; `target` and `advantage`, where
-            given, are used as they are.
+        minibatch: `[T, B]`, with preprocessed observations, which are finite where samples are invalid too. Targets
+            are used as given, or estimated if there are none.
         valid_share: `masked.share` of the whole minibatch, or None.
-        networks: The networks, for prepared observations (`Networks.bare`).
+        networks: The networks, for prepared observations (`Networks.without_preprocessing`).
         config: Hyperparameters.
         limits: Bounds.
         clip_scale: A factor on the clipping of ratio and value; None for none.
@@ -86,9 +87,12 @@ def ppo_loss(
     Returns:
         The loss, and metrics that average over minibatches and devices.
     """
+    data = minibatch.collected
     distribution, activity = networks.distribution(params, statistics, data.observation)
     values = networks.value(params, statistics, data.observation)
-    raw_targets, advantages, std = _judged(networks, params, statistics, data, valid_share, values, config, limits)
+    (raw_targets, advantages), std = _targets_and_advantages(
+        networks, params, statistics, minibatch, valid_share, values, config, limits
+    )
     targets = limiters.clip(raw_targets, limits.value_target)
     raw_action, old_value = masked.kept((data.raw_action, data.value), data.valid)
 
@@ -106,7 +110,7 @@ def ppo_loss(
     error, value_error = _value_error(values, old_value, targets, unit, epsilon_value, limits.value_error)
     value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
 
-    entropy = mean(distribution.entropy(data.noise))
+    entropy = mean(distribution.entropy(minibatch.noise))
     entropy_loss = -config.entropy_cost * entropy
     loss = policy_loss + value_loss + entropy_loss
 
@@ -118,7 +122,7 @@ def ppo_loss(
         "training/v_loss": value_loss,
         "training/entropy_loss": entropy_loss,
         "training/entropy": entropy,
-        **_measures(terms, data, valid_share, limits.kl),
+        **_measures(terms, minibatch, valid_share, limits.kl),
     }
     activity |= _activity(terms, limits)
     metrics |= {f"limiters/{name}/active": mean(active) if active.ndim else active for name, active in activity.items()}
@@ -157,26 +161,24 @@ class _Terms(NamedTuple):
     epsilon_value: Any
 
 
-def _judged(
+def _targets_and_advantages(
     networks: Networks,
     params: Params,
     statistics: Statistics,
-    data: Transition,
+    minibatch: Minibatch,
     valid_share: jax.Array | None,
     values: jax.Array,
     config: PPOConfig,
     limits: LimiterConfig,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Value targets, advantages and their standard deviation: those given with the data, or estimated from values."""
-    if data.target is None or data.advantage is None:
-        targets, advantages = estimate(networks, params, statistics, data, values, config)
-        std = None
+) -> tuple[Targets, jax.Array | None]:
+    """The minibatch's targets, or targets estimated from values; and the standard deviation of the advantages."""
+    data, targets, std = minibatch.collected, minibatch.targets, minibatch.advantage_std
+    if targets is None:
+        targets = estimate(networks, params, statistics, data, values, config)
         if config.normalize_advantage:
-            advantages, std = standardize(advantages, data.valid, valid_share, limits.advantage_std_min)
-    else:
-        targets, advantages, std = data.target, data.advantage, data.advantage_std
-    targets, advantages = masked.kept((targets, advantages), data.valid)
-    return targets, advantages, std
+            advantage, std = standardize(targets.advantage, data.valid, valid_share, limits.advantage_std_min)
+            targets = targets._replace(advantage=advantage)
+    return masked.kept(targets, data.valid), std
 
 
 def _value_error(
@@ -202,10 +204,10 @@ def _value_error(
 
 
 def _measures(
-    terms: _Terms, data: Transition, valid_share: jax.Array | None, greatest_kl: float | None
+    terms: _Terms, minibatch: Minibatch, valid_share: jax.Array | None, greatest_kl: float | None
 ) -> dict[str, jax.Array]:
     """How far the policy has moved and how good the values are; `greatest_kl` is the limiter's bound."""
-    distribution = terms.distribution
+    distribution, data = terms.distribution, minibatch.collected
 
     def mean(x: jax.Array) -> jax.Array:
         return masked.mean(x, data.valid, valid_share)
@@ -218,8 +220,8 @@ def _measures(
         "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
         "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
     }
-    if greatest_kl is not None and data.reference is not None:
-        moved = distance(data.reference, moments(distribution))
+    if greatest_kl is not None and minibatch.reference is not None:
+        moved = distance(minibatch.reference, moments(distribution))
         metrics["training/policy_distance"] = mean(jnp.minimum(moved, most(greatest_kl)))
     return metrics
 

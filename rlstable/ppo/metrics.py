@@ -14,12 +14,13 @@ from rlstable.guards import masked
 from rlstable.guards.state import Report
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
-from rlstable.ppo.sgd_state import SGDCarry
-from rlstable.ppo.state import TrainState, Transition
+from rlstable.ppo.records import Collected
+from rlstable.ppo.sgd import SGDCarry
+from rlstable.ppo.state import TrainState
 
 
 def values_of(
-    config: Config, networks: Networks, state: TrainState, statistics: Any, data: Transition, learned: SGDCarry
+    config: Config, networks: Networks, state: TrainState, statistics: Any, data: Collected, learned: SGDCarry
 ) -> dict[str, jax.Array]:
     """What the iteration reports of learning; means over accepted minibatches are NaN where there was none.
 

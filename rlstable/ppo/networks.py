@@ -159,7 +159,7 @@ class Networks:
 
     def distribution(self, params: Params, statistics: Statistics, observation: Any) -> tuple[Normal, Activity]:
         """The action distribution, and how much of it stood at a bound (`[...]` per limiter that is on)."""
-        inputs = self._prepared(statistics, observation, self.config.policy_obs_key)
+        inputs = self._preprocessed(statistics, observation, self.config.policy_obs_key)
         loc, raw_scale = _in_rows(self._policy, params["policy"], inputs)
         low, high = self.limits.policy_std_min, self.limits.policy_std_max
         scale = limiters.bounded(raw_scale, low, high)
@@ -171,7 +171,7 @@ class Networks:
 
     def value(self, params: Params, statistics: Statistics, observation: Any) -> jax.Array:
         """The value estimate, `[...]`."""
-        inputs = self._prepared(statistics, observation, self.config.value_obs_key)
+        inputs = self._preprocessed(statistics, observation, self.config.value_obs_key)
         estimate = jnp.squeeze(_in_rows(self._value, params["value"], inputs).astype(jnp.float32), axis=-1)
         if statistics.value is None:
             return estimate
@@ -218,10 +218,10 @@ class Networks:
             wanted[key] = observation[key]
         return wanted
 
-    def prepare(self, statistics: Statistics, observation: Any) -> Any:
-        """Observations as the networks take them: normalised and bounded. `bare` networks read the result.
+    def preprocess(self, statistics: Statistics, observation: Any) -> Any:
+        """Normalises and bounds observations; networks `without_preprocessing` read the result.
 
-        Where the same observations are read often, as in SGD, this is done once.
+        SGD reads the same observations in every epoch, so it preprocesses them once.
         """
         if self.normalize:
             observation = normalizer.normalize(observation, statistics)
@@ -235,16 +235,16 @@ class Networks:
         return jnp.mean(limiters.beyond(inputs, limit), axis=-1)
 
     @property
-    def bare(self) -> Networks:
-        """The same networks for observations that `prepare` has been over."""
+    def without_preprocessing(self) -> Networks:
+        """The same networks for observations that are already normalised and clipped."""
         limits = self.limits.model_copy(update={"observation": None})
         return dataclasses.replace(self, normalize=False, limits=limits)
 
     def _input(self, observation: Any, key: str) -> Any:
         return observation[key] if isinstance(observation, Mapping) else observation
 
-    def _prepared(self, statistics: Statistics, observation: Any, key: str) -> jax.Array:
-        return self.prepare(self._own(statistics, key), self._input(observation, key))
+    def _preprocessed(self, statistics: Statistics, observation: Any, key: str) -> jax.Array:
+        return self.preprocess(self._own(statistics, key), self._input(observation, key))
 
     def _own(self, statistics: Statistics, key: str) -> Statistics:
         """The statistics of one part of the observation."""

@@ -12,7 +12,7 @@ from rlstable.device import sharding
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.state import Transition
+from rlstable.ppo.records import Collected
 
 
 class Returns(NamedTuple):
@@ -35,8 +35,8 @@ def nothing_yet(num_envs: int, config: PPOConfig) -> Returns:
 
 
 def shape(
-    data: Transition, returns: Returns, config: PPOConfig, limit: float | None
-) -> tuple[Transition, Returns, dict[str, jax.Array]]:
+    data: Collected, returns: Returns, config: PPOConfig, limit: float | None
+) -> tuple[Collected, Returns, dict[str, jax.Array]]:
     """Rewards as they are learnt from.
 
     With `ppo.normalize_rewards` they are divided by the standard deviation of the discounted return of the collecting
@@ -63,15 +63,15 @@ def shape(
         active = masked.mean(limiters.beyond(reward, limit), data.valid, masked.share(data.valid))
         metrics["limiters/reward/active"] = sharding.mean(active)
     reward = limiters.clip(reward, limit)
-    if data.time_out is not None:
+    if data.time_out is not None and data.value is not None:
         # In the unit of the values, which learn from rewards as they are here.
         scale = 1.0 if config.normalize_rewards else config.reward_scaling
         credit = config.discounting * scale * data.time_out * data.value
         reward += jnp.where(data.time_out > 0, credit, 0.0)
-    return data._replace(reward=reward, time_out=None), returns, metrics
+    return data._replace(reward=reward), returns, metrics
 
 
-def _discounted(data: Transition, running: jax.Array, discount: float) -> tuple[jax.Array, jax.Array]:
+def _discounted(data: Collected, running: jax.Array, discount: float) -> tuple[jax.Array, jax.Array]:
     """The discounted sum of rewards up to every step of its episode, `[rows, T]`, and where each environment stands.
 
     Rows are unrolls of all environments one after another, so that a row goes on where the one `num_envs` before

@@ -14,7 +14,8 @@ from rlstable.device import sharding
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, awake
 from rlstable.ppo.networks import Networks
-from rlstable.ppo.state import Slot, TrainState, Transition
+from rlstable.ppo.records import Collected, map_samples
+from rlstable.ppo.state import Slot, TrainState
 
 
 class Step(NamedTuple):
@@ -55,8 +56,8 @@ class TrainingEnv(Protocol):
         """Where the first bad environment of every device can be put."""
 
 
-class Collected(NamedTuple):
-    """One iteration's experience.
+class Rollout(NamedTuple):
+    """One iteration's experience and the environments after it.
 
     Attributes:
         env_state: Environments after it.
@@ -69,13 +70,13 @@ class Collected(NamedTuple):
 
     env_state: Any
     guard_state: dict[str, GuardState]
-    data: Transition
+    data: Collected
     metrics: dict[str, jax.Array]
     episodes: jax.Array
     incident: Slot | None
 
 
-def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, config: Config) -> Collected:
+def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, config: Config) -> Rollout:
     """Runs every environment for as many unrolls as one iteration needs.
 
     Args:
@@ -96,21 +97,20 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         value = networks.value(state.params, state.normalizer, observation) if keeps_value else None
         step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state, incident)
         info = step.state.info
-        transition = Transition(
-            observation=observation,
-            raw_action=raw,
-            log_prob=distribution.log_prob(raw),
-            distribution=distribution,
-            value=value,
-            reward=step.state.reward * ppo.reward_scaling,
-            truncation=info["truncation"],
-            termination=step.state.done * (1.0 - info["truncation"]),
-            valid=step.valid,
-            bootstrap_observation=None,
-            time_out=info["time_out"] if ppo.bootstrap_on_timeout else None,
-        )
+        sample = {
+            "observation": observation,
+            "raw_action": raw,
+            "log_prob": distribution.log_prob(raw),
+            "distribution": distribution,
+            "value": value,
+            "reward": step.state.reward * ppo.reward_scaling,
+            "truncation": info["truncation"],
+            "termination": step.state.done * (1.0 - info["truncation"]),
+            "valid": step.valid,
+            "time_out": info["time_out"] if ppo.bootstrap_on_timeout else None,
+        }
         watched = (step.state.reward, info["episode_done"], info["episode_metrics"])
-        return (step.state, step.guard_state, step.incident), (transition, watched)
+        return (step.state, step.guard_state, step.incident), (sample, watched)
 
     def unroll(carry: Any, _: None) -> tuple[Any, Any]:
         env_state, guard_state, incident, key = carry
@@ -118,10 +118,10 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         # Brax's keys, but all steps' noise at once: a step's alone takes longer than what the networks compute for it.
         keys = _chain(key, ppo.unroll_length)
         noise = jax.vmap(lambda key: jax.random.normal(key, (env_state.reward.shape[0], networks.action_size)))(keys)
-        (env_state, guard_state, incident), (data, watched) = jax.lax.scan(
+        (env_state, guard_state, incident), (samples, watched) = jax.lax.scan(
             act_and_step, (env_state, guard_state, incident), (keys, noise)
         )
-        data = data._replace(bootstrap_observation=networks.select(env_state.obs))
+        data = Collected(**samples, bootstrap_observation=networks.select(env_state.obs))
         return (env_state, guard_state, incident, next_key), (data, watched)
 
     start = (state.env_state, awake(env.guards, state.guard_memory), state.incident, key)
@@ -130,11 +130,9 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     )
     if incident is not None:
         incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
-    bootstrap = _merge(data.bootstrap_observation)
-    data = _merge(jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), data._replace(bootstrap_observation=None)))
-    metrics, episodes = _episode_metrics(reward, done, totals, data)
-    data = data._replace(bootstrap_observation=bootstrap)
-    return Collected(env_state, guard_state, data, metrics, episodes, incident)
+    data = map_samples(lambda x: _merge(jnp.swapaxes(x, 1, 2)), data, bootstrap=_merge)
+    metrics, episodes = _episode_metrics(reward, done, totals, data.valid)
+    return Rollout(env_state, guard_state, data, metrics, episodes, incident)
 
 
 def _chain(key: jax.Array, length: int) -> jax.Array:
@@ -147,16 +145,16 @@ def _chain(key: jax.Array, length: int) -> jax.Array:
     return jax.lax.scan(link, key, None, length=length)[1]
 
 
-def _merge(tree: Any) -> Any:
+def _merge(x: jax.Array) -> jax.Array:
     """`[unrolls, envs, ...]` to `[rows, ...]`."""
-    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), tree)
+    return jnp.reshape(x, (-1, *x.shape[2:]))
 
 
 def _episode_metrics(
     raw_reward: jax.Array,
     episode_done: jax.Array,
-    totals: Any,
-    data: Transition,
+    totals: dict[str, jax.Array],
+    valid: masked.Mask,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Means over the episodes that finished in this iteration, NaN where none did.
 
@@ -164,13 +162,12 @@ def _episode_metrics(
         raw_reward: Unscaled, `[unrolls, T, envs]`.
         episode_done: 1.0 where an episode ended, same shape.
         totals: The episode's sums, a dictionary of the same shape.
-        data: The experience, for its mask.
+        valid: Mask of the samples, `[rows, T]`, or None.
     """
     finished = episode_done > 0
-    valid = None
-    if data.valid is not None:
+    if valid is not None:
         shape = (episode_done.shape[0], episode_done.shape[2], episode_done.shape[1])
-        valid = jnp.swapaxes(jnp.reshape(data.valid, shape), 1, 2)
+        valid = jnp.swapaxes(jnp.reshape(valid, shape), 1, 2)
         finished &= valid
     share = masked.share(valid)
 

@@ -10,7 +10,6 @@ import jax
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict, PackedRows
-from rlstable.ppo.distributions import Normal
 from rlstable.ppo.normalizer import Statistics
 
 
@@ -32,6 +31,16 @@ class Counters:
     updates: WideCounter
     episodes: WideCounter
     trips: PackedDict
+
+    def after(self, env_steps: int, updates: jax.Array, episodes: jax.Array, trips: PackedDict) -> Counters:
+        """The counters after one iteration with so many steps, accepted updates, episodes and trips."""
+        return Counters(
+            env_steps=self.env_steps + env_steps,
+            iterations=self.iterations + 1,
+            updates=self.updates + updates,
+            episodes=self.episodes + episodes,
+            trips=dataclasses.replace(self.trips, whole=self.trips.whole + trips.whole),
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -125,47 +134,6 @@ _placement: dict[str, Any] = dict.fromkeys(
 )
 _split = dict.fromkeys(("env_state", "reset_pool", "running_return", "incident"), sharding.SPLIT)
 SPECS = TrainState(**_placement | _split)
-
-
-class Transition(NamedTuple):
-    """Collected experience, leading axes `[rows, T]` and `[T, B]` inside the loss.
-
-    Attributes:
-        observation: What the networks read.
-        raw_action: Before squashing, `[..., A]`.
-        log_prob: Of the raw action under the collecting policy.
-        distribution: The collecting policy's.
-        value: Its value estimate; None where nothing needs it.
-        reward: Scaled; normalised and limited once the batch site has judged it.
-        truncation: 1.0 where the episode was cut.
-        termination: 1.0 where it ended by itself.
-        valid: bool mask; None where nothing can be invalid.
-        bootstrap_observation: What follows the last step, without the T axis.
-        target: Value targets computed once per iteration or minibatch; None where the loss computes them.
-        advantage: Likewise.
-        advantage_std: Of the minibatch's advantages before they were standardised, where that was done beforehand.
-        noise: Standard normal draws for the entropy estimate, `[..., A]`; None until the minibatch is formed.
-        time_out: 1.0 where the environment's own time limit ended the episode; None where nobody asks, or no longer.
-        reference: Moments of the action under the policy that the distance is measured from; None where neither the
-            KL limiter nor the policy guard asks for them.
-    """
-
-    observation: Any
-    raw_action: jax.Array
-    log_prob: jax.Array
-    distribution: Normal
-    value: jax.Array | None
-    reward: jax.Array
-    truncation: jax.Array
-    termination: jax.Array
-    valid: jax.Array | None
-    bootstrap_observation: Any
-    target: Any = None
-    advantage: Any = None
-    advantage_std: Any = None
-    noise: Any = None
-    time_out: Any = None
-    reference: Any = None
 
 
 class Metrics(NamedTuple):

@@ -41,7 +41,7 @@ from rlstable.guards.outlier import Usual
 from rlstable.guards.state import Report, StateContext, state_guards
 from rlstable.guards.update import UpdateContext, update_guards
 from rlstable.ppo.distributions import Normal
-from rlstable.ppo.state import Transition
+from rlstable.ppo.records import Collected
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -206,7 +206,7 @@ ENV = Row(
 
 @functools.cache
 def batch_context(seed: int) -> BatchContext:
-    data = Transition(
+    data = Collected(
         observation={"state": draw(seed, 3, 5, 2)},
         raw_action=draw(seed + 1, 3, 5, 2),
         log_prob=draw(seed + 2, 3, 5),
@@ -216,6 +216,7 @@ def batch_context(seed: int) -> BatchContext:
         truncation=jnp.zeros((3, 5)).at[0, 1].set(1.0),
         termination=jnp.zeros((3, 5)).at[1, 2].set(1.0),
         valid=jnp.ones((3, 5), bool).at[0, 3].set(False),
+        time_out=None,
         bootstrap_observation={"state": draw(seed + 6, 3, 2)},
     )
     return BatchContext(data)

@@ -17,7 +17,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import tiny_config
+from toys import minibatch_of, tiny_config
 
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
@@ -32,7 +32,7 @@ from rlstable.ppo.loss import ppo_loss, standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
-from rlstable.ppo.state import Transition
+from rlstable.ppo.records import Collected, Targets
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -259,10 +259,10 @@ def test_every_limiter_is_tested_below():
     assert [name for name in LimiterConfig.model_fields if f"{name}=" not in below] == []
 
 
-def samples(**fields: Any) -> Transition:
+def samples(**fields: Any) -> Collected:
     """Four samples, `[1, 4]`."""
     zeros, none = jnp.zeros((1, 4)), jnp.zeros((1, 4, 0))
-    plain = Transition(none, none, zeros, Normal(none, none), zeros, zeros, zeros, zeros, None, none[:, 0])
+    plain = Collected(none, none, zeros, Normal(none, none), zeros, zeros, zeros, zeros, None, None, none[:, 0])
     return plain._replace(**fields)
 
 
@@ -310,14 +310,12 @@ def test_observation():
     np.testing.assert_array_equal(networks.value(params, STATISTICS, seen), unlimited.value(params, STATISTICS, inside))
     assert networks.beyond(STATISTICS, seen, 3.0).tolist() == [0.0, 0.5, 1.0]
     assert nothing == {}
-    # Prepared once and read by the bare networks it is the same, bit for bit.
-    prepared = networks.prepare(STATISTICS, seen)
-    np.testing.assert_array_equal(networks.bare.distribution(params, STATISTICS, prepared)[0].loc, expected.loc)
+    # Preprocessed once and read by networks without preprocessing, the outputs are the same, bit for bit.
+    preprocessed, bare = networks.preprocess(STATISTICS, seen), networks.without_preprocessing
+    np.testing.assert_array_equal(bare.distribution(params, STATISTICS, preprocessed)[0].loc, expected.loc)
     np.testing.assert_array_equal(
-        networks.bare.value(params, STATISTICS, prepared), unlimited.value(params, STATISTICS, inside)
+        bare.value(params, STATISTICS, preprocessed), unlimited.value(params, STATISTICS, inside)
     )
-    slopes = jax.grad(lambda p: jnp.sum(networks.distribution(p, STATISTICS, seen)[0].loc))(params)
-    assert finite(slopes) and any(np.any(x != 0) for x in jax.tree.leaves(slopes))
 
 
 def test_observation_outlier():
@@ -363,31 +361,35 @@ class Given:
         return params["value"]
 
 
-def loss(limits: LimiterConfig, data: Transition, value: Any = 0.0) -> tuple[dict[str, float], Any]:
+def loss(
+    limits: LimiterConfig, target: Any, advantage: float = 0.0, log_prob: Any = None
+) -> tuple[dict[str, float], Any]:
     """Metrics of the loss and its gradient, at standard normal actions and given values."""
-    params = {"loc": jnp.zeros((1, 4, 1)), "value": jnp.broadcast_to(jnp.asarray(value), (1, 4))}
-    data = data._replace(
-        raw_action=jnp.full((1, 4, 1), 0.5), distribution=Normal(jnp.zeros((1, 4, 1)), jnp.ones((1, 4, 1))),
-        noise=jnp.zeros((1, 4, 1)),
-    )  # fmt: skip
+    params = {"loc": jnp.zeros((1, 4, 1)), "value": jnp.zeros((1, 4))}
+    data = samples(
+        raw_action=jnp.full((1, 4, 1), 0.5),
+        distribution=Normal(jnp.zeros((1, 4, 1)), jnp.ones((1, 4, 1))),
+        log_prob=jnp.zeros((1, 4)) if log_prob is None else log_prob,
+    )
+    minibatch = minibatch_of(data, jnp.zeros((1, 4, 1)), targets=Targets(target, jnp.full((1, 4), advantage)))
     call = functools.partial(ppo_loss, networks=Given(), config=PPOConfig(), limits=limits)
-    slopes, metrics = on_one(jax.grad(lambda p, data: call(p, STATISTICS, data, None), has_aux=True))(params, data)
+    slopes, metrics = on_one(jax.grad(lambda p, data: call(p, STATISTICS, data, None), has_aux=True))(params, minibatch)
     return {name: float(x) for name, x in metrics.items()}, slopes
 
 
 def test_value_target():
     """A quarter of the mean square, the loss of targets that stand at the limit."""
-    data = samples(target=jnp.array([[10.0, -10.0, 11.0, 1e30]]), advantage=jnp.zeros((1, 4)))
-    metrics, slopes = loss(only(value_target=10.0), data)
+    target = jnp.array([[10.0, -10.0, 11.0, 1e30]])
+    metrics, slopes = loss(only(value_target=10.0), target)
     assert metrics["training/v_loss"] == pytest.approx(25.0) and metrics["limiters/value_target/active"] == 0.5
     np.testing.assert_allclose(slopes["value"], [[-1.25, 1.25, -1.25, -1.25]], rtol=1e-6)
-    assert np.isinf(loss(only(), data)[0]["training/v_loss"])
+    assert np.isinf(loss(only(), target)[0]["training/v_loss"])
 
 
 def test_value_error():
     """Beyond delta the loss is a straight line, and so its gradient ends growing."""
-    data = samples(target=jnp.array([[1.0, 2.0, -4.0, 1e30]]), advantage=jnp.zeros((1, 4)))
-    metrics, slopes = loss(only(value_error=2.0), data)
+    target = jnp.array([[1.0, 2.0, -4.0, 1e30]])
+    metrics, slopes = loss(only(value_error=2.0), target)
     assert metrics["training/v_loss"] == pytest.approx((1 + 4 + 12 + 4e30) / 16)
     assert metrics["limiters/value_error/active"] == 0.5
     np.testing.assert_allclose(slopes["value"], [[-0.125, -0.25, 0.25, -0.25]], rtol=1e-6)
@@ -407,16 +409,12 @@ def test_log_ratio(advantage, policy_loss, slopes):
     became far less likely gets likelier, and what PPO clips has no gradient.
     """
     now = -0.5 * 0.25 - 0.9189385332046727
-    data = samples(
-        log_prob=now - jnp.array([[1.0, 2.5, 1000.0, -1000.0]]),
-        target=jnp.zeros((1, 4)),
-        advantage=jnp.full((1, 4), advantage),
-    )
-    metrics, found = loss(only(log_ratio=2.0), data)
+    samples_of = (jnp.zeros((1, 4)), advantage, now - jnp.array([[1.0, 2.5, 1000.0, -1000.0]]))
+    metrics, found = loss(only(log_ratio=2.0), *samples_of)
     assert metrics["training/policy_loss"] == pytest.approx(policy_loss, rel=1e-5)
     assert metrics["limiters/log_ratio/active"] == 0.75
     np.testing.assert_allclose(found["loc"][0, :, 0], slopes, rtol=1e-4, atol=1e-7)
-    assert advantage > 0 or not finite(loss(only(), data)[1])
+    assert advantage > 0 or not finite(loss(only(), *samples_of)[1])
 
 
 def test_ratio_beyond_its_bound_has_the_slope_of_one():

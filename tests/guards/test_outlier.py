@@ -19,7 +19,7 @@ from rlstable.guards.base import GuardState, Verdict
 from rlstable.guards.batch import BatchContext, RewardOutlierGuard, TransitionGuard, batch_guards
 from rlstable.guards.update import SpikeGuard, UpdateContext
 from rlstable.ppo.distributions import Normal
-from rlstable.ppo.state import Transition
+from rlstable.ppo.records import Collected
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -51,7 +51,7 @@ def batch(reward: Any, valid: Any = None) -> BatchContext:
     zeros, none = jnp.zeros(shape), jnp.zeros((*shape, 0))
     ended = zeros.at[0, 1].set(1.0)
     return BatchContext(
-        Transition(none, none, zeros, Normal(none, none), None, reward, ended, ended, valid, none[:, 0])
+        Collected(none, none, zeros, Normal(none, none), None, reward, ended, ended, valid, None, none[:, 0])
     )
 
 

@@ -7,13 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import GUARDS_OFF, PointMass, assemble, compiled, equations, experience, mesh, placed, tiny_config
+from toys import (
+    GUARDS_OFF,
+    PointMass,
+    assemble,
+    compiled,
+    equations,
+    experience,
+    mesh,
+    minibatch_of,
+    placed,
+    tiny_config,
+)
 
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.build import first_tuning, make_ppo
+from rlstable.ppo.records import time_first
 from rlstable.ppo.rollout import collect
 from rlstable.ppo.state import SPECS
 
@@ -40,17 +52,16 @@ def settings():
 def gradients(settings):
     """Gradient and metrics of a global `[T, B]` batch on so many devices, split along B."""
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
-    rows_first = lambda x: jnp.swapaxes(x, 0, 1)  # noqa: E731
 
-    def gradient(params, statistics, rows, after):
-        data = jax.tree.map(rows_first, rows)._replace(bootstrap_observation=after)
-        return ppo.gradient(params, statistics, data, masked.share(data.valid), first_tuning(settings))
+    def gradient(params, statistics, rows, noise):
+        minibatch = minibatch_of(time_first(rows), jnp.swapaxes(noise, 0, 1))
+        return ppo.gradient(params, statistics, minibatch, masked.share(rows.valid), first_tuning(settings))
 
     programs = {n: sharding.over_devices(gradient, mesh(n), (R, R, SPLIT, SPLIT), R) for n in (1, DEVICES)}
 
-    def call(devices, params, statistics, data):
-        rows = jax.tree.map(rows_first, data._replace(bootstrap_observation=None))
-        return jax.device_get(programs[devices](params, statistics, rows, data.bootstrap_observation))
+    def call(devices, params, statistics, data, noise):
+        noise = jnp.swapaxes(noise, 0, 1)
+        return jax.device_get(programs[devices](params, statistics, time_first(data), noise))
 
     return ppo, call
 
@@ -65,13 +76,13 @@ def close(ours, theirs):
 def test_the_gradient_is_that_of_one_device(gradients, masking):
     """Not eight times it, which would be the same on all devices, and with a mask not the mean of means either."""
     ppo, gradient = gradients
-    params, statistics, data, _ = experience(ppo.networks, T, B)
+    params, statistics, data, _, noise = experience(ppo.networks, T, B)
     if masking:
         valid = np.random.default_rng(0).random((T, B)) > 0.2
         valid[:, :2] = False  # the first device has nothing valid
         valid[1:, 2:4] = False  # and the second hardly anything
         data = data._replace(valid=jnp.array(valid), truncation=jnp.where(valid, data.truncation, 1.0))
-    (one, metrics), (many, metrics_of_many) = (gradient(n, params, statistics, data) for n in (1, DEVICES))
+    (one, metrics), (many, metrics_of_many) = (gradient(n, params, statistics, data, noise) for n in (1, DEVICES))
     close(many, one)
     close(metrics_of_many, metrics)
     assert max(np.max(np.abs(x)) for x in jax.tree.leaves(one)) > 0.1

@@ -11,7 +11,7 @@ from toys import GUARDS_OFF, LIMITERS_OFF, assemble, compiled, experience, mesh,
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
-from rlstable.ppo import distance, normalizer
+from rlstable.ppo import distance, normalizer, trust_region
 from rlstable.ppo.build import make_networks
 from rlstable.ppo.distance import ActionMoments, moments
 from rlstable.ppo.distributions import Normal, TanhNormal
@@ -127,7 +127,7 @@ ROWS, T = 8, 16
 @functools.cache
 def parts():
     networks = make_networks(SETTINGS, 2)
-    params, statistics, data, _ = experience(networks, ROWS, T)
+    params, statistics, data, *_ = experience(networks, ROWS, T)
     return networks, params, statistics, data
 
 
@@ -140,7 +140,7 @@ def under(params, statistics):
 @functools.cache
 def measuring(limit, devices=1):
     networks, *_ = parts()
-    own = lambda *x: distance.shift(networks, *x, limit)  # noqa: E731
+    own = lambda *x: trust_region.shift(networks, *x, limit)  # noqa: E731
     return sharding.over_devices(own, mesh(devices), (R, R, SPLIT, SPLIT), R)
 
 
@@ -223,7 +223,7 @@ def test_two_devices_agree_with_one(masking):
         each = each[valid]
     one, two = (measured(reference, None if valid is None else jnp.asarray(valid), devices=n) for n in (1, 2))
     np.testing.assert_allclose([one.mean, two.mean], np.minimum(each, 100.0).mean(), rtol=1e-5)
-    own = distance.shift
+    own = trust_region.shift
     networks, params, statistics, data = parts()
     program = sharding.over_devices(
         lambda *x: jax.tree.map(lambda y: y[None], own(networks, *x, None)), mesh(2), (R, R, SPLIT, SPLIT), SPLIT
@@ -236,12 +236,10 @@ def test_two_devices_agree_with_one(masking):
 def test_sample_of_a_large_batch_has_unrolls_at_equal_distances():
     """About 1,024 steps: of 512 unrolls of 16 steps every eighth. A small batch is taken in whole."""
     _, _, _, data = parts()
-    large = data._replace(log_prob=jnp.broadcast_to(jnp.arange(512.0)[:, None], (512, 16)), observation=jnp.zeros(512))
-    rest = {name: None for name in ("raw_action", "distribution", "value", "reward", "truncation", "termination")}
-    large = large._replace(**rest, bootstrap_observation=None, noise=None)
-    found = distance.sampled(large).log_prob
+    large = jnp.broadcast_to(jnp.arange(512.0)[:, None], (512, 16))
+    found = trust_region.sampled(large, (512, 16))
     np.testing.assert_array_equal(found[:, 0], np.arange(0.0, 512.0, 8.0))
-    assert distance.sampled(data).log_prob.shape == data.log_prob.shape
+    assert trust_region.sampled(data.log_prob, data.log_prob.shape).shape == data.log_prob.shape
 
 
 # --- the normaliser
@@ -253,7 +251,7 @@ LIMIT = 0.4
 def bounding(limit=LIMIT):
     networks = parts()[0]
     return sharding.over_devices(
-        lambda params, old, new, data, reference: distance.bounded(
+        lambda params, old, new, data, reference: trust_region.bounded(
             networks, params, old, new, data, reference, limit, SETTINGS.ppo
         ),
         mesh(), R, R,

@@ -11,7 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from quick_compile import ordinarily
-from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
+from toys import (
+    GUARDS_OFF,
+    LIMITERS_OFF,
+    PointMass,
+    assemble,
+    compiled,
+    experience,
+    mesh,
+    minibatch_of,
+    placed,
+    tiny_config,
+)
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
@@ -22,10 +33,10 @@ from rlstable.ppo import kl_limiter
 from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.flat import ParamFlattener
-from rlstable.ppo.gradient import prepared
+from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.loss import ppo_loss
-from rlstable.ppo.sgd_state import SGDCarry, SGDState
+from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import SPECS, Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -106,9 +117,10 @@ def test_steps_shrink_until_they_fit_and_grow_back():
 def steps():
     """Minibatch after minibatch of one batch, under a limit that five updates exceed; an epoch has two."""
     ppo = make_ppo(tiny_config(guards=limited(LIMIT)), VectorEnv(PointMass(), 12, 1, {}), 2)
-    params, statistics, data, _ = experience(ppo.networks, T, B)
+    params, statistics, data, _, noise = experience(ppo.networks, T, B)
     policy, _ = ppo.networks.distribution(params, statistics, data.observation)
-    data = prepared(ppo.networks, statistics, data._replace(distribution=policy, reference=moments(policy)))
+    data = preprocess_batch(ppo.networks, statistics, data._replace(distribution=policy))
+    minibatch = minibatch_of(data, noise, reference=moments(policy))
     zero = WideCounter.zero()
     counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     settings = tiny_config(ppo={"learning_rate": RATE, "num_updates_per_batch": 1})
@@ -118,10 +130,11 @@ def steps():
         return progress._replace(sums=PackedDict.of({}))
 
     layout = ParamFlattener.of(params)
+    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient, layout)
 
     def step(learning):
         learning = learning._replace(progress=bare(learning.progress))
-        return ppo._minibatch(ppo.gradient, layout, statistics, counters, learning, data)
+        return sgd.step(statistics, counters, learning, minibatch)
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)
@@ -198,13 +211,13 @@ def test_no_single_sample_is_an_overshoot(moved, overshot):
     """In one sample the policy went from one end of the action's range to the other; elsewhere it is where it was."""
     settings = tiny_config(guards=limited(0.1))
     networks = make_networks(settings, 2)
-    params, statistics, data, _ = experience(networks, T, B)
+    params, statistics, data, _, noise = experience(networks, T, B)
     now, _ = networks.distribution(params, statistics, data.observation)
     here = moments(now)
     away = jnp.arange(T * B).reshape(T, B, 1) < moved
     reference = ActionMoments(jnp.where(away, -jnp.sign(here.mean), here.mean), here.variance)
     assert jnp.min(jnp.where(away[..., 0], distance(reference, here), jnp.inf)) > 1.0
-    data = data._replace(distribution=now, reference=reference)
+    data = minibatch_of(data._replace(distribution=now), noise, reference=reference)
     loss = functools.partial(ppo_loss, networks=networks, config=settings.ppo, limits=settings.guards.limiters)
     metrics = sharding.over_devices(lambda *x: loss(*x, None)[1], mesh(), R, R)(params, statistics, data)
     np.testing.assert_allclose(metrics["training/policy_distance"], 10.0 * 0.1 * moved / (T * B), rtol=1e-5)
@@ -409,7 +422,7 @@ def test_the_observation_limiter_reports_what_sgd_read():
     own, state = assemble(tiny_config(guards=limits, ppo={"normalizer_update": "after"}))
 
     def both(state):
-        raw = own._collect(state, jax.random.split(state.key, 3)[1]).data.observation
+        raw = own.collect(state, jax.random.split(state.key, 3)[1]).data.observation
         return own.iteration(state)[1], jnp.mean(jnp.abs(raw) > 0.5)
 
     metrics, share = sharding.over_devices(both, mesh(), (SPECS,), (R, R))(placed(state))

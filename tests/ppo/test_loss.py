@@ -11,21 +11,23 @@ from brax.training.acme import running_statistics
 from brax.training.agents.ppo import losses as brax_losses
 from brax.training.agents.ppo import networks as brax_networks
 from brax.training.types import Transition as BraxTransition
-from toys import LIMITERS_OFF, PointMass, experience, mesh, tiny_config
+from toys import LIMITERS_OFF, PointMass, experience, mesh, minibatch_of, tiny_config
 
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.guards.batch import BatchContext, TransitionGuard
 from rlstable.ppo.build import first_tuning, make_networks, make_ppo
-from rlstable.ppo.gradient import prepared
+from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
+from rlstable.ppo.records import Targets, map_samples, time_first
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 T, B, A = 5, 8, 2
 KEY = jax.random.PRNGKey(7)
 R = sharding.REPLICATED
+NOISE = jax.random.normal(KEY, (T, B, A))  # that Brax would draw
 
 
 def one_device(function):
@@ -34,9 +36,8 @@ def one_device(function):
 
 
 def batch(networks, named=False):
-    """Random experience, with the noise that Brax would draw."""
-    params, statistics, data, old = experience(networks, T, B, named)
-    return params, statistics, data._replace(noise=jax.random.normal(KEY, data.raw_action.shape)), old
+    """Random experience."""
+    return experience(networks, T, B, named)[:4]
 
 
 # --- against Brax
@@ -135,7 +136,7 @@ def test_equals_brax_with_guards_off(case):
     @one_device
     def our_side(params, data):
         loss = functools.partial(ppo_loss, networks=networks, config=config, limits=settings.guards.limiters)
-        return jax.value_and_grad(loss, has_aux=True)(params, statistics, data, None)
+        return jax.value_and_grad(loss, has_aux=True)(params, statistics, minibatch_of(data, NOISE), None)
 
     (loss, metrics), gradients = our_side(params, data._replace(reward=data.reward * config.reward_scaling))
     (their_loss, their_metrics), their_gradients = brax_side(brax_params(params), data, old)
@@ -167,13 +168,14 @@ MASKED = tiny_config(ppo={"clipping_epsilon_value": 0.2, "normalize_advantage": 
 def loss():
     """Loss, metrics and gradients of (params, data), compiled once per shape and kind of mask."""
     networks = make_networks(MASKED, A)
-    whole = functools.partial(ppo_loss, networks=networks.bare, config=MASKED.ppo, limits=MASKED.guards.limiters)
+    bare = networks.without_preprocessing
+    whole = functools.partial(ppo_loss, networks=bare, config=MASKED.ppo, limits=MASKED.guards.limiters)
     statistics = batch(networks)[1]
 
     @one_device
-    def call(params, data):
-        data = prepared(networks, statistics, data)
-        return jax.value_and_grad(whole, has_aux=True)(params, statistics, data, masked.share(data.valid))
+    def call(params, data, noise=NOISE):
+        minibatch = minibatch_of(preprocess_batch(networks, statistics, data), noise)
+        return jax.value_and_grad(whole, has_aux=True)(params, statistics, minibatch, masked.share(data.valid))
 
     return call
 
@@ -216,9 +218,8 @@ def test_masked_unrolls_are_as_if_they_were_not_there(loss, sample):
     kept = np.array([0, 2, 3, 5, 7])
     valid = np.zeros((T, B), bool)
     valid[:, kept] = True
-    fewer = jax.tree.map(lambda x: x[:, kept], data._replace(bootstrap_observation=None))
-    fewer = fewer._replace(bootstrap_observation=data.bootstrap_observation[kept])
-    close(loss(params, data._replace(valid=jnp.array(valid))), loss(params, fewer))
+    fewer = map_samples(lambda x: x[:, kept], data, bootstrap=lambda x: x[kept])
+    close(loss(params, data._replace(valid=jnp.array(valid))), loss(params, fewer, NOISE[:, kept]))
 
 
 def test_the_masked_loss_is_the_loss_on_the_subset(loss, sample):
@@ -231,16 +232,16 @@ def test_the_masked_loss_is_the_loss_on_the_subset(loss, sample):
     @one_device
     def subset(params, data):
         values = networks.value(params, statistics, data.observation)
-        target, advantage = estimate(networks, params, statistics, data, values, MASKED.ppo)
-        data = data._replace(target=target, advantage=advantage, bootstrap_observation=None, valid=None)
+        targets = estimate(networks, params, statistics, data, values, MASKED.ppo)
+        data = data._replace(bootstrap_observation=None, valid=None)
         rows = np.nonzero(valid)
-        data = jax.tree.map(lambda x: x[rows][None], data)
-        advantage, std = standardize(data.advantage, None, None, None)
-        data = data._replace(advantage=advantage, advantage_std=std)
+        data, targets, noise = jax.tree.map(lambda x: x[rows][None], (data, targets, NOISE))
+        advantage, std = standardize(targets.advantage, None, None, None)
+        minibatch = minibatch_of(data, noise, targets=Targets(targets.value, advantage), advantage_std=std)
         return jax.value_and_grad(
             functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=MASKED.guards.limiters),
             has_aux=True,
-        )(params, statistics, data, None)
+        )(params, statistics, minibatch, None)
 
     close(loss(params, data), subset(params, data))
 
@@ -285,18 +286,16 @@ def test_a_bad_observation_that_only_the_transition_guard_saw(loss, sample):
     observation = data.observation.at[3, 1, 2].set(np.nan)
     after = data.bootstrap_observation.at[6, 0].set(np.inf)
     bad = data._replace(observation=observation, bootstrap_observation=after)
-    rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), bad._replace(bootstrap_observation=None))
     guard = TransitionGuard(max_norm=None)
-    verdict = guard.apply(BatchContext(rows._replace(bootstrap_observation=after)), guard.init())
+    verdict = guard.apply(BatchContext(time_first(bad)), guard.init())
     assert verdict.state.trips.tolist() == [1, 0, 0, 0]
-    judged = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), verdict.value._replace(bootstrap_observation=None))
 
     valid = np.ones((T, B), bool)
     valid[3, 1] = False
     by_hand = cut(data, valid)
     truncation, termination = by_hand.truncation.at[2, 1].set(1).at[4, 6].set(1), by_hand.termination
     by_hand = by_hand._replace(truncation=truncation, termination=termination.at[2, 1].set(0).at[4, 6].set(0))
-    found = loss(params, judged._replace(bootstrap_observation=after))
+    found = loss(params, time_first(verdict.value))
     close(found, loss(params, by_hand))
     assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found))
 
@@ -332,7 +331,7 @@ def test_a_log_ratio_of_a_thousand(sample, limit):
     @one_device
     def call(params, data):
         whole = functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=limits)
-        return jax.value_and_grad(whole, has_aux=True)(params, statistics, data, None)
+        return jax.value_and_grad(whole, has_aux=True)(params, statistics, minibatch_of(data, NOISE), None)
 
     (value, metrics), gradients = call(params, data._replace(log_prob=data.log_prob.at[0, 0].add(-1000)))
     norm = sum(jnp.sum(jnp.abs(g)) for g in jax.tree.leaves(gradients["policy"]))
@@ -354,13 +353,15 @@ def value_loss(sample, ppo=None, valid=None, **limits):
     networks = make_networks(settings, A)
     values = np.float64(networks.value(params, statistics, data.observation))
     error = np.linspace(-3, 3, T * B).reshape(T, B)
-    data = data._replace(target=jnp.float32(values + error), advantage=jnp.zeros((T, B)), valid=valid)
-    data = data._replace(value=jnp.float32(values - np.roll(error, 7)))
+    targets = Targets(jnp.float32(values + error), jnp.zeros((T, B)))
+    data = data._replace(value=jnp.float32(values - np.roll(error, 7)), valid=valid)
 
     @one_device
     def call(params, data):
         loss = functools.partial(ppo_loss, networks=networks, config=settings.ppo, limits=settings.guards.limiters)
-        return jax.grad(loss, has_aux=True)(params, statistics, data, masked.share(data.valid))
+        return jax.grad(loss, has_aux=True)(
+            params, statistics, minibatch_of(data, NOISE, targets=targets), masked.share(data.valid)
+        )
 
     gradients, metrics = call(params, data)
     bias = gradients["value"]["params"]["hidden_1"]["bias"]
@@ -465,12 +466,12 @@ def gradient(gae, parts):
 
     @one_device
     def call(params, statistics, data):
+        targets = None
         if gae == "per_iteration":
             values = ppo.networks.value(params, statistics, data.observation)
-            target, advantage = estimate(ppo.networks, params, statistics, data, values, settings.ppo)
-            data = data._replace(target=target, advantage=advantage)
-        data = prepared(ppo.networks, statistics, data)
-        return ppo.gradient(params, statistics, data, masked.share(data.valid), first_tuning(settings))
+            targets = estimate(ppo.networks, params, statistics, data, values, settings.ppo)
+        minibatch = minibatch_of(preprocess_batch(ppo.networks, statistics, data), NOISE, targets=targets)
+        return ppo.gradient(params, statistics, minibatch, masked.share(data.valid), first_tuning(settings))
 
     return call
 

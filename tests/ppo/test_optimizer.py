@@ -7,7 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
+from toys import (
+    GUARDS_OFF,
+    LIMITERS_OFF,
+    PointMass,
+    assemble,
+    compiled,
+    experience,
+    mesh,
+    minibatch_of,
+    placed,
+    tiny_config,
+)
 
 from rlstable.config.run import LossScaleConfig
 from rlstable.device import sharding
@@ -17,7 +28,7 @@ from rlstable.envs.vector import VectorEnv
 from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, held
-from rlstable.ppo.sgd_state import SGDCarry, SGDState
+from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -290,16 +301,17 @@ def stepping(request):
     """One minibatch step of PPO with or without the update guard, from a fresh optimizer."""
     settings = tiny_config(guards={**GUARDS_OFF, "update": {"enabled": request.param}})
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
-    params, statistics, data, _ = experience(ppo.networks, T, B)
+    params, statistics, data, _, noise = experience(ppo.networks, T, B)
     zero = WideCounter.zero()
     counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     replicated = sharding.REPLICATED
 
     layout = ParamFlattener.of(params)
+    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient, layout)
 
     def step(learning, data):
         bare = learning._replace(progress=learning.progress._replace(sums=PackedDict.of({})))
-        return ppo._minibatch(ppo.gradient, layout, statistics, counters, bare, data)
+        return sgd.step(statistics, counters, bare, minibatch_of(data, noise))
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
     progress = SGDState(

@@ -68,9 +68,9 @@ def reference(state, config, env, networks):
 
     def loss(params, minibatch, noise):
         observation, raw, old_log_prob, reward, cut, terminated, last = minibatch
-        policy, _ = networks.bare.distribution(params, statistics, observation)
-        value = networks.bare.value(params, statistics, observation)
-        baseline, after = jax.lax.stop_gradient((value, networks.bare.value(params, statistics, last)))
+        policy, _ = networks.without_preprocessing.distribution(params, statistics, observation)
+        value = networks.without_preprocessing.value(params, statistics, observation)
+        baseline, after = jax.lax.stop_gradient((value, networks.without_preprocessing.value(params, statistics, last)))
         discount = config.discounting * (1.0 - terminated)
         following = jnp.concatenate([baseline[1:], after[None]])
         delta = jnp.where(cut > 0, 0.0, reward + discount * following - baseline)

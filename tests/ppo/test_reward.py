@@ -9,8 +9,8 @@ from toys import mesh, tiny_config
 
 from rlstable.device import sharding
 from rlstable.ppo import reward
+from rlstable.ppo.records import Collected
 from rlstable.ppo.reward import Returns
-from rlstable.ppo.state import Transition
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -31,9 +31,9 @@ def transition(rewards, end=None, valid=None, value=None, time_out=None):
     """`[rows, T]`; an end is 0 for none, 1 for a truncation, 2 for a termination."""
     end = np.zeros(rewards.shape, int) if end is None else end
     observation = action = log_prob = policy = None
-    return Transition(
+    return Collected(
         observation, action, log_prob, policy, value, np.float32(rewards), np.float32(end == 1), np.float32(end == 2),
-        valid, None, time_out=time_out,
+        valid, time_out, None,
     )  # fmt: skip
 
 
@@ -148,7 +148,6 @@ def test_then_the_bound_then_the_credit_of_a_time_out():
     expected[1, 3] = -1.5 + DISCOUNT * 50.0
     assert 6.0 / np.std(seen) > 1.5
     np.testing.assert_allclose(shaped.reward, expected, rtol=1e-6)
-    assert shaped.time_out is None
     np.testing.assert_allclose(metrics["limiters/reward/active"], 2 / (ENVS * T - 1), rtol=1e-6)
 
 

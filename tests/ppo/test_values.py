@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, placed, tiny_config
+from toys import LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, minibatch_of, placed, tiny_config
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
@@ -15,6 +15,7 @@ from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo.build import make_ppo
 from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.records import time_first
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -48,8 +49,7 @@ def sample():
 
 def in_rows(data):
     """`[rows, T]`, as collected."""
-    swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), data._replace(bootstrap_observation=None))
-    return swapped._replace(bootstrap_observation=data.bootstrap_observation)
+    return time_first(data)
 
 
 def on_one_device(function):
@@ -58,7 +58,7 @@ def on_one_device(function):
 
 @functools.cache
 def following(*limits):
-    return on_one_device(ppo(True, limits)._objective.follow_targets)
+    return on_one_device(ppo(True, limits)._loss.follow_targets)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer normalisation"])
@@ -94,15 +94,15 @@ def test_without_statistics_of_targets_a_value_is_what_the_network_says(sample):
 def test_statistics_are_numpys_over_targets(sample, limit):
     """Over the valid ones of two batches, bounded as the loss bounds them; the estimates are what they were."""
     params, statistics, data = sample
-    networks, objective = ppo().networks, ppo()._objective
+    networks, objective = ppo().networks, ppo()._loss
     follow = following(*([("value_target", limit)] if limit else []))
     statistics = dataclasses.replace(statistics, value=NOTHING)
-    estimates = on_one_device(objective.with_estimates)
+    estimates = on_one_device(objective.targets)
     seen = []
     for seed in range(2):
         valid = np.random.default_rng(seed).random((T, B)) > 0.3
         batch = in_rows(data._replace(valid=jnp.array(valid), reward=data.reward * (1 + 5 * seed)))
-        targets = np.float64(estimates(params, statistics, batch).target)
+        targets = np.float64(estimates(params, statistics, batch).value)
         targets = targets if limit is None else np.clip(targets, -limit, limit)
         seen += list(targets[valid.T])
         before = networks.value(params, statistics, data.observation)
@@ -142,8 +142,9 @@ def test_a_gradient_that_knows_no_scale(sample, own, delta):
                 now, adapted = following()(ignorant(params), statistics, in_rows(batch))
             else:
                 now, adapted = dataclasses.replace(statistics, value=None), ignorant(params)
+            minibatch = minibatch_of(batch, jnp.zeros((T, B, 2)))
             share = masked.share(batch.valid)
-            gradients[normalized, scale], metrics = gradient(adapted, now, batch, share, jnp.float32(1))
+            gradients[normalized, scale], metrics = gradient(adapted, now, minibatch, share, jnp.float32(1))
             if normalized:
                 assert float(metrics["training/v_loss"]) < 2.0
     small, large = (gradients[True, scale] for scale in (1.0, 1000.0))
