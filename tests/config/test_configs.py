@@ -284,7 +284,7 @@ def test_guards_off_is_off_and_strict_is_stricter() -> None:
     # A floor is stricter where it is higher, and a look where it is thorough.
     floors, as_they_are = (
         {"policy_std_min", "min_std", "thorough"},
-        {"advantage_std_min", "value_error", "gradient_block"},
+        {"advantage_std_min", "value_error", "gradient_block", "reward", "value_target"},
     )
     for name in guard_config.LimiterConfig.model_fields:
         own, usual = getattr(strict.limiters, name), getattr(default.limiters, name)
