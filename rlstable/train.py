@@ -22,6 +22,7 @@ from rlstable.cli.compose import config_dir, explain, register_resolvers, with_s
 from rlstable.cli.sweep import SweepSummary
 from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
+from rlstable.config.renamed import with_new_names
 from rlstable.io.run_folder import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
@@ -41,7 +42,14 @@ def main() -> None:
     _told_to_stop.clear()
     SweepSummary.exit_codes.clear()
     # Hydra has no flag of ours.
-    sys.argv[1:] = ["sinks.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
+    words = ["logging.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
+    try:
+        sys.argv[1:], warnings = with_new_names(words)
+    except ConfigError as error:
+        _complain(str(error))
+        sys.exit(StopReason.config_error.exit_code)
+    for warning in warnings:
+        _complain(warning)
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
@@ -98,8 +106,8 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         if str(options.sweeper.get("direction")).endswith("minimize"):
             raise ConfigError("hydra.sweeper.direction: would look for the least return; sweep=optuna maximizes it")
         config = with_saved(composed, overrides, run_dir)
-        told = recipes.told(options.runtime.choices, overrides)
-        if told is not None and config.resume is None and config.sinks.console != "off":
+        told = recipes.notice(options.runtime.choices, overrides)
+        if told is not None and config.resume is None and config.logging.console != "off":
             print(told, flush=True)
         with Signals(hard=not in_sweep) as signals:
             from rlstable.runner.loop import start  # jax and brax take seconds, which a mistake need not wait for

@@ -63,7 +63,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 COMMON = ("seed=0", "devices=1")
-QUIET = ("sinks=quiet", "checkpoint=off", "eval.num_evals=0", f"total_steps={2**40}")
+QUIET = ("logging=quiet", "checkpoint=off", "eval.num_evals=0", f"total_steps={2**40}")
 WARM_UP = 4  # the third iteration of a run measures how its time divides
 RESAMPLES = 10_000
 BOOTSTRAP_SEED = 0

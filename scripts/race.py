@@ -78,7 +78,7 @@ START = {
 }
 
 # Ten episodes or more per evaluation everywhere, and between two evaluations more training than evaluating.
-_OURS = ("device=cpu", "eval.num_envs=10")
+_OURS = ("recipe_for=cpu", "eval.num_envs=10")
 _BRAX = ("total_steps=10_000_000", "eval.num_evals=100", "eval.num_envs=10", "ppo.num_envs=256")
 # What is published, but for evaluations, of which there is one after every iteration.
 _PUBLISHED = ("total_steps=50_000_000", "eval.num_evals=200", "eval.num_envs=10")

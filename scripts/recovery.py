@@ -64,7 +64,7 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
         overrides: Its configuration.
     """
     looks = [f"eval.num_evals={LOOKS}", f"eval.num_envs={survival.EPISODES}", "eval.target_return=null"]
-    config = compose([*overrides, *looks, "sinks=quiet", "devices=1", f"seed={seed}"])
+    config = compose([*overrides, *looks, "logging=quiet", "devices=1", f"seed={seed}"])
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(config, folder)
         result = runner.run()

@@ -42,7 +42,7 @@ _WORDS = {bool: "`true` or `false`", str: "text", dict: "a mapping", int: "a who
 def page() -> str:
     """The whole page."""
     parts = [_INTRODUCTION, "## Groups", "", _groups(), ""]
-    files = [Path(config_dir()) / name for name in ("config.yaml", "device/auto.yaml")]
+    files = [Path(config_dir()) / name for name in ("config.yaml", "recipe_for/auto.yaml")]
     comments = {key: text for file in files for key, text in comments_of(file).items()}
     own = {name: field for name, field in Config.model_fields.items() if _section(field) is None}
     parts += [f"## {_TOP}", "", _table((name, field, comments.get(name, "")) for name, field in own.items()), ""]

@@ -23,7 +23,7 @@ TASKS = {
     "hopper": ("env=hopper", "total_steps=150_000"),
     "humanoid": ("env=humanoid", "total_steps=100_000"),
 }
-COMMON = ("devices=1", "eval.num_evals=4", "eval.target_return=null", "sinks=quiet")
+COMMON = ("devices=1", "eval.num_evals=4", "eval.target_return=null", "logging=quiet")
 PARTS = {task: (*own, *COMMON) for task, own in TASKS.items()}
 
 TEXT = """\

@@ -44,7 +44,7 @@ BOUND = 1.0
 GUARDS = {"off": "off", "default": "default", "strict": "strict", "before": "default"}
 # The seeds are vmapped, and a slot for incidents is not theirs.
 _QUIET = (
-    "sinks=quiet", "devices=1", "checkpoint.every=1000000", "checkpoint.keep_best=0", "checkpoint.confirm_best=0",
+    "logging=quiet", "devices=1", "checkpoint.every=1000000", "checkpoint.keep_best=0", "checkpoint.confirm_best=0",
     "supervise.incident.enabled=false",
 )  # fmt: skip
 _PENDULUM = ("env=inverted_pendulum", "ppo=inverted_pendulum", "total_steps=400000")

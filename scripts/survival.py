@@ -284,7 +284,7 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequenc
     rows = []
     for seed in seeds:
         own = [f"fault.{key}={value}" for key, value in fault.items()]
-        quiet = [f"seed={seed}", "eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "sinks=quiet"]
+        quiet = [f"seed={seed}", "eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "logging=quiet"]
         with tempfile.TemporaryDirectory() as folder:
             runner = Runner(compose([*overrides, *own, *quiet, "devices=1"]), folder)
             result = runner.run()

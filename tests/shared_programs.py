@@ -22,7 +22,7 @@ from rlstable.runner import loop, supervisor
 from rlstable.runner.setup import TrainingSetup
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
-_OF_THE_HOST = ("checkpoint", "sinks", "resume", "seed", "seeds", "supervise")
+_OF_THE_HOST = ("checkpoint", "logging", "resume", "seed", "seeds", "supervise")
 _DATA_OF_A_FAULT = ("value", "probability", "start", "iterations", "seed")
 
 _programs: dict[Any, Future[Any]] = {}

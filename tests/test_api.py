@@ -29,7 +29,7 @@ def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
         ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
         network={"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": [8]},
         eval={"num_evals": 1, "num_envs": 2, "env_kwargs": {"bound": 2.0}},
-        overrides=["env.episode_length=12", "sinks=quiet"],
+        overrides=["env.episode_length=12", "logging=quiet"],
         callback=lambda step, row: rows.append(step),
     )
     assert result.ending is StopReason.completed
@@ -40,7 +40,7 @@ def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
 
 
 def test_fit_resumes_with_the_saved_configuration(tmp_path: Path) -> None:
-    small = ["sinks=quiet", "env.episode_length=12", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"]
+    small = ["logging=quiet", "env.episode_length=12", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"]
     first = rlstable.fit(
         "toys:PointMass",
         run_dir=tmp_path / "run",
@@ -70,7 +70,7 @@ def test_the_environment_of_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.
         ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 1, "num_updates_per_batch": 1, "unroll_length": 4},
         network={"policy_hidden_layer_sizes": [8], "value_hidden_layer_sizes": [8]},
         overrides=[
-            *("sinks=quiet", "eval.num_envs=2", "eval.num_evals=1"),
+            *("logging=quiet", "eval.num_envs=2", "eval.num_evals=1"),
             *("env.kwargs={step_size: 0.05}", "env.episode_length=10"),
         ],
     )

@@ -42,7 +42,7 @@ def config(
     defaults: dict[str, Any] = {
         "guards": BLIND | {"return_watch": {"enabled": watch}}, "devices": 1, "total_steps": TOTAL * ITERATION,
         "env": {"name": "toys:Target", "episode_length": 4}, "ppo": learns, "fault": strikes,
-        "eval": {"num_evals": 2, "num_envs": 64}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
+        "eval": {"num_evals": 2, "num_envs": 64}, "logging": {"console": "off"}, "checkpoint": {"asynchronous": False},
         "supervise": {"recovery": recovery or {}, "ladder": OFF, "incident": OFF},
     }  # fmt: skip
     return tiny_config(**defaults | sections)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     config = tiny_config(
-        guards={}, devices=1, total_steps=128, eval={"num_evals": 1, "num_envs": 2}, sinks={"console": "off"}
+        guards={}, devices=1, total_steps=128, eval={"num_evals": 1, "num_envs": 2}, logging={"console": "off"}
     )
     Runner(config, folder).run()
     return folder
@@ -41,7 +41,7 @@ def faulty_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a run whose simulations go bad in most episodes."""
     folder = tmp_path_factory.mktemp("faulty")
     env = {"kwargs": {"fault": "physics", "probability": 0.1}}
-    sections = {"eval": {"num_evals": 0}, "sinks": {"console": "off"}, "supervise": {"incident": {"enabled": False}}}
+    sections = {"eval": {"num_evals": 0}, "logging": {"console": "off"}, "supervise": {"incident": {"enabled": False}}}
     Runner(tiny_config(guards={}, devices=1, total_steps=128, env=env, **sections), folder).run()
     return folder
 

@@ -83,7 +83,7 @@ class Program:
         return history
 
     def trips(self, metrics: Metrics) -> dict[str, int]:
-        guards = {**self.ppo.env.guards, **self.ppo._judges}
+        guards = {**self.ppo.env.guards, **self.ppo._guards}
         return {
             f"{name}.{cause}": int(count)
             for name, guard in guards.items()
@@ -468,7 +468,7 @@ def test_rollback_does_not_repeat_a_collapse(site: str, undone: int, guarded: Pr
 
 def quick(**sections: Any) -> Config:
     defaults: dict[str, Any] = {
-        "guards": {}, "devices": 1, "total_steps": 4 * STEPS, "sinks": {"console": "off"},
+        "guards": {}, "devices": 1, "total_steps": 4 * STEPS, "logging": {"console": "off"},
         "eval": {"num_evals": 1, "num_envs": 16}, "checkpoint": {"every": 1, "keep": 4},
     }  # fmt: skip
     return tiny_config(**defaults | sections)

@@ -19,7 +19,7 @@ from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.rollout import Collected
+from rlstable.ppo.rollout import Rollout
 from rlstable.ppo.state import Metrics, TrainState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -104,8 +104,8 @@ class CorruptedPPO(PPO):
 
     corruption: Corruption
 
-    def _collect(self, state: TrainState, key: jax.Array) -> Collected:
-        rollout = super()._collect(state, key)
+    def collect(self, state: TrainState, key: jax.Array) -> Rollout:
+        rollout = super().collect(state, key)
         return rollout._replace(data=self.corruption.put("transition", rollout.data))
 
     def gradient(self, *args: Any) -> tuple[Any, dict[str, jax.Array]]:

@@ -112,7 +112,7 @@ def test_the_code_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
         network={"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,)},
         eval={"num_evals": 0},
-        overrides=["env.episode_length=12", "sinks=quiet"],
+        overrides=["env.episode_length=12", "logging=quiet"],
     )
     monkeypatch.setattr(rlstable, "fit", small)
     names: dict[str, Any] = {"__name__": "page"}

@@ -36,7 +36,7 @@ def config(
         "devices": 1,
         "total_steps": iterations * ITERATION,
         "eval": {"num_evals": 0},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
         "env": {"kwargs": kwargs},
         "supervise": {"recovery": {"enabled": False}, "incident": {"window": 2, **(incidents or {})}},
     }

@@ -26,7 +26,7 @@ TINY = [
     "env=import", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8", "resume=auto",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2",
-    "eval.num_evals=12", "checkpoint.every=2", "checkpoint.keep=100", "sinks.console=off",
+    "eval.num_evals=12", "checkpoint.every=2", "checkpoint.keep=100", "logging.console=off",
 ]  # fmt: skip
 # Two rollbacks: a storm of seven iterations, three of which are one too many.
 STORM = [

@@ -9,7 +9,7 @@ import pytest
 import rlstable
 
 SMALL = [
-    "network=small", "sinks=quiet", "devices=1", "ppo.num_envs=64", "ppo.batch_size=64", "ppo.num_minibatches=8",
+    "network=small", "logging=quiet", "devices=1", "ppo.num_envs=64", "ppo.batch_size=64", "ppo.num_minibatches=8",
     "ppo.unroll_length=16", "ppo.num_updates_per_batch=4", "eval.num_envs=16", "eval.num_evals=6",
     "eval.deterministic=false",
 ]  # fmt: skip
@@ -48,6 +48,6 @@ def test_humanoid_on_mjx_runs_several_iterations(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_default_task_is_solved(tmp_path: Path) -> None:
-    result = rlstable.fit(run_dir=tmp_path, devices=1, sinks="quiet")
+    result = rlstable.fit(run_dir=tmp_path, devices=1, logging="quiet")
     assert result.ending.name == "target_reached"
     assert result.metrics["eval/episode_reward"] >= 950.0

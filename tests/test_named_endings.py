@@ -27,7 +27,7 @@ def short(**sections: Any) -> Config:
     """Up to 40 iterations, each of them saved."""
     defaults: dict[str, Any] = {
         "guards": {}, "devices": 1, "total_steps": 40 * ITERATION, "eval": {"num_evals": 0},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
         "checkpoint": {"every": 1, "keep": 100, "asynchronous": False},
     }  # fmt: skip
     return tiny_config(**defaults | sections)

@@ -31,7 +31,7 @@ def train(folder: Path, env: dict[str, Any], guards: dict[str, Any]) -> tuple[Ru
             "learning_rate": 3e-3, "entropy_cost": 1e-3, "discounting": 0.95, "reward_scaling": 1.0,
         },
         network={"policy_hidden_layer_sizes": (32,), "value_hidden_layer_sizes": (32,)},
-        sinks={"console": "off"},
+        logging={"console": "off"},
     )  # fmt: skip
     runner = Runner(config, folder)
     return runner, runner.run()

@@ -34,7 +34,7 @@ def quick(**sections: Any) -> Config:
     """14 iterations, each of them saved, and said on the console."""
     defaults: dict[str, Any] = {
         "guards": {}, "devices": 1, "total_steps": 14 * ITERATION, "eval": {"num_evals": 0},
-        "sinks": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
+        "logging": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 
@@ -146,7 +146,7 @@ def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setattr("rlstable.io.logbook.Wandb", functools.partial(Wandb, timeout=2.0))
     began = time.monotonic()
-    runner = Runner(quick(sinks={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
+    runner = Runner(quick(logging={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
     assert runner.run().ending is StopReason.completed
     assert time.monotonic() - began < 60
     same(runner.state, healthy.state)

@@ -29,7 +29,7 @@ def config(recovery: dict[str, Any] | None = None, limit: float | None = None, *
     off = {"enabled": False}  # a ladder would climb, and to compile what is on it takes longest
     defaults: dict[str, Any] = {
         "guards": {"storm": {"patience": PATIENCE}}, "devices": 1, "total_steps": 20 * ITERATION,
-        "eval": {"num_evals": 2, "num_envs": 4}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
+        "eval": {"num_evals": 2, "num_envs": 4}, "logging": {"console": "off"}, "checkpoint": {"asynchronous": False},
         "supervise": {"recovery": own | (recovery or {}), "ladder": off, "incident": off, "max_wall_time": limit},
     }  # fmt: skip
     return tiny_config(**defaults | sections)

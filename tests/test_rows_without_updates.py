@@ -34,7 +34,7 @@ def test_number_that_was_learned_from_and_is_nan_stays_in_the_row(tmp_path: Path
 def test_page_and_verbose_console_show_the_rate_of_each_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Runner(quick(sinks={"console": "plain", "verbose": True}), tmp_path).run()
+    Runner(quick(logging={"console": "plain", "verbose": True}), tmp_path).run()
     assert "rate 0.003  value rate 0.003" in capsys.readouterr().out
     shown = (tmp_path / "report.html").read_text()
     (figure,) = [part for part in shown.split("<figure") if "<figcaption>Learning rate" in part]

@@ -39,7 +39,7 @@ def quick(**sections: Any) -> Config:
         "devices": 1,
         "total_steps": 4 * ITERATION,
         "eval": {"num_evals": 2, "num_envs": 4},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
     }
     return tiny_config(**defaults | sections)
 
@@ -456,11 +456,11 @@ def test_loss_scale_that_overflows_is_halved_until_gradients_are_finite(tmp_path
 
 
 def test_tensorboard_and_offline_wandb_have_the_same_rows(tmp_path: Path) -> None:
-    config = quick(sinks={"console": "off", "tensorboard": True, "wandb": {"mode": "offline"}})
+    config = quick(logging={"console": "off", "tensorboard": True, "wandb": {"mode": "offline"}})
     Runner(config, tmp_path).run()
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     assert list(tmp_path.glob("wandb/offline-run-*"))
-    Runner(quick(sinks=config.sinks.model_dump(), resume="auto", total_steps=5 * ITERATION), tmp_path).run()
+    Runner(quick(logging=config.logging.model_dump(), resume="auto", total_steps=5 * ITERATION), tmp_path).run()
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) >= 1
 
 

@@ -38,7 +38,7 @@ def signs(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Runner(quick(sinks={"console": "plain"}, total_steps=6 * ITERATION), tmp_path).run()
+    Runner(quick(logging={"console": "plain"}, total_steps=6 * ITERATION), tmp_path).run()
     (event,) = signs(tmp_path)
     assert (event["step"], event["sign"], event["text"], event["value"]) == (3 * ITERATION, NAME, TEXT, 1.0)
     printed = capsys.readouterr().out.splitlines()
@@ -56,7 +56,7 @@ def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_run_without_the_key_says_nothing(tmp_path: Path) -> None:
-    Runner(quick(sinks={"console": "off", "signs": False}), tmp_path).run()
+    Runner(quick(logging={"console": "off", "signs": False}), tmp_path).run()
     assert signs(tmp_path) == []
     left = read_result(tmp_path)
     assert left is not None and left["signs"] == {}
@@ -78,7 +78,7 @@ def test_resumed_run_says_the_same_signs(tmp_path: Path, cut: int) -> None:
 
 
 def test_seeds_say_their_signs_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Fleet(quick(seeds=2, sinks={"console": "plain"}), tmp_path).run()
+    Fleet(quick(seeds=2, logging={"console": "plain"}), tmp_path).run()
     printed = capsys.readouterr().out.splitlines()
     for seed in (0, 1):
         assert printed.count(f"! step {3 * ITERATION}  sign {NAME} of seed {seed}: {TEXT}") == 1

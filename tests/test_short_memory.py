@@ -29,7 +29,7 @@ def config(limit: float | None = None, **sections: Any) -> Config:
     wide = [128, 128, 128, 128]
     off = {"enabled": False}
     own: dict[str, Any] = {
-        "devices": 1, "guards": {}, "sinks": {"console": "off"}, "eval": {"num_evals": 0},
+        "devices": 1, "guards": {}, "logging": {"console": "off"}, "eval": {"num_evals": 0},
         "total_steps": 4 * ITERATION, "checkpoint": {"every": 1, "asynchronous": False},
         "ppo": {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 16},
         "network": {"policy_hidden_layer_sizes": wide, "value_hidden_layer_sizes": wide},

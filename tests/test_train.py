@@ -74,7 +74,6 @@ BAD_INPUT = {
         "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
     ),
     "seeds that grow": (
-        ["seeds=2", "supervise.warm_start.enabled=true"],
         "seeds: 2 share one program, and a warm start needs another",
     ),
     "seeds on several devices": ([*TINY, "devices=2", "seeds=2"], "seeds: 2 train together on one device, here are 2"),
@@ -247,7 +246,7 @@ def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Pat
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    large = ["network.value_hidden_layer_sizes=[64,64,64,64,64,64,64,64]", "sinks.console=plain"]
+    large = ["network.value_hidden_layer_sizes=[64,64,64,64,64,64,64,64]", "logging.console=plain"]
     process = subprocess.Popen(
         [sys.executable, "-m", "rlstable.train", *TINY, *large],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True,

@@ -41,7 +41,7 @@ def test_healthy_run_has_an_empty_list_of_warnings(tmp_path: Path) -> None:
 def test_completed_run_that_rejected_most_transitions_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = Runner(quick(**TORN, sinks=PLAIN), tmp_path).run()
+    result = Runner(quick(**TORN, logging=PLAIN), tmp_path).run()
     assert (result.ending, result.ending.exit_code) == (StopReason.completed, 0)
     assert warnings(tmp_path)[:2] == ["transitions_rejected", "evaluations_void"]
     said = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
@@ -60,7 +60,7 @@ def test_run_without_guards_whose_returns_are_nan_says_so(tmp_path: Path) -> Non
 
 
 def test_seeds_say_their_warnings_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION, seeds=2, sinks=PLAIN)
+    config = quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION, seeds=2, logging=PLAIN)
     Fleet(config, tmp_path).run()
     left = read_result(tmp_path)
     assert left is not None

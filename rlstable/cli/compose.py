@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlstable import config as typed
 from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import Config, ConfigError, recipes
+from rlstable.config.renamed import with_new_names
 from rlstable.config.schema import unknown_key
 from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
@@ -124,7 +126,7 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
     if not file.is_file():
         return  # a file of the user's own, from another folder of configurations
     option: Any = OmegaConf.load(file)
-    option.device = composed.device  # which recipes depend on
+    option.recipe_for = composed.recipe_for  # which recipes depend on
     recipe = _entry(option, "override /ppo")
     if recipe is None or OmegaConf.select(option, "env.source") == "import":
         return
@@ -157,10 +159,13 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
     from hydra.errors import HydraException
 
     register_resolvers()
+    words, warnings = with_new_names(overrides)
+    for warning in warnings:
+        print(f"rlstable: {warning}", file=sys.stderr)
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(config_dir(), version_base="1.3"):
-            return with_saved(hydra.compose("config", overrides=list(overrides)), overrides, run_dir)
+            return with_saved(hydra.compose("config", overrides=words), words, run_dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
 

@@ -23,7 +23,7 @@ class SharedBuilds(Generic[Built]):
 
     def __call__(self, config: Config, *args: Any) -> Built:
         """The one for a configuration."""
-        key = config.model_dump_json(exclude={"seed", "sinks", "resume"})
+        key = config.model_dump_json(exclude={"seed", "logging", "resume"})
         if key not in self._built:
             self._built[key] = self._build(config, *args)
         return self._built[key]

@@ -33,7 +33,7 @@ from rlstable.io.private_folder import make_private, user_id, writable_by_others
 from rlstable.io.versions import versions
 
 # Of the configuration and of jax's flags, what no program's text depends on.
-_APART = {"seed", "sinks", "checkpoint", "compile_cache", "resume"}
+_APART = {"seed", "logging", "checkpoint", "compile_cache", "resume"}
 _FLAGS_APART = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _CHECKSUM_BYTES = 4

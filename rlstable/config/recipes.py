@@ -28,7 +28,7 @@ def recipe(name: str, device: str, folder: Path) -> str:
     return name + _SUFFIX if suits_cpu and (folder / f"{name}{_SUFFIX}.yaml").is_file() else name
 
 
-def told(choices: Mapping[str, str], overrides: Sequence[str] = ()) -> str | None:
+def notice(choices: Mapping[str, str], overrides: Sequence[str] = ()) -> str | None:
     """A line about the recipe where it was chosen by what is there, None where it was not.
 
     Args:
@@ -37,9 +37,10 @@ def told(choices: Mapping[str, str], overrides: Sequence[str] = ()) -> str | Non
     """
     name = choices["ppo"]
     asked_for = any(override.startswith("ppo=") for override in overrides)
-    if asked_for or choices["device"] != "auto" or not name.endswith(_SUFFIX):
+    if asked_for or choices["recipe_for"] != "auto" or not name.endswith(_SUFFIX):
         return None
-    return f"recipe: {name}, made for a CPU (device=auto); ppo={name.removesuffix(_SUFFIX)} is that for an accelerator"
+    other = name.removesuffix(_SUFFIX)
+    return f"recipe: {name}, made for a CPU (recipe_for=auto); ppo={other} is that for an accelerator"
 
 
 def has_accelerator() -> bool:

@@ -119,7 +119,7 @@ class WandbConfig(Section):
     tags: tuple[str, ...] = ()
 
 
-class SinksConfig(Section):
+class LoggingConfig(Section):
     """Where metrics go. `metrics.jsonl` and `events.jsonl` are always written."""
 
     console: Literal["auto", "rich", "plain", "off"] = "auto"
@@ -152,14 +152,14 @@ class Config(Section):
     guards: GuardsConfig = GuardsConfig()
     precision: PrecisionConfig = PrecisionConfig()
     eval: EvalConfig = EvalConfig()
-    sinks: SinksConfig = SinksConfig()
+    logging: LoggingConfig = LoggingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     fault: FaultConfig = FaultConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     total_steps: Total = 30_000_000
     seed: Seed = 0
     seeds: Count = 1
-    device: Literal["auto", "cpu", "accelerator"] = "auto"
+    recipe_for: Literal["auto", "cpu", "accelerator"] = "auto"
     devices: Count | None = None
     deterministic: Flag = False
     compile_cache: Annotated[str, Field(min_length=1)] | None = "auto"
@@ -175,12 +175,6 @@ class Config(Section):
             raise KeyedError("seeds", f"{self.seeds} from seed={self.seed} on pass 2**32; a smaller seed would fit")
         if self.fault.site == "normalizer" and not self.ppo.normalize_observations:
             raise KeyedError("fault.site", "normalizer needs ppo.normalize_observations=true")
-        if self.seeds > 1 and self.supervise.warm_start.enabled:
-            raise KeyedError(
-                "seeds",
-                f"{self.seeds} share one program, and a warm start needs another whenever one of them grows; set "
-                "supervise.warm_start.enabled=false, or train them one by one, seed=0,1,2 --multirun",
-            )
         return self
 
     @property
@@ -195,7 +189,7 @@ class Config(Section):
             seed: One of `each_seed`.
             group: What Weights & Biases calls them together, unless it is told.
         """
-        wandb = self.sinks.wandb
+        wandb = self.logging.wandb
         if wandb.mode != "disabled":
             names = {"group": wandb.group or group, "name": f"{wandb.name or group} seed {seed}"}
             wandb = wandb.model_copy(update=names)
@@ -205,7 +199,7 @@ class Config(Section):
                 "seeds": 1,
                 # Those that were not saved before a process was killed begin anew.
                 "resume": self.resume and "auto",
-                "sinks": self.sinks.model_copy(update={"wandb": wandb}),
+                "logging": self.logging.model_copy(update={"wandb": wandb}),
             }
         )
 

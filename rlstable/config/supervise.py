@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import model_serializer, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, Finite, Flag, KeyedError, Positive, Section, Share
+from rlstable.config.schema import Count, CountOrZero, Flag, KeyedError, Positive, Section, Share
 
 X64 = "x64"
 # From the cheapest to the most exact one.
@@ -143,22 +143,11 @@ class MemoryConfig(Section):
     limit_gib: Positive | None = None
 
 
-class WarmStartConfig(Section):
-    """A run that begins small and grows."""
-
-    enabled: Flag = False
-    num_envs: Annotated[Share, Field(gt=0)] = 0.25
-    episode_length: Annotated[Share, Field(gt=0)] = 0.25
-    factor: Annotated[Finite, Field(gt=1)] = 2.0
-    grow_after: Count = 20
-
-
 class SuperviseConfig(Section):
     """The supervisor."""
 
     recovery: RecoveryConfig = RecoveryConfig()
     ladder: LadderConfig = LadderConfig()
     memory: MemoryConfig = MemoryConfig()
-    warm_start: WarmStartConfig = WarmStartConfig()
     incident: IncidentConfig = IncidentConfig()
     max_wall_time: Positive | None = None

@@ -18,7 +18,7 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 # What is no trouble bears no exclamation mark.
 _NEWS = frozenset(
     {
-        "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "grown", "environments_redrawn",
+        "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
         "backend_chosen", "seed_ended", "best_confirmed",
     }
 )  # fmt: skip

@@ -58,7 +58,7 @@ class Logbook:
             resume_step: The step the run goes on from; what was logged after it is dropped, it comes again.
         """
         services: list[Sink] = [*self._more]
-        chosen = self._config.sinks
+        chosen = self._config.logging
         first = resume_step or 0
         if chosen.tensorboard:
             self._tensorboard = TensorBoard(self._run_dir, resume_step)

@@ -16,6 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from rlstable.config import ConfigError
+from rlstable.config.renamed import updated
 from rlstable.io.lock import RunLock
 
 _RESULT = "result.json"
@@ -209,10 +210,10 @@ def return_of(result: Mapping[str, Any]) -> float | None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What `config.yaml` of a run folder says, whatever version wrote it.
+    """The settings in `config.yaml` of a run folder, with the keys of this version.
 
     Raises:
-        ConfigError: There is none, or it is damaged.
+        ConfigError: There is none, it is damaged, or it has an option that this version no longer has.
     """
     path = folder / "config.yaml"
     if not folder.is_dir():
@@ -225,7 +226,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"run: {path} holds no configuration")
-    return {str(key): value for key, value in data.items()}
+    return updated({str(key): value for key, value in data.items()})
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

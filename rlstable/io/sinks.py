@@ -136,8 +136,8 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "sinks.tensorboard: needs the package tensorboardX; pip install rlstable[tensorboard], "
-                "or set sinks.tensorboard=false"
+                "logging.tensorboard: needs the package tensorboardX; pip install rlstable[tensorboard], "
+                "or set logging.tensorboard=false"
             ) from error
         purge = None if resume_step is None else int(resume_step) + 1
         self._open = functools.partial(SummaryWriter, str(Path(run_dir) / "tensorboard"), flush_secs=10)

@@ -20,7 +20,7 @@ from rlstable.supervise.stop_reasons import StopReason, command
 
 _LAST_EVENTS = 300
 _STEPS_OF_SIGN = 5
-_OF_SEEDS = {"seed", "sinks.wandb.name", "resume"}  # settings in which seeds of one run differ
+_OF_SEEDS = {"seed", "logging.wandb.name", "resume"}  # settings in which seeds of one run differ
 _NORMAL_95 = 1.96  # standard errors to each side
 
 

@@ -22,7 +22,7 @@ _LANES = (
     ("incidents", ("incident", "incident_failed"), "bad"),
     ("checkpoints", ("checkpoint_failed", "checkpoint_damaged", "checkpoint_saved_again"), "warn"),
     ("signs", ("sign",), "warn"),
-    ("growth", ("grown", "environments_redrawn"), "good"),
+    ("growth", ("environments_redrawn",), "good"),
     ("settings", ("configuration_changed",), "warn"),
     ("starts and ends", ("resumed", "stopped", "error"), "plain"),
 )

@@ -12,7 +12,7 @@ from rlstable.config.schema import Section
 from rlstable.io.run_folder import read_settings, seed_folders
 
 # Settings that do not change what is trained: where the run starts and reports, and where its programs are kept.
-_APART = frozenset({"resume", "seeds", "sinks", "compile_cache"})
+_APART = frozenset({"resume", "seeds", "logging", "compile_cache"})
 
 
 class Change(NamedTuple):

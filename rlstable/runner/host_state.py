@@ -12,7 +12,6 @@ from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.signs import SignMemory
 from rlstable.supervise.tally import Tally
-from rlstable.supervise.warm_start import Growth
 
 
 @dataclasses.dataclass
@@ -31,7 +30,6 @@ class HostState:
         attempts: What recovery has tried.
         rungs: Where on the ladder of precision it stands.
         plan: How it makes do with the memory there is.
-        growth: How far a warm start has come.
         incidents: What was written of bad simulations.
         watch: What the return watch remembers.
         signs: What the signs of trouble remember.
@@ -49,7 +47,6 @@ class HostState:
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     rungs: Rungs = dataclasses.field(default_factory=Rungs)
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
-    growth: Growth = dataclasses.field(default_factory=Growth)
     incidents: Caught = dataclasses.field(default_factory=Caught)
     watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
     signs: SignMemory = dataclasses.field(default_factory=SignMemory)
@@ -57,8 +54,10 @@ class HostState:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
-        """What a checkpoint holds of it; what it lacks is as it is at the beginning."""
-        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "growth": Growth, "incidents": Caught}
+        """The state in a checkpoint of any version: missing fields have their defaults, unknown ones are ignored."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        saved = {name: value for name, value in saved.items() if name in known}
+        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "incidents": Caught}
         kinds["tally"] = Tally
         if "watch" not in saved and saved.get("best_return") is not None:
             # Saved before there was a watch: what was gained since the start is not known, so all of it counts.

@@ -108,7 +108,7 @@ class Fleet:
                 f"seeds: {config.seeds} train together on one device, here are {mesh.size}; set devices=1"
             )
         title = f"{config.env.name}, {config.seeds} seeds"
-        self._console = Console(config.sinks.console, config.total_steps, title, verbose=config.sinks.verbose)
+        self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
         self._leaving = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
         self._logbook = Logbook(_without_wandb(config), self.run_dir, self._console)
         resumes, self._lock = open_run_dir(self.run_dir, config.resume, config.seeds)
@@ -407,7 +407,7 @@ class Fleet:
             self._event("stopped", **fields)
             ending = StopReason[fields["stop_reason"]]
             saved = any(map(has_checkpoint, seed_folders(self.run_dir)))
-            close(ending, fields, self.run_dir, self._console, report=self.config.sinks.report, saved=saved)
+            close(ending, fields, self.run_dir, self._console, report=self.config.logging.report, saved=saved)
             results = tuple(self._results[seed] for seed in self.config.each_seed if seed in self._results)
             return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history, results)
 
@@ -420,5 +420,5 @@ def start(config: Config, run_dir: str | Path, *args: Any, **kwargs: Any) -> Run
 
 def _without_wandb(config: Config) -> Config:
     """For the rows of all seeds together: Weights & Biases has those of each, as a group."""
-    wandb = config.sinks.wandb.model_copy(update={"mode": "disabled"})
-    return config.model_copy(update={"sinks": config.sinks.model_copy(update={"wandb": wandb})})
+    wandb = config.logging.wandb.model_copy(update={"mode": "disabled"})
+    return config.model_copy(update={"logging": config.logging.model_copy(update={"wandb": wandb})})

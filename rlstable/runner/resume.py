@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rlstable.config import Config, ConfigError
+from rlstable.config.renamed import updated
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.ppo.state import TrainState
 from rlstable.runner.configuration_changes import Change, changes, value_at
@@ -15,7 +16,6 @@ from rlstable.runner.supervisor import Supervisor
 from rlstable.supervise.ladder import Level, Rungs
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.snapshots import NAMES, Saved
-from rlstable.supervise.warm_start import Growth
 
 # Parts that older checkpoints lack: numbers of `Tuning`, and the states to go back to.
 _LATER = (
@@ -87,8 +87,6 @@ def resume(
             host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
         if any(_differs(value_at(saved["config"], path), value_at(new, path)) for path in _PLANNED_FOR):
             host.plan = MemoryPlan()
-        if value_at(saved["config"], "supervise.warm_start") != new["supervise"]["warm_start"]:
-            host.growth = Growth()
         supervisor.recall(host)
         state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
         # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
@@ -96,6 +94,7 @@ def resume(
         return dataclasses.replace(state, tuning=fresh.tuning, incident=None, **beside)
 
     tree, saved = checkpoints.restore(like, later=_LATER)
+    saved = {**saved, "config": updated(saved["config"])}
     old = saved["config"]
     retyped = {
         "learning_rate": old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"],

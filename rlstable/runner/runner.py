@@ -49,8 +49,7 @@ class Runner(SeedRun):
         signals: Signals | None = None,
         builds: Factories | None = None,
     ):
-        sinks = config.sinks
-        console = Console(sinks.console, config.total_steps, config.env.name, verbose=sinks.verbose)
+        console = Console(config.logging.console, config.total_steps, config.env.name, verbose=config.logging.verbose)
         leaving = StopRequest(console, self._leave, signals, config.supervise.max_wall_time)
         super().__init__(config, run_dir, callback, more_guards, console, leaving, builds)
 

@@ -33,7 +33,7 @@ class Schedule:
 
     def logs(self, iteration: int) -> bool:
         """Whether a row is due after an iteration in any case."""
-        return iteration % self.config.sinks.log_every == 0
+        return iteration % self.config.logging.log_every == 0
 
     def _crossed(self, before: int, after: int, times: int) -> bool:
         """Whether one of `times` equal parts of the run ended in between."""

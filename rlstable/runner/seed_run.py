@@ -639,6 +639,6 @@ class SeedRun:
         self._sinks.wait()  # the page reads it
         saved = self._checkpoints.latest() is not None
         taken = self._saving is not None and self._saving.presence.taken
-        report = self.config.sinks.report
+        report = self.config.logging.report
         close(ending, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
         return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history)

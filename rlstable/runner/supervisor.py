@@ -29,14 +29,13 @@ from rlstable.supervise.recovery import Plan, Recovery
 from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
 from rlstable.supervise.stop_reasons import StopReason
-from rlstable.supervise.warm_start import WarmStart
 
 Report = Callable[..., None]
 # A random key costs more to make than it is worth in an iteration that draws nothing.
 Key = Callable[[], jax.Array]
 
-# A level of precision, a plan for memory, a stage of growth: what is compiled once each.
-ProgramKey = tuple[Level, str, int]
+# A level of precision and a plan for memory: each pair is compiled once.
+ProgramKey = tuple[Level, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +115,7 @@ class Supervisor:
         self._recovery = Recovery(config.supervise.recovery, host.attempts)
         start = Level(config.precision.matmul, config.precision.network)
         self._ladder = Ladder(config.supervise.ladder, start, host.rungs, self._distinct, self._builds.shared)
-        self._warm_start = WarmStart(config, self._mesh.size, host.growth)
-        self._memory = Memory(self._warm_start.now, self._mesh, self._report)
+        self._memory = Memory(config, self._mesh, self._report)
         guard = config.guards.return_watch
         watched = guard.enabled and config.supervise.recovery.enabled
         self.watch_of_return = ReturnWatch(guard.tolerance, guard.episodes, host.watch) if watched else None
@@ -131,7 +129,7 @@ class Supervisor:
     def assembly(self) -> TrainingSetup:
         """What computes at the present level and size."""
         if self.which not in self._assemblies:
-            config = self._host.plan.of(_at_level(self._warm_start.now, self.level))
+            config = self._host.plan.of(_at_level(self._config, self.level))
             self._assemblies[self.which] = self._builds.assembly(config, self._mesh, self._more_guards, self._compiling)
         return self._assemblies[self.which]
 
@@ -143,7 +141,7 @@ class Supervisor:
     @property
     def num_envs(self) -> int:
         """How many environments are trained in."""
-        return self._host.plan.of(self._warm_start.now).ppo.num_envs
+        return self._host.plan.of(self._config).ppo.num_envs
 
     @property
     def evaluator(self) -> Evaluator:
@@ -161,7 +159,7 @@ class Supervisor:
     @property
     def which(self) -> ProgramKey:
         """Which program the next iteration is computed by."""
-        return self.level, str(self._host.plan), self._host.growth.stage
+        return self.level, str(self._host.plan)
 
     def adopt(self, state: TrainState, key: jax.Array) -> TrainState:
         """A training state of another level as one of this.
@@ -309,7 +307,7 @@ class Supervisor:
         return state
 
     def watch(self, state: TrainState, metrics: Metrics, good: bool, key: Key) -> TrainState:
-        """Takes in an iteration that goes on: relaxes remedies, moves on the ladder and grows where that is due.
+        """Takes in an iteration that goes on: relaxes remedies, moves on the ladder.
 
         Args:
             state: After it.
@@ -326,14 +324,7 @@ class Supervisor:
         if remedy is not None:
             state = sharding.place(remedies.take_back(remedy, state), self._mesh, SPECS)
             self._report("remedy_taken_back", remedy=str(remedy), after=self._host.attempts.stretch)
-        return self._grown(state, key()) if self._warm_start.watch(good) else state
-
-    def _grown(self, state: TrainState, key: jax.Array) -> TrainState:
-        """The state for a larger size, which has other environments and may need more memory."""
-        self._memory = Memory(self._warm_start.now, self._mesh, self._report)
-        length = self._warm_start.now.env.episode_length
-        self._report("grown", num_envs=self.num_envs, episode_length=length)
-        return self.assembly.adopted(self.assembly.redrawn(state, key))
+        return state
 
     def try_again(
         self, cause: StopReason, state: TrainState, iteration: int, step: int, key: jax.Array
@@ -372,7 +363,6 @@ class Supervisor:
         # Last, with the caller's step: the step that is logged is their sum, and stays what it was.
         attempts.lost_iterations += lost_iterations
         attempts.lost_steps += lost_steps
-        self._host.growth.healthy = 0
         self._forget_later(state, good.iteration, good.step)
         return Rollback(state, good.iteration, good.step)
 

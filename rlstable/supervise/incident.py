@@ -15,6 +15,7 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import QuarantineConfig
+from rlstable.config.renamed import updated
 from rlstable.io.archive import sealed, unsealed
 from rlstable.io.arrays import copy_out
 from rlstable.io.trusted_folders import remember
@@ -247,6 +248,6 @@ def read(folder: Path) -> Incident:
             f"{folder}: is no incident, it has no {Path(error.filename).name}; give a folder runs/.../incidents/<name>"
         ) from error
     try:
-        return Incident(folder, facts, arrays, load(facts["config"]))
+        return Incident(folder, facts, arrays, load(updated(facts["config"])))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error

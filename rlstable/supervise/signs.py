@@ -153,7 +153,7 @@ class Signs:
 
     def __init__(self, config: Config, tell: Tell):
         self._tell = tell
-        signs = signs_of(config) if config.sinks.signs else ()
+        signs = signs_of(config) if config.logging.signs else ()
         self._of_iterations = [sign for sign in signs if not sign.of_evaluations]
         self._of_evaluations = [sign for sign in signs if sign.of_evaluations]
         self._episodes = config.eval.num_envs

@@ -16,7 +16,7 @@ from rlstable.train import main
 
 SECRET = "a-secret-that-nobody-may-read"
 TYPED = [
-    "sinks.wandb.name=${oc.env:RLSTABLE_TEST_SECRET}",
+    "logging.wandb.name=${oc.env:RLSTABLE_TEST_SECRET}",
     "env.name=${oc.env:RLSTABLE_TEST_SECRET}",
     "+env.kwargs.token=${oc.env:RLSTABLE_TEST_SECRET}",
     "env.kwargs={inner: [1, {token: '${oc.env:RLSTABLE_TEST_SECRET}'}]}",

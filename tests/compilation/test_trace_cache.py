@@ -327,7 +327,7 @@ def test_nor_where_it_was_never_tried_or_is_not_sure(trusted: Path, why: str, mo
 
 APART = {
     "seed": 7,
-    "sinks": {"console": "off", "log_every": 3},
+    "logging": {"console": "off", "log_every": 3},
     "checkpoint": {"every": 3},
     "compile_cache": "elsewhere",
     "resume": "auto",
@@ -444,7 +444,7 @@ def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) 
     """In processes of their own, of which the second one knows nothing but the files of the first."""
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     del environment["JAX_COMPILATION_CACHE_DIR"]
-    words = ["env=inverted_pendulum", "device=cpu", "total_steps=4096", "eval.num_evals=1", "sinks=quiet"]
+    words = ["env=inverted_pendulum", "recipe_for=cpu", "total_steps=4096", "eval.num_evals=1", "logging=quiet"]
     written = []
     for name in ("first", "second"):
         command = [sys.executable, "-m", "rlstable.train", *words, f"hydra.run.dir={tmp_path / name}"]

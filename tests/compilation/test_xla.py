@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_costs_nothing_else(cache: Path
     (cache / "file").write_text("")
     said = keep_programs(str(cache / "file"))
     assert said is not None and "Not a directory" in said
-    run = Runner(tiny_config(sinks={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
+    run = Runner(tiny_config(logging={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
     run.close()
     assert '"compile_cache_unusable"' in (tmp_path / "run" / "events.jsonl").read_text()
 
@@ -147,7 +147,7 @@ def test_folder_that_other_users_can_write_to_is_not_used_and_said_once(
     assert said is not None and f"{shared}, above {shared}/" in said and "(mode 0777)" in said
     assert "set compile_cache to a folder that only you can write" in said
     assert folder_of_programs() is None
-    Runner(tiny_config(sinks={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
+    Runner(tiny_config(logging={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["error"] for event in events if event["kind"] == "compile_cache_unusable"] == [said]
     assert capsys.readouterr().out.count("compile_cache_unusable") == 1

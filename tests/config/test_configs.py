@@ -31,14 +31,14 @@ OPTIONS = [
     f"{group}={option}" for group, options in GROUPS.items() if group not in ("env", "sweep") for option in options
 ]
 IMPORT = ["env=import", "env.name=my_package.my_module:MyEnv"]
-ANYWHERE = "device=accelerator"  # what is published, whatever machine the tests run on
+ANYWHERE = "recipe_for=accelerator"  # what is published, whatever machine the tests run on
 SECTIONS = {
     "ppo": PPOConfig,
     "network": NetworkConfig,
     "guards": guard_config.GuardsConfig,
     "precision": typed.PrecisionConfig,
     "eval": typed.EvalConfig,
-    "sinks": typed.SinksConfig,
+    "logging": typed.LoggingConfig,
     "checkpoint": typed.CheckpointConfig,
     "supervise": SuperviseConfig,
 }
@@ -110,25 +110,25 @@ def test_an_environment_brings_its_own_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", ENVS)
 def test_a_cpu_has_a_recipe_of_its_own_where_there_is_one(name: str) -> None:
     own = f"{name}_cpu"
-    choices = hydra_node(f"env={name}", "device=cpu").runtime.choices
+    choices = hydra_node(f"env={name}", "recipe_for=cpu").runtime.choices
     assert choices.ppo == (own if own in GROUPS["ppo"] else name)
-    assert load(f"env={name}", "device=cpu", "ppo=default").ppo == PPOConfig()
+    assert load(f"env={name}", "recipe_for=cpu", "ppo=default").ppo == PPOConfig()
 
 
 def test_the_recipe_depends_on_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     here = hydra_node("env=humanoid").runtime.choices
-    assert (here.ppo, recipes.told(here)) == (
+    assert (here.ppo, recipes.notice(here)) == (
         "humanoid_cpu",
-        "recipe: humanoid_cpu, made for a CPU (device=auto); ppo=humanoid is that for an accelerator",
+        "recipe: humanoid_cpu, made for a CPU (recipe_for=auto); ppo=humanoid is that for an accelerator",
     )
-    assert recipes.told(here, ["env=humanoid", "ppo=humanoid_cpu"]) is None, "whoever asks for it knows"
-    assert recipes.told(here, ["ppo.num_envs=8"]) is not None
+    assert recipes.notice(here, ["env=humanoid", "ppo=humanoid_cpu"]) is None, "whoever asks for it knows"
+    assert recipes.notice(here, ["ppo.num_envs=8"]) is not None
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     there = hydra_node("env=humanoid").runtime.choices
-    assert (there.ppo, recipes.told(there)) == ("humanoid", None)
-    asked = hydra_node("env=humanoid", "device=cpu").runtime.choices
-    assert (asked.ppo, recipes.told(asked)) == ("humanoid_cpu", None)
+    assert (there.ppo, recipes.notice(there)) == ("humanoid", None)
+    asked = hydra_node("env=humanoid", "recipe_for=cpu").runtime.choices
+    assert (asked.ppo, recipes.notice(asked)) == ("humanoid_cpu", None)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_main_file_has_the_typed_keys_and_values() -> None:
     own = {key: value for key, value in written.items() if key not in ("defaults", "hydra", "env")}
     assert set(own) | groups - {"sweep"} == set(typed.Config.model_fields)  # which is Hydra's business alone
     plain = typed.Config(env=typed.EnvConfig(name="ant"))
-    assert read("device/auto.yaml") == {"device": plain.device}
+    assert read("recipe_for/auto.yaml") == {"recipe_for": plain.recipe_for}
     assert own == {key: getattr(plain, key) for key in own}
     assert flat_keys(written["env"]) == model_keys(typed.EnvConfig)
     assert typed.EnvConfig(**{**written["env"], "name": "ant"}) == plain.env
@@ -299,8 +299,8 @@ def test_guards_off_is_off_and_strict_is_stricter() -> None:
 
 
 def test_words_that_yaml_takes_for_truth_values_stay_words() -> None:
-    assert load("sinks=quiet").sinks.console == "off"
-    assert load("sinks.console=off").sinks.console == "off"
+    assert load("logging=quiet").logging.console == "off"
+    assert load("logging.console=off").logging.console == "off"
     assert not load("checkpoint=off").checkpoint.enabled
 
 

@@ -296,7 +296,7 @@ def settings(**sections: Any) -> Config:
         devices=sections.pop("devices", 1),
         total_steps=4 * 64,
         eval={"num_evals": 2, "num_envs": 4},
-        sinks={"console": "off"},
+        logging={"console": "off"},
         **sections,
     )
 
@@ -329,7 +329,7 @@ def test_a_run_of_thousands_of_iterations_does_not_wait_for_ever(tmp_path: Path)
     small = [
         "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=1", "ppo.unroll_length=4", "env.episode_length=50",
         "ppo.num_updates_per_batch=1", "total_steps=160_000", "eval.num_evals=250", "eval.target_return=null",
-        "checkpoint.every=20", "sinks=quiet", "seed=3", "compile_cache=null", f"hydra.run.dir={tmp_path / 'run'}",
+        "checkpoint.every=20", "logging=quiet", "seed=3", "compile_cache=null", f"hydra.run.dir={tmp_path / 'run'}",
     ]  # fmt: skip
     command = [sys.executable, "-m", "rlstable.train", "env=inverted_pendulum", "env.backend=native", *small]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=900, env=os.environ | {"PYTHONPATH": str(ROOT)})

@@ -36,7 +36,7 @@ def trained(folder: Path, **sections: Any) -> Path:
         "devices": 1,
         "total_steps": 128,
         "eval": {"num_evals": 0},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
     }
     Runner(tiny_config(**defaults | sections), folder).run()
     return folder
@@ -116,7 +116,7 @@ def test_both_files_run_as_the_policy_does(tmp_path: Path) -> None:
         "halfcheetah",
         run_dir=tmp_path,
         total_steps=100_000,
-        overrides=["device=cpu", "sinks=quiet", "eval.num_evals=0"],
+        overrides=["recipe_for=cpu", "logging=quiet", "eval.num_evals=0"],
     )
     saved = open_run(tmp_path)
     function = policy_function(saved)

@@ -41,7 +41,7 @@ def made_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         total_steps=128,
         env={"kwargs": {"fault": "physics", "probability": 0.1}},
         eval={"num_evals": 0},
-        sinks={"console": "off"},
+        logging={"console": "off"},
         supervise={"recovery": {"enabled": False}, "incident": {"keep": 1}},
     )
     Runner(config, folder).run()

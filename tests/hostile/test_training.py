@@ -50,7 +50,7 @@ def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = No
     config = tiny_config(
         guards={}, devices=1, seed=3, total_steps=ITERATIONS * 64, ppo=ppo or {},
         env={"name": "environments:Hostile", "kwargs": {"attack": attack, "bad_resets": bad_resets}},
-        eval={"num_evals": 2, "num_envs": 4}, sinks={"console": "off"}, supervise={},
+        eval={"num_evals": 2, "num_envs": 4}, logging={"console": "off"}, supervise={},
         checkpoint={"every": 1, "asynchronous": False},
     )  # fmt: skip
     runner = Runner(config, folder)

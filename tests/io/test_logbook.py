@@ -125,7 +125,7 @@ def test_an_error_of_wandb_is_of_the_row_that_it_did_not_take(
             raise ConnectionError("no end")
 
     monkeypatch.setattr("rlstable.io.sinks._start_wandb", lambda *_: Service())
-    book = Logbook(tiny_config(sinks={"wandb": {"mode": "offline"}}), tmp_path, console)
+    book = Logbook(tiny_config(logging={"wandb": {"mode": "offline"}}), tmp_path, console)
     book.start(None, None)
     for step in (64, 128, 192):
         book.log(step, {"x": step})

@@ -32,7 +32,7 @@ def quick(iterations: int = 3, **sections: Any) -> Config:
         "devices": 1,
         "total_steps": iterations * ITERATION,
         "eval": {"num_evals": 0},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
         "checkpoint": {"every": 1, "keep": 3},
     }
     return tiny_config(**defaults | sections)

@@ -45,7 +45,7 @@ def trained(folder: Path, **sections: Any) -> Runner:
             devices=1,
             total_steps=128,
             eval={"num_evals": 1, "num_envs": 2},
-            sinks={"console": "off"},
+            logging={"console": "off"},
             **sections,
         ),
         folder,

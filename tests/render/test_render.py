@@ -65,7 +65,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         total_steps=64,
         env={"name": "ball:Stick", "backend": "native", "episode_length": 40},
         eval={"num_evals": 0},
-        sinks={"console": "off"},
+        logging={"console": "off"},
     )
     Runner(config, folder).run()
     return folder
@@ -127,7 +127,7 @@ def test_recordings_are_the_episodes_that_were_played(run_dir: Path, reel: Reel)
 
 
 def test_an_environment_without_a_model_is_refused(tmp_path: Path) -> None:
-    config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, sinks={"console": "off"})
+    config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, logging={"console": "off"})
     Runner(config, tmp_path).run()
     with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model, so that there is nothing to draw"):
         record(open_run(tmp_path), 2)

@@ -37,7 +37,7 @@ def trained(run_dir: Path, iterations: int = 6, **sections: Any) -> list[Inciden
         "env": {"kwargs": FAULT, "episode_length": 200},
         "total_steps": iterations * 64,
         "eval": {"num_evals": 0},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
         "checkpoint": {"every": 2, "keep": 20},
         "supervise": {"recovery": {"enabled": False}, "incident": {"window": 1}},
     }

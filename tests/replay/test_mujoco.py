@@ -26,7 +26,7 @@ def test_a_motor_that_no_integrator_follows(tmp_path: Path) -> None:
         total_steps=1,
         eval={"num_evals": 0},
         checkpoint={"enabled": False},
-        sinks={"console": "off"},
+        logging={"console": "off"},
         supervise={"recovery": {"enabled": False}},
     )
     Runner(config, tmp_path).run()
@@ -57,7 +57,7 @@ def test_the_history_of_a_cart_that_its_own_friction_drives(tmp_path: Path) -> N
         devices=1,
         total_steps=2 * 64,
         eval={"num_evals": 0},
-        sinks={"console": "off"},
+        logging={"console": "off"},
         supervise={"recovery": {"enabled": False}},
     )
     Runner(config, tmp_path).run()

@@ -31,7 +31,7 @@ def caught(run_dir: Path, **sections: Any) -> Incident:
         "devices": 1,
         "total_steps": 1,
         "eval": {"num_evals": 0},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
         "checkpoint": {"enabled": False},
         "supervise": {"recovery": {"enabled": False}},
     }

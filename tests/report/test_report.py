@@ -34,7 +34,7 @@ def trained(folder: Path, **sections: Any) -> Runner:
         "devices": 1,
         "total_steps": 640,
         "eval": {"num_evals": 5, "num_envs": 4},
-        "sinks": {"console": "off", "wandb": {"name": EVIL}},
+        "logging": {"console": "off", "wandb": {"name": EVIL}},
     }
     runner = Runner(tiny_config(**defaults | sections), folder)
     runner.run()
@@ -77,7 +77,7 @@ def test_every_run_leaves_its_page(finished: Path) -> None:
 
 
 def test_a_run_need_not_leave_one(tmp_path: Path) -> None:
-    trained(tmp_path, sinks={"console": "off", "report": False}, total_steps=64, eval={"num_evals": 0})
+    trained(tmp_path, logging={"console": "off", "report": False}, total_steps=64, eval={"num_evals": 0})
     assert not (tmp_path / "report.html").exists()
 
 
@@ -88,7 +88,7 @@ def test_a_run_is_none_the_worse_for_a_page_that_fails(
         raise ZeroDivisionError("no")
 
     monkeypatch.setattr("rlstable.runner.finish.page", fail)
-    runner = trained(tmp_path, sinks={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
+    runner = trained(tmp_path, logging={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
     assert runner.step == 64
     assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out
 

@@ -33,7 +33,7 @@ def quick(**sections: Any) -> Config:
         "devices": 1,
         "total_steps": 64,
         "eval": {"num_evals": 0},
-        "sinks": {"console": "off"},
+        "logging": {"console": "off"},
         "checkpoint": {"every": 1},
         "ppo": {"discounting": 0.95},
     }
@@ -87,7 +87,7 @@ def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folde
 
 def test_nothing_is_told_where_only_places_and_sinks_changed(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
-    other = quick(resume="auto", compile_cache=None, sinks={"console": "plain", "wandb": {"name": "other"}})
+    other = quick(resume="auto", compile_cache=None, logging={"console": "plain", "wandb": {"name": "other"}})
     assert changes(saved, other, folder) == []
     html = page([read_story(folder)])
     assert "Changed settings" not in html

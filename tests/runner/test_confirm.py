@@ -36,7 +36,7 @@ def learning(**sections: Any) -> Config:
     """Twelve iterations, evaluated after every third."""
     defaults: dict[str, Any] = {
         "guards": {}, "devices": 1, "total_steps": 12 * ITERATION, "eval": {"num_evals": 4, "num_envs": 16},
-        "sinks": {"console": "off"}, "checkpoint": {"every": 3, "asynchronous": False},
+        "logging": {"console": "off"}, "checkpoint": {"every": 3, "asynchronous": False},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 

@@ -44,7 +44,7 @@ def together(seeds: int = 3, remedies: Any = None, ladder: Any = None, **section
     recovery = {"every": 2, "remedies": remedies or [{"scale_learning_rate": 0.5}]}
     defaults: dict[str, Any] = {
         "guards": {"storm": {"patience": 3}}, "devices": 1, "total_steps": 10 * ITERATION, "seeds": seeds,
-        "eval": {"num_evals": 2, "num_envs": 4}, "sinks": {"console": "off"}, "checkpoint": {"asynchronous": False},
+        "eval": {"num_evals": 2, "num_envs": 4}, "logging": {"console": "off"}, "checkpoint": {"asynchronous": False},
         "supervise": {"recovery": recovery, "ladder": ladder or OFF, "incident": OFF},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
@@ -457,7 +457,7 @@ def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None
 @pytest.mark.slow
 def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
     sinks = {"console": "off", "log_every": 3}
-    result = Fleet(together(fault=storm(), sinks=sinks, eval={"num_evals": 0}), tmp_path).run()
+    result = Fleet(together(fault=storm(), logging=sinks, eval={"num_evals": 0}), tmp_path).run()
     assert result.ending is StopReason.completed
     rows = lines(tmp_path / "metrics.jsonl")
     steps = [row["step"] for row in rows]
@@ -530,7 +530,7 @@ def test_who_was_given_up_is_gone_on_with_alone(
     recovery = {"attempts": 0}
     supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
     every = {"every": 2, "asynchronous": False}
-    config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, sinks={"console": "plain"})
+    config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, logging={"console": "plain"})
     monkeypatch.chdir(tmp_path)
     Fleet(config, "run").run()
     said = capsys.readouterr().out
@@ -552,7 +552,6 @@ def test_it_runs_on_one_device(tmp_path: Path) -> None:
         ({"fault": {"site": "counters", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=counters"),
         ({"fault": {"site": "reset", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=reset"),
         ({"fault": {"site": "reward", "eval": True, "seed": 0}}, "^fault.seed: 0 cannot be struck alone by fault.eval"),
-        ({"seeds": 2, "supervise": {"warm_start": {"enabled": True}}}, "^seeds: 2 share one program, and a warm start"),
     ],
 )
 def test_what_cannot_train_together_is_refused(sections: dict[str, Any], complaint: str) -> None:
@@ -658,7 +657,7 @@ def test_fit_gives_back_every_seed(tmp_path: Path) -> None:
         ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
         network={"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": [8]},
         eval={"num_evals": 1, "num_envs": 2},
-        overrides=["env.episode_length=12", "sinks=quiet"],
+        overrides=["env.episode_length=12", "logging=quiet"],
         callback=lambda step, row: rows.append(step),
     )
     assert [own.run_dir.name for own in result.seeds] == ["seed-5", "seed-6"]

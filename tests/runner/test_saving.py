@@ -34,7 +34,7 @@ TINY = [
     "env=import", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8", "eval.num_evals=0",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2", "devices=1",
-    "sinks.console=plain", f"total_steps={LAST * ITERATION}", "checkpoint.every=1",
+    "logging.console=plain", f"total_steps={LAST * ITERATION}", "checkpoint.every=1",
 ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def quick(**sections: Any) -> Config:
     """Eight iterations, each of them saved."""
     defaults: dict[str, Any] = {
         "guards": {}, "devices": 1, "total_steps": LAST * ITERATION, "eval": {"num_evals": 0},
-        "sinks": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
+        "logging": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 
@@ -97,7 +97,7 @@ def command(folder: Path, *words: str, **environment: str) -> subprocess.Complet
 
 
 def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_prints_no_traceback(tiny_disk: Path) -> None:
-    done = command(tiny_disk, "sinks.console=plain")
+    done = command(tiny_disk, "logging.console=plain")
     assert done.returncode == 13, done.stdout + done.stderr
     assert done.stderr == ""
     assert "stop reason    not_saved: the last state could not be saved" in done.stdout

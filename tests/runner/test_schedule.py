@@ -50,4 +50,4 @@ def test_the_pool_is_refilled_every_so_often_or_never() -> None:
 
 
 def test_rows_come_every_so_often() -> None:
-    assert [n for n in range(1, 10) if schedule(sinks={"log_every": 4}).logs(n)] == [4, 8]
+    assert [n for n in range(1, 10) if schedule(logging={"log_every": 4}).logs(n)] == [4, 8]

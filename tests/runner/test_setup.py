@@ -37,7 +37,7 @@ class Keyed(PointMass):
     "sections", [{}, {"env": {"reset": "pool"}}, {"guards": {}}, {"ppo": {"normalize_rewards": True}}], ids=str
 )
 def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any], tmp_path: Path) -> None:
-    config = tiny_config(**{"sinks": {"console": "off"}, "devices": 1, **sections})
+    config = tiny_config(**{"logging": {"console": "off"}, "devices": 1, **sections})
     runner = Runner(config, tmp_path)
     shapes = TrainingSetup(config, mesh()).shapes()
     assert jax.tree.structure(shapes) == jax.tree.structure(runner.state)
@@ -47,7 +47,7 @@ def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any
 
 
 def test_the_program_is_the_runners(tmp_path: Path) -> None:
-    config = tiny_config(sinks={"console": "off"}, devices=1)
+    config = tiny_config(logging={"console": "off"}, devices=1)
     runner = Runner(config, tmp_path)
     assembly = TrainingSetup(config, mesh())
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_compiled_is_an_error_of_whoever_asks_for_it(monkeypatch:
 def test_a_program_is_begun_where_the_run_is_new_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
     monkeypatch.setattr(TrainingSetup, "begin", lambda self: begun.append(self))
-    config = tiny_config(sinks={"console": "off"}, devices=1, total_steps=64)
+    config = tiny_config(logging={"console": "off"}, devices=1, total_steps=64)
     Runner(config, tmp_path / "alone").run()
     assert len(begun) == 1
     Runner(config.model_copy(update={"resume": "auto"}), tmp_path / "alone").close()

@@ -409,8 +409,8 @@ def test_a_leg_that_ran_out_of_time_is_recorded_and_run_again_with_more(race_wit
 
 
 def test_another_recipe_or_processor_is_another_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    ant = dataclasses.replace(LEG, settings=("env=ant", "device=cpu"))
-    changed = dataclasses.replace(LEG, settings=("env=ant", "device=cpu", "ppo.gae_lambda=0.5"))
+    ant = dataclasses.replace(LEG, settings=("env=ant", "recipe_for=cpu"))
+    changed = dataclasses.replace(LEG, settings=("env=ant", "recipe_for=cpu", "ppo.gae_lambda=0.5"))
     assert race_results.recipe(ant) == race_results.recipe(ant) != race_results.recipe(changed)
     row = {**race_results.identity(ant, "One"), "round": 1, "ending": "reached"}
     assert race_results.measured([row], ant, "One") == {1: row}

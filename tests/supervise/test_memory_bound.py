@@ -90,4 +90,4 @@ def test_run_ends_before_anything_is_compiled_or_drawn(tmp_path: Path, monkeypat
     monkeypatch.setattr("rlstable.compilation.programs.Programs.build", never)
     sizes = {"num_envs": 10**6, "batch_size": 10**6, "unroll_length": 10**6}
     with pytest.raises(ConfigError, match=r"one iteration is 2,000,000,000,000 environment steps .* could fit$"):
-        Runner(tiny_config(ppo=sizes, sinks={"console": "off"}), tmp_path / "run")
+        Runner(tiny_config(ppo=sizes, logging={"console": "off"}), tmp_path / "run")

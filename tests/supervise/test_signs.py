@@ -267,7 +267,7 @@ def test_guards_off_is_silent_about_limiters() -> None:
 
 
 def test_key_off_says_and_remembers_nothing() -> None:
-    own = Watched(sinks={"console": "off", "signs": False})
+    own = Watched(logging={"console": "off", "signs": False})
     own.active("log_ratio", 1.0, times=100)
     own.evaluate(0.0, 100.0, 100.0, 0.0, 0.0)
     assert (own.said, own.memory) == ([], SignMemory())

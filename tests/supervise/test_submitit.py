@@ -26,7 +26,7 @@ class Training:
 
         config = tiny_config(
             guards={}, devices=1, total_steps=iterations * ITERATION, eval={"num_evals": 0}, resume="auto",
-            sinks={"console": "off"},
+            logging={"console": "off"},
         )  # fmt: skip
         result = Runner(config, run_dir, lambda *_: time.sleep(0.02)).run()
         return result.ending.name, result.step

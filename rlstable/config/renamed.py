@@ -1,0 +1,54 @@
+"""Keys of the version before: renamed keys keep working, removed keys are dropped from saved settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlstable.config.schema import ConfigError
+
+# Top-level sections and groups, old name to new name.
+RENAMED = {"sinks": "logging", "device": "recipe_for"}
+_OVERRIDE = re.compile(r"(?P<prefix>[+~]*)(?P<key>[^=.@]+)(?P<rest>.*)", re.DOTALL)
+
+
+def with_new_names(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Overrides as typed, with renamed keys under their new names.
+
+    Returns:
+        The overrides, and one line of warning for each renamed key.
+
+    Raises:
+        ConfigError: The same key was given under both names.
+    """
+    words, warnings = list(overrides), {}
+    typed = {match["key"] for word in words if (match := _OVERRIDE.fullmatch(word))}
+    for index, word in enumerate(words):
+        match = _OVERRIDE.fullmatch(word)
+        if not match or match["key"] not in RENAMED:
+            continue
+        old, new = match["key"], RENAMED[match["key"]]
+        if new in typed:
+            raise ConfigError(f"{old}: was renamed to {new}, and both are given; keep {new}")
+        words[index] = f"{match['prefix']}{new}{match['rest']}"
+        warnings[old] = f"{old} was renamed to {new}; write {words[index]}, the old key works in this version only"
+    return words, list(warnings.values())
+
+
+def updated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that a run of the version before has saved, with the keys of this version.
+
+    Raises:
+        ConfigError: The run used an option that this version no longer has.
+    """
+    new = {RENAMED.get(key, key): value for key, value in settings.items()}
+    supervise = new.get("supervise")
+    if isinstance(supervise, Mapping) and "warm_start" in supervise:
+        if supervise["warm_start"].get("enabled"):
+            raise ConfigError(
+                "supervise.warm_start: this version has no warm start; resume the run with the version that began it, "
+                "or set supervise.warm_start.enabled to false in its config.yaml"
+            )
+        new["supervise"] = {key: value for key, value in supervise.items() if key != "warm_start"}
+    return new
