@@ -51,7 +51,7 @@ are too, made for an accelerator, with an evaluation of ten episodes after every
 not: batches are cut for few cores (ant, half cheetah), the pendulum's recipe is ours, and for the hopper, where Brax
 publishes none, it is one that nobody tuned. The ant and the half cheetah are published for Brax's spring physics; *mjx*
 is the cut recipe on the simulation that ours computes natively, another task, in which ants fall more easily
-(docs/decisions.md). SB3's and SBX's are those of RL Baselines3 Zoo, but for the pendulum's.
+(docs/lab_log.md). SB3's and SBX's are those of RL Baselines3 Zoo, but for the pendulum's.
 *Warm*: what it compiles was compiled and kept by a run before. Sides are taken in turn, one process at a time. A cell
 is the median of the rounds, least and greatest in brackets; "> 300" is a process that was not there after 300 s, its
 time over or all its steps trained."""

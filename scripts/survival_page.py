@@ -58,7 +58,7 @@ collapse, its cure is a rollback by the supervisor. These cases are therefore wh
 
 Faults of the environment strike the same steps whatever their kind, and every bad sample is masked out. Such rows often
 agree to the digit: they are one training. A solved pendulum falls now and then, with guards or without, fault or not
-([decisions.md](decisions.md) has how often): look at the least seed.
+([lab_log.md](lab_log.md) has how often): look at the least seed.
 
 The last column names the guards that tripped with `guards=default` and the median of their trips. `rollback` counts the
 supervisor's rollbacks.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.device.packed import PackedRows
-from rlstable.device.rarely import apply_if
+from rlstable.device.transforms import apply_if
 from rlstable.guards.base import Guard, GuardState
 from rlstable.guards.env import EnvContext, Quarantine, physics
 from rlstable.ppo.state import Slot

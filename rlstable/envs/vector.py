@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.device.packed import PackedRows
-from rlstable.device.rarely import apply_if
+from rlstable.device.transforms import apply_if
 from rlstable.envs import capture
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.env import EnvContext, physics

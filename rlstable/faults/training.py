@@ -13,7 +13,7 @@ import optax
 from rlstable.config.faults import FaultConfig
 from rlstable.config.supervise import MATMUL_LEVELS
 from rlstable.device.counter import WideCounter
-from rlstable.device.rarely import apply_if
+from rlstable.device.transforms import apply_if
 from rlstable.faults.env import under
 from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
 from rlstable.guards.base import select

@@ -21,7 +21,7 @@ from rlstable.config import Config
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
-from rlstable.device.side_by_side import side_by_side
+from rlstable.device.transforms import vmap_seeds
 from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
@@ -79,7 +79,7 @@ class Evaluator:
                 keys = jax.random.split(jax.random.split(own.key)[1], count)
                 return play(own.params, own.statistics, keys[numbers], own.key)
 
-            return side_by_side(play_one)(judged)
+            return vmap_seeds(play_one)(judged)
 
         self._play = jax.jit(numbered)
         self._programs = programs or Programs(precision)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
-from rlstable.device.rarely import apply_if
+from rlstable.device.transforms import apply_if
 from rlstable.guards import limiters, masked
 from rlstable.ppo import normalizer
 from rlstable.ppo.loss import estimate, ppo_loss, standardize

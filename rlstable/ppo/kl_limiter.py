@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import Config
-from rlstable.device.rarely import apply_if
+from rlstable.device.transforms import apply_if
 from rlstable.ppo.state import Tuning
 
 # A rate 1,000 times too high is found out in 5 iterations, and a step that was long by chance is long again in 28.

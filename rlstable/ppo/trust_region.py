@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rlstable.config import Config
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
-from rlstable.device.rarely import apply_if
+from rlstable.device.transforms import apply_if
 from rlstable.guards import masked
 from rlstable.guards.base import select
 from rlstable.ppo import kl_limiter, normalizer

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.device.packed import PackedRows
-from rlstable.device.rarely import apply_if
+from rlstable.device.transforms import apply_if
 from rlstable.envs import capture
 from rlstable.envs.vector import VectorEnv, inner
 from rlstable.ppo.state import Slot

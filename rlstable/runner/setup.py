@@ -23,7 +23,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
-from rlstable.device.side_by_side import side_by_side
+from rlstable.device.transforms import vmap_seeds
 from rlstable.envs.float64 import DoublePhysics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
@@ -216,7 +216,7 @@ class TrainingSetup:
     def _begin(self, count: int, states: Callable[[], tuple[TrainState, ...]]) -> Future[Any]:
         """The training program for as many states, as another thread builds it."""
         program = sharding.over_devices(
-            side_by_side(self.ppo.iteration),
+            vmap_seeds(self.ppo.iteration),
             self._mesh,
             ((SPECS,) * count,),
             ((SPECS, sharding.REPLICATED),) * count,

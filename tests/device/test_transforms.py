@@ -1,0 +1,84 @@
+"""Functions that run only if a predicate is true, and functions of one seed mapped over several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstable.device.transforms import apply_if, vmap_seeds
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_apply_if_runs_the_function_once_or_not_at_all(compiled: bool) -> None:
+    """A second turn of the loop would add twice."""
+    operand = {"x": jnp.arange(3.0), "n": jnp.int32(4)}
+
+    def bump(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x + 1, tree)
+
+    apply = jax.jit(apply_if, static_argnums=1) if compiled else apply_if
+    jax.tree.map(np.testing.assert_array_equal, bump(operand), apply(jnp.array(True), bump, operand))
+    jax.tree.map(np.testing.assert_array_equal, operand, apply(jnp.array(False), bump, operand))
+
+
+def test_apply_if_uses_each_predicate_under_vmap_and_scan() -> None:
+    predicates = jnp.array([True, False, True, False])
+    mapped = jax.vmap(lambda p, x: apply_if(p, lambda y: y * 10.0, x))(predicates, jnp.arange(1.0, 5.0))
+    np.testing.assert_array_equal(mapped, [10, 2, 30, 4])
+    total, _ = jax.lax.scan(lambda x, p: (apply_if(p, lambda y: 2 * y + 1, x), None), jnp.int32(1), predicates)
+    assert total == 7
+
+
+def test_apply_if_keeps_bad_numbers_of_a_function_out_that_does_not_run() -> None:
+    np.testing.assert_array_equal(apply_if(jnp.array(False), lambda x: x * jnp.nan, jnp.ones(2)), 1.0)
+
+
+def walk(state: dict[str, Any]) -> dict[str, Any]:
+    """Loops as often as the state says, draws, and returns other shapes than it takes."""
+
+    def step(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        key, x = carry
+        key, key_noise = jax.random.split(key)
+        return key, x + jax.random.normal(key_noise, x.shape)
+
+    key, x = jax.lax.fori_loop(0, state["times"], step, (state["key"], state["x"]))
+    return {"key": key, "x": x, "sum": x.sum(), "empty": state["empty"]}
+
+
+def state(seed: int, times: int, value: float = 0.0) -> dict[str, Any]:
+    return {
+        "key": jax.random.key(seed), "x": jnp.full((3,), value), "times": jnp.int32(times), "empty": jnp.zeros((0, 2)),
+    }  # fmt: skip
+
+
+def plain(tree: Any) -> list[np.ndarray]:
+    leaves = jax.tree.leaves(tree)
+    return [np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x) for x in leaves]
+
+
+def test_vmap_seeds_gives_each_seed_what_it_has_alone() -> None:
+    states = (state(0, 3), state(1, 0), state(2, 7))
+    results = jax.jit(vmap_seeds(walk))(states)
+    for result, start in zip(results, states, strict=True):
+        for a, b in zip(plain(result), plain(jax.jit(walk)(start)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_number_of_one_seed_changes_no_bit_of_the_others(bad: float) -> None:
+    program = jax.jit(vmap_seeds(walk))
+    healthy = program((state(0, 3), state(1, 5), state(2, 4)))
+    struck = program((state(0, 3), state(1, 500, bad), state(2, 4)))
+    for seed in (0, 2):
+        for a, b in zip(plain(healthy[seed]), plain(struck[seed]), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not np.isfinite(struck[1]["sum"])
+
+
+def test_vmap_seeds_of_one_seed_is_the_function_itself() -> None:
+    alone, start = jax.make_jaxpr(walk)(state(0, 3)), (state(0, 3),)
+    assert str(jax.make_jaxpr(vmap_seeds(walk))(start)) == str(alone)
