@@ -35,7 +35,7 @@ def test_tensorboard_writes_finite_metrics_and_events(tmp_path, caplog):
 
 def test_tensorboard_missing_names_key_and_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ConfigError, match=r"^sinks\.tensorboard: .*pip install rlstable\[tensorboard\]"):
+    with pytest.raises(ConfigError, match=r"^logging\.tensorboard: .*pip install rlstable\[tensorboard\]"):
         TensorBoard(tmp_path)
 
 
