@@ -24,7 +24,7 @@ examples:
 
 
 class EvaluateOptions(PlayOptions):
-    """What is evaluated, and how."""
+    """Arguments: the policy, and how it is evaluated."""
 
     episodes: Count = Field(100, description="how many are played; more make the intervals narrower")
 

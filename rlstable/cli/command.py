@@ -1,4 +1,4 @@
-"""What the commands that print a report have in common: their frame, not what they say.
+"""Shared frame of the commands that print a report.
 
 Kept free of heavy imports, since `--help` and a mistake need not wait for jax.
 """
@@ -45,7 +45,7 @@ def key_parser(name: str, description: str, model: type[Section], epilog: str) -
 
 
 def options(model: type[Model], words: Sequence[str]) -> Model:
-    """What was typed as `key=value`, checked.
+    """Parses and checks `key=value` arguments.
 
     A key whose field holds paths is taken as it stands (but for `null`), any other is read as YAML; one that holds
     several may be typed several times.

@@ -1,4 +1,4 @@
-"""What a sweep says when it is over."""
+"""Prints the summary of a sweep."""
 
 from __future__ import annotations
 

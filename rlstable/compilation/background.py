@@ -1,4 +1,4 @@
-"""What is compiled before it is asked for, in a thread of its own beside the one that traces."""
+"""Compiles programs in a background thread while the main thread traces the next one."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _register() -> None:
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
 def _answer(pointer: Any) -> int | None:
-    """What XLA calls; an error is handed back for XLA to raise."""
+    """The function that XLA calls; it returns an error for XLA to raise."""
     # With inline dispatch this may be the main thread, in which a signal is an exception out of any line.
     try:
         frame = pointer.contents
@@ -220,7 +220,7 @@ def _answer(pointer: Any) -> int | None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Where a program runs and is waited for: Ctrl-C in what it calls, which XLA makes an error, is itself again.
+    """Context in which a program runs: a Ctrl-C that XLA turned into an error becomes KeyboardInterrupt again.
 
     Raises:
         KeyboardInterrupt: What the program called was interrupted.

@@ -1,4 +1,4 @@
-"""What several seeds compute with, built by whichever asks for it first."""
+"""Cache of compiled programs shared by all seeds of a fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program comes to be: traced, lowered and compiled. `kept_programs` knows a shorter way."""
+"""Traces, lowers and compiles a program. `trace_cache` skips the tracing."""
 
 from __future__ import annotations
 

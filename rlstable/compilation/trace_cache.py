@@ -42,7 +42,7 @@ _UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # what is older was left 
 
 
 def programs_of(config: Config, mesh: Mesh) -> Programs:
-    """What builds the programs of a configuration, kept where it is sure that they would be the same again.
+    """Cache of traced programs, used only where a new trace would certainly be the same.
 
     A user's own environment says nothing of its sources, and text among an environment's arguments may be the path of a
     model. Native physics in float64 is known to a process only once it has traced it. Programs of an accelerator and
@@ -111,7 +111,7 @@ class TraceCache(Programs):
         return jax.tree.unflatten(kept.results, outputs)
 
     def _lowered(self, name: str, donates: bool, kept: _Kept | None) -> jax.stages.Lowered | None:
-        """What was kept, lowered; None where it cannot be used."""
+        """The cached trace, lowered; None if it cannot be used."""
         exported = None if kept is None else _deserialized(kept)
         if kept is None or exported is None:
             return None
@@ -173,7 +173,7 @@ def _placeholder(like: Any, place: Any) -> jax.ShapeDtypeStruct:
 
 
 def _deserialized(kept: _Kept) -> export.Exported | None:
-    """What jax makes of it, None where this jax makes nothing or this process does not know what it calls."""
+    """The trace as JAX reads it; None if this JAX cannot read it or this process lacks a function that it calls."""
     if not ffi.known(kept.calls):
         return None
     try:
@@ -183,7 +183,7 @@ def _deserialized(kept: _Kept) -> export.Exported | None:
 
 
 def _read(place: Path) -> _Kept | None:
-    """What was kept; None where nothing was, it is torn, or another user could have written it."""
+    """The cached bytes; None if there are none, they are torn, or another user could have written them."""
     try:
         if writable_by_others(place.parent) is not None:
             return None

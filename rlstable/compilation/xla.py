@@ -1,4 +1,4 @@
-"""How programs are compiled: who is told of it, what the compiler is told, and where its work is kept."""
+"""Compiles programs: progress messages, compiler options, and the cache of compiled programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _QUICK = {
 
 
 def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
-    """What XLA is told beyond its defaults; a CPU computes the same twice without being told.
+    """XLA options beyond the defaults; a CPU computes the same bits twice without them.
 
     Args:
         deterministic: Whether the same program on the same device must give the same bits.
@@ -44,7 +44,7 @@ def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
 
 
 def quick_options() -> dict[str, bool | int]:
-    """What XLA is told besides where compiling counts for more than the speed of what is compiled."""
+    """XLA options for programs whose compile time counts for more than their speed."""
     return _QUICK.get(jax.default_backend(), {})
 
 
@@ -83,7 +83,7 @@ def keep_programs(folder: str | None) -> str | None:
 
 
 def folder_of_programs() -> Path | None:
-    """Where jax keeps compiled programs in this process; None where it does not, or not in a file system."""
+    """The folder of JAX's compilation cache in this process; None without one, or outside of a file system."""
     folder = _known_folder()
     usable = folder and "://" not in folder and jax.config.values["jax_enable_compilation_cache"]
     return Path(folder) if folder and usable else None

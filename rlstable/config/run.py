@@ -76,7 +76,7 @@ class EnvConfig(Section):
 
 
 class EvalConfig(Section):
-    """How often and on what the policy is judged."""
+    """Evaluation of the policy: how often, in how many episodes."""
 
     num_evals: CountOrZero = 10
     num_envs: Count = 128
@@ -101,7 +101,7 @@ class LossScaleConfig(Section):
 
 
 class PrecisionConfig(Section):
-    """What is computed in which precision. Parameters and optimizer state are float32 always."""
+    """Precision of matrix products and networks. Parameters and optimizer state are always float32."""
 
     matmul: Literal["default", "high", "highest", "x64"] = "default"
     network: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -120,7 +120,7 @@ class WandbConfig(Section):
 
 
 class LoggingConfig(Section):
-    """Where metrics go. `metrics.jsonl` and `events.jsonl` are always written."""
+    """Destinations of metrics. `metrics.jsonl` and `events.jsonl` are always written."""
 
     console: Literal["auto", "rich", "plain", "off"] = "auto"
     verbose: Flag = False
@@ -132,7 +132,7 @@ class LoggingConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What is saved, besides the last state of the run."""
+    """Checkpoints besides the last state of the run."""
 
     enabled: Flag = True
     every: Count = 100

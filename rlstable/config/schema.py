@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of: checked numbers, frozen models, errors of one line.
+"""Building blocks of the configuration: checked numbers, frozen models, errors of one line.
 
 An error names its key, what is allowed and how to mend it.
 """
@@ -124,7 +124,7 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
 
 
 def _suggest(model: type[Section], path: list[str]) -> str:
-    """What the first part of an unknown key that no section has may have meant."""
+    """Suggests a key for the first part of an unknown key that no section has."""
     section: Any = model
     for part in path:
         field = section.model_fields.get(part)

@@ -11,7 +11,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def name() -> str:
-    """As its maker calls it, without counting it; its architecture where the system does not say."""
+    """The processor's name as its maker gives it; its architecture if the system does not say."""
     named = _values("model name")
     return named[0] if named else platform.processor() or platform.machine()
 
@@ -23,7 +23,7 @@ def fingerprint() -> str:
 
 
 def _values(*keys: str) -> list[str]:
-    """What Linux says under these keys, of every core."""
+    """Values of these keys in Linux's list of cores."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:

@@ -39,7 +39,7 @@ class PackedDict(Mapping[str, Any]):
 
     @functools.cached_property
     def places(self) -> dict[str, int | slice]:
-        """Where each part stands in the whole."""
+        """The slice of each part in the whole."""
         places: dict[str, int | slice] = {}
         start = 0
         for name, length in self.layout:
@@ -63,7 +63,7 @@ class PackedDict(Mapping[str, Any]):
         return len(self.layout)
 
     def __eq__(self, other: object) -> bool:
-        """By identity: arrays have no truth value."""
+        """Compares by identity: arrays have no truth value."""
         return self is other
 
     def __hash__(self) -> int:

@@ -1,4 +1,4 @@
-"""What is computed in which precision, as a value. Parameters and optimizer state are float32 always."""
+"""Precision levels as values. Parameters and optimizer state are always float32."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def make_mesh(count: int | None = None) -> Mesh:
 
 
 def device_kind(mesh: Mesh) -> str:
-    """What kind of device it is, as its maker calls it."""
+    """The kind of device, as its maker calls it."""
     return str(mesh.devices.flat[0].device_kind)
 
 
@@ -96,7 +96,7 @@ def _strong(x: Any) -> Any:
 
 
 def _of(x: Any, sharding: NamedSharding) -> NamedSharding:
-    """Where a leaf is put; one without elements, of which MuJoCo has some, comes out of a program replicated."""
+    """The sharding of a leaf. Leaves without elements (MuJoCo has some) come out of a program replicated."""
     return sharding if math.prod(x.shape) else NamedSharding(sharding.mesh, REPLICATED)
 
 

@@ -1,1 +1,1 @@
-"""What this machine and this model are fit for: `python -m rlstable.doctor env=humanoid`."""
+"""Checks of this machine and this model before a run: `python -m rlstable.doctor env=humanoid`."""

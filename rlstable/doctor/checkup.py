@@ -24,7 +24,7 @@ from rlstable.supervise.memory_bound import experience_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What the training program needs and what there is, in bytes.
+    """Memory that the training program needs and memory that is available, in bytes.
 
     Attributes:
         footprint: Of the compiled program per device; None where it was not compiled or the backend does not say.

@@ -1,4 +1,4 @@
-"""What an examination finds: how bad it is, where, what, and what to do about it."""
+"""One finding of a check: severity, place, text, and what to do about it."""
 
 from __future__ import annotations
 

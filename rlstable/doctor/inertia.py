@@ -21,7 +21,7 @@ def mass_matrix(model: Any) -> np.ndarray:
 
 
 def inverse_masses(model: Any) -> np.ndarray:
-    """What a unit force accelerates each degree of freedom by at `qpos0`, the others free to follow, `[nv]`.
+    """Acceleration of each degree of freedom under a unit force at `qpos0`, the others free to follow, `[nv]`.
 
     MuJoCo's own `dof_invweight0` leaves armature out (MuJoCo 4.0).
     """

@@ -1,4 +1,4 @@
-"""Where a run would take place: devices and their drivers, versions, and the settings that change numbers or memory."""
+"""The surroundings of a run: devices and drivers, versions, and the settings that change numbers or memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_debug_nans")
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What a report begins with.
+    """The first lines of a report.
 
     Attributes:
         devices: What jax computes on, one line.

@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
 
 def causes_of(guards: Mapping[str, Guard]) -> list[str]:
-    """What `Slot` knows of why an environment is bad, `guard/cause` each, in the order of its flags."""
+    """Causes in the order of a slot's flags, `guard/cause` each."""
     return [f"{name}/{cause}" for name, guard in guards.items() for cause in guard.causes]
 
 
@@ -112,7 +112,7 @@ def catch(slot: Slot, seen: Seen, bad: jax.Array) -> Slot:
 
 
 def _record(seen: Seen, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
-    """What is kept of one environment; typed random keys as the integers they are made of."""
+    """Stored arrays of one environment; typed random keys as their integers."""
     kept = {
         "before": _with(_STARTS_FROM, seen.before),
         "action": seen.action,
@@ -123,7 +123,7 @@ def _record(seen: Seen, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
 
 
 def in_brief(seen: Seen, index: jax.Array | int) -> dict[str, Any]:
-    """What one environment's step started from, and what it earned: a history is made of such."""
+    """Start and reward of one environment's step, of which a history consists."""
     after = seen.after
     kept = {"before": _with(_STARTS_FROM, seen.before), "action": seen.action}
     return _one(kept | {"reward": after.reward, "done": after.done}, index)

@@ -37,7 +37,7 @@ class Unsupported(Exception):
 
 
 class Simulations:
-    """As many simulations of a model as an array has rows, without a state of their own.
+    """Steps as many simulations of a model as an array has rows; the simulations keep no state.
 
     What a row becomes depends on nothing but the row: not on its place, nor on how many threads there are. Several
     threads may call at once; each call has a `mujoco.batch.Batch` to itself.
@@ -150,7 +150,7 @@ class Simulations:
                 result.reshape(lost.size, *self.shapes[name])[lost] = np.nan
 
     def _found(self, place: _Place, wanted: Arrays) -> Mapping[str, np.ndarray]:
-        """What was computed, by name. Places and motions of links as Brax has them, computed in float64."""
+        """Computed arrays by name. Positions and motions of links are as in Brax, computed in float64."""
         if not wanted.keys() & set(LINKS):
             return place.views
         # MuJoCo has velocities at the centre of mass of the tree that a body is part of.
@@ -174,7 +174,7 @@ class Simulations:
 
 
 class _Place:
-    """Where some simulations are computed: a batch, and views of its memory, which take as long to make as a step.
+    """A batch of simulations and views of its memory, which take as long to make as a step.
 
     Attributes:
         batch: The `mujoco.batch.Batch`.

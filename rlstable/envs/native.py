@@ -81,7 +81,7 @@ class State(Base):
 
 
 class Pipeline:
-    """What Brax calls a pipeline: how a simulation begins, and what a step makes of it.
+    """A pipeline in Brax's sense: initialises a simulation and steps it.
 
     Args:
         simulations: That compute.
@@ -199,7 +199,7 @@ def _install(env: Any, pipeline: Pipeline) -> None:
 
 
 def _missing(env: Any) -> str | None:
-    """What the environment reads of its physics that the state has not got; it is traced for that, not run."""
+    """Names of physics arrays that the environment reads and the state lacks, found by tracing the environment."""
     try:
         jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)).obs, jax.random.PRNGKey(0))
     except NotCarried as error:

@@ -1,4 +1,4 @@
-"""From one environment to a batch of them: vmap, action repeat, episodes, automatic reset, quarantine, evaluation.
+"""Vectorised environments: vmap, action repeat, episodes, automatic reset, quarantine, evaluation.
 
 On healthy environments this is Brax's stack (VmapWrapper, EpisodeWrapper, AutoResetWrapper, EvalWrapper) step by
 step; it is
@@ -68,7 +68,7 @@ class VectorEnv:
         return alive & fold(self.guards, context, guard_state).ok
 
     def empty_slot(self, state: Any, action_size: int, devices: int) -> Slot:
-        """Where `step` can put the first bad environment of every device, on the host.
+        """Empty slots for the first bad environment of every device, on the host.
 
         Args:
             state: Batched state, `[B]`; only its shapes are looked at.
@@ -210,12 +210,12 @@ def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
 
 
 def inner(state: Any) -> Any:
-    """What the environment itself is given: everything but the cached first state."""
+    """The environment's own state: everything but the cached first state."""
     return state.replace(info={name: value for name, value in state.info.items() if name not in _FIRST})
 
 
 def pool_of(states: Any) -> PackedRows:
-    """What can be drawn of first states on the host: what environments carry from step to step, one row each."""
+    """A pool of first states on the host, one row for each environment."""
     return PackedRows.of(_parts(states))
 
 

@@ -22,7 +22,7 @@ examples:
 
 
 class ExportOptions(PolicyOptions):
-    """What is exported, and where to."""
+    """Arguments: the policy, and the folder to write."""
 
     format: Literal["both", "onnx", "stablehlo"] = Field(
         "both", description="both; onnx, for robots and other languages; stablehlo, for jax and XLA"

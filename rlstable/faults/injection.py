@@ -55,7 +55,7 @@ class Injection(NamedTuple):
     active: jax.Array
 
     def hits(self, site: str, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        """Where the fault strikes at a site, bool of `shape`."""
+        """Mask of the elements that the fault strikes at a site, bool of `shape`."""
         mine = (self.fault.site == SITES.index(site)) & self.active
         return mine & (jax.random.uniform(key, shape) < self.fault.probability)
 

@@ -1,4 +1,4 @@
-"""What a guard is: a frozen value that judges one kind of number at one named site.
+"""Guards: frozen values that check one kind of number at one named site.
 
 A guard owns no state and knows no devices; its fields are its configuration. Sites are `env`, `batch`, `update` and
 `state`, and each is one `fold` over the guards configured there.
@@ -19,7 +19,7 @@ GREATEST_NORM = 1e19  # its square is the greatest power of ten that float32 hol
 
 
 class GuardState(NamedTuple):
-    """What a guard remembers.
+    """State of a guard.
 
     Attributes:
         trips: int32 `[causes]`, firings by cause since the iteration began; counted wide at its end, and not kept.
@@ -31,7 +31,7 @@ class GuardState(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a guard returns.
+    """Answer of a guard.
 
     Attributes:
         value: The judged value, repaired or untouched.

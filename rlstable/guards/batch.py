@@ -15,7 +15,7 @@ from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_tri
 
 
 class BatchContext(NamedTuple):
-    """What the batch site sees.
+    """Context of the batch site.
 
     Attributes:
         value: The collected `Transition`, leading axes `[rows, T]`; `valid` is its mask or None.

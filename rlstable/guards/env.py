@@ -20,7 +20,7 @@ ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
 
 
 class EnvContext(NamedTuple):
-    """What the env site sees of one step, batched `[B]`.
+    """Context of the env site: one step, batched `[B]`.
 
     Attributes:
         value: The environment state after the step.

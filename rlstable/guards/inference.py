@@ -12,7 +12,7 @@ from rlstable.guards.base import GuardState, Verdict, all_finite, count_first, n
 
 
 class ActionContext(NamedTuple):
-    """What the inference site sees.
+    """Context of the inference site.
 
     Attributes:
         value: Actions `[..., A]`.
@@ -39,7 +39,7 @@ class InferenceGuard:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """What was not finite: the observation, or only the action."""
+        """The part that was not finite: the observation, or only the action."""
         return ("observation", "action")
 
     def init(self, batch_shape: tuple[int, ...] = ()) -> GuardState:

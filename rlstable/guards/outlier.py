@@ -18,7 +18,7 @@ _WIDEN, _WIDEST = 1.05, 1e30
 
 
 class Usual(NamedTuple):
-    """What is usual.
+    """The usual magnitude and its bound.
 
     Attributes:
         level: Scale of accepted numbers; 0 where nothing but zeros was seen, and then nothing is judged.
@@ -47,7 +47,7 @@ def within(x: jax.Array, usual: Usual, factor: float) -> jax.Array:
 
 
 def follow(usual: Usual, level: jax.Array, tripped: jax.Array) -> Usual:
-    """What is usual from now on.
+    """Updates the usual magnitude.
 
     Args:
         usual: Before.

@@ -22,7 +22,7 @@ _GREATEST_REWARD = 1e9  # so that what it could add up to is a number too
 
 
 class Report(NamedTuple):
-    """What an iteration says of itself, scalars over all devices.
+    """Numbers of an iteration, scalars over all devices.
 
     Attributes:
         valid_share: Share of the samples that were fit to learn from.
@@ -44,7 +44,7 @@ class Report(NamedTuple):
 
 
 class StateContext(NamedTuple):
-    """What the state site sees.
+    """Context of the state site.
 
     Attributes:
         value: `(params, opt_state, normalizer)` at the end of the iteration, the first two as `UpdateContext` has them.
@@ -76,7 +76,7 @@ class StateSiteGuard(Guard, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _Patient(abc.ABC):
-    """What the guards of this site share: they repair nothing, and their patience ends.
+    """Base of this site's guards: they repair nothing, and their patience ends.
 
     Attributes:
         patience: Trips in a row that are too many.
@@ -202,7 +202,7 @@ class PolicyGuard(_Patient):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """What happened to the policy."""
+        """Causes: what happened to the policy."""
         return ("kl", "std_collapsed", "std_exploded", "entropy_collapsed")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:

@@ -16,7 +16,7 @@ _RATE = 0.05  # of a new norm in the running mean of logarithms
 
 
 class UpdateContext(NamedTuple):
-    """What the update site sees.
+    """Context of the update site.
 
     Attributes:
         value: The candidate, `(params, opt_state)`; parameters and what is laid out as they are (Adam's moments) may be

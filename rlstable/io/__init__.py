@@ -1,1 +1,1 @@
-"""What a run reads and writes: checkpoints, metrics, events and the console."""
+"""Files and console of a run: checkpoints, metrics, events."""

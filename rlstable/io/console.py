@@ -1,4 +1,4 @@
-"""What a person sees of a run: progress, events, and how it ended, as a live display or as plain lines."""
+"""Console of a run: progress, events and the end, as a live display or as plain lines."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def setting(value: Any) -> str:
 
 
 def describe_learning(step: int, metrics: Mapping[str, float | int | None]) -> str:
-    """What learning did, on one line: losses and whatever tells whether they can be believed."""
+    """One line about learning: losses and the numbers that show whether to believe them."""
     found = [(name, metrics[key], form) for key, (name, form) in _LEARNING.items() if metrics.get(key) is not None]
     return f"  step {step:,}  " + "  ".join(f"{name} {value:{form}}" for name, value, form in found)
 

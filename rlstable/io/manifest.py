@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its format, every array in it, and checksums of all that is read back.
+"""Manifest of a checkpoint: format, every array, and checksums of everything that is read back.
 
 The manifest is one JSON object whose member `checksum` covers all others, in every format from 1 on, so that a newer
 format is told from a damaged manifest. Format 0 is that of rlstable before it had formats: no checksums, and the score

@@ -1,4 +1,4 @@
-"""Whether the run folder is still in place, and writing it again where it is not."""
+"""Checks that the run folder is still in place, and writes it again if it is not."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def seed_folder(run_dir: Path, seed: int) -> Path:
 
 
 def seed_folders(run_dir: Path) -> list[Path]:
-    """Those that are there, by seed."""
+    """The seed folders that exist, by seed."""
     found = [path for path in run_dir.glob(f"{_SEED}*") if path.name.removeprefix(_SEED).isdigit()]
     return sorted(found, key=seed_of)
 

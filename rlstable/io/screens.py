@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 @dataclass
 class Progress:
-    """How far a run is, and what it is worth; None is unknown."""
+    """Progress of a run; None is unknown."""
 
     total: int
     step: int = 0
@@ -49,14 +49,14 @@ class Progress:
         return f"{steps}  {speed}/s  ETA {self.eta()}  return {value}  trips {self.trips:,}"
 
     def evaluation(self) -> str:
-        """What an evaluation adds to the line."""
+        """The part of the line about an evaluation."""
         length = "" if self.length is None else f"  length {number(self.length, ',.1f')}"
         aborted = f"  aborted {100 * self.aborted:.1f} %" if self.aborted else ""
         return f"  evaluated{length}{aborted}"
 
 
 class Screen(Protocol):
-    """What a console draws on."""
+    """Output of a console."""
 
     def line(self, text: str, style: str | None) -> None:
         """Prints a line that stays."""

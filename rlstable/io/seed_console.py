@@ -1,4 +1,4 @@
-"""What people see of one seed among several: what happens to it, with its number in front."""
+"""Console lines of one seed among several: its events, with its number in front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where metrics and events go: JSON lines always, TensorBoard and Weights & Biases by choice.
+"""Destinations of metrics and events: JSON lines always, TensorBoard and Weights & Biases by choice.
 
 Every sink has the same three methods. `Sinks` fans out to many and stands between them and the run: whatever
 breaks in one of them, training goes on.

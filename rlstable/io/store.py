@@ -1,4 +1,4 @@
-"""How orbax writes and reads checkpoints: its manager, what it keeps, items, and reading them back."""
+"""Writes and reads checkpoints with orbax: manager, retention, items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was computed with: versions of rlstable, Python and the packages whose change can change its numbers."""
+"""Versions of rlstable, Python and the packages that can change a run's numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def versions() -> dict[str, str]:
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """What differs, as `old -> new` by name; names that only one side knows are no change."""
+    """Differences as `old -> new` by name; names that only one side knows are no change."""
     return {name: f"{old[name]} -> {new[name]}" for name in new if name in old and old[name] != new[name]}
 
 

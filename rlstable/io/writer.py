@@ -1,4 +1,4 @@
-"""What is written beside the computing, by a thread of its own: nobody waits for a disk or a service."""
+"""Writes rows in a background thread, so that training does not wait for a disk or a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a saved policy plays: its environment, on the physics that is asked for."""
+"""The environment in which a saved policy plays, on the requested physics."""
 
 from __future__ import annotations
 

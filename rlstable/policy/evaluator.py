@@ -1,4 +1,4 @@
-"""What the policy is worth: one episode per evaluation environment, aborted ones left out and reported."""
+"""Evaluates policies: one episode per evaluation environment, aborted episodes left out and reported."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Evaluator:
                     self._divide(error)
 
     def judge(self, judged: Sequence[Judged]) -> list[EvaluationMetrics]:
-        """What policies are worth.
+        """Evaluates policies.
 
         Args:
             judged: The policies, each with the random key of its episodes.
@@ -161,7 +161,7 @@ class Evaluator:
         ]
 
     def _begin(self, judged: Sequence[Judged]) -> Future[Any]:
-        """What is compiled by another thread from now on."""
+        """Starts compiling in another thread."""
         own, numbers = tuple(judged), self._numbers()[0]
         return self._programs.build(f"evaluation {len(own)} {len(numbers)}", self._play, lambda: (own, numbers))
 
@@ -258,7 +258,7 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
 
 
 def acting(config: Config, networks: Networks, params: Any, statistics: Any) -> Callable[[Any, jax.Array], jax.Array]:
-    """What acts in them: actions `[B, A]` from observations and a random key, traced.
+    """The acting function: actions `[B, A]` from observations and a random key, traced.
 
     Args:
         config: Whether the mean action is played, and in which precision.

@@ -1,4 +1,4 @@
-"""What a saved policy is worth: episodes played, and what they say of its return."""
+"""Evaluates a saved policy: plays episodes and summarises their returns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EvaluationResult:
 
     @property
     def title(self) -> str:
-        """What was played, in one line."""
+        """The played episodes, in one line."""
         action = "of the mean action" if self.deterministic else "of sampled actions"
         physics = "" if self.backend is None else f", {self.backend}"
         return f"{self.run.config.env.name}{physics}: {len(self.kept):,} episodes {action}, {self.run.checkpoint}"
@@ -76,7 +76,7 @@ class EvaluationResult:
         return table
 
     def lines(self) -> list[str]:
-        """What else is to be said, for people."""
+        """Further remarks, for people."""
         kept = self.kept
         aborted = f"{self.aborted:,} of {len(kept):,} episodes were aborted"
         if not kept.any():

@@ -34,7 +34,7 @@ class NonFiniteAction(FloatingPointError):
 
 
 class Carry(NamedTuple):
-    """What `Policy.step` remembers.
+    """Memory of `Policy.step`.
 
     Attributes:
         last_action: The last good action, `[..., A]`; the safe action before there was one.
@@ -100,7 +100,7 @@ class Policy:
         return self._decide("act", None, obs, key, deterministic)[0]
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> Carry:
-        """What `step` remembers before the first action.
+        """The memory of `step` before the first action.
 
         Args:
             batch_shape: Leading axes of the observations; under vmap, those that `step` sees.
@@ -241,7 +241,7 @@ def policy_arrays(state: TrainState) -> dict[str, Any]:
 
 
 def policy_spec(networks: Networks, matmul: str) -> dict[str, Any]:
-    """What has to be known to compute with those arrays, as JSON data."""
+    """Specification of a policy's networks, as JSON data."""
     return {
         "network": networks.config.model_dump(mode="json"),
         "limits": networks.limits.model_dump(mode="json"),

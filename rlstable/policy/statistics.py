@@ -1,4 +1,4 @@
-"""What several returns say of the return: mean, median and interquartile mean, each with an interval.
+"""Mean, median and interquartile mean of several returns, each with an interval.
 
 Every run imports this and few need it: `scipy.stats`, a third of what a run imports before its environment, waits.
 """

@@ -32,7 +32,7 @@ class Normal:
         return noise * self.scale + self.loc
 
     def action(self, raw: jax.Array) -> jax.Array:
-        """What the environment receives for a raw action."""
+        """The action that the environment receives for a raw action."""
         return raw
 
     def seen(self, raw: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ _MOST_ON_A_CPU = 2**14  # numbers; two networks of 64, 64 are 3 % quicker joined
 
 @dataclasses.dataclass(frozen=True)
 class ParamFlattener:
-    """Where each array of some parameters stands in their vector.
+    """Joins the arrays of a parameter tree into one vector and splits them again.
 
     Attributes:
         structure: What the arrays are leaves of.
@@ -65,7 +65,7 @@ class ParamFlattener:
         return jax.tree.map(lambda x: self.join(x) if self._fits(x) else x, tree, is_leaf=self._fits)
 
     def split_in(self, tree: Any, like: Any) -> Any:
-        """What `join_in` was given, with the numbers of another result of it.
+        """Splits the joined parts of a tree again.
 
         Args:
             tree: As `join_in` returns it.

@@ -40,7 +40,7 @@ def still_updating(passed_over: jax.Array | None) -> jax.Array | bool:
 def check(
     passed_over: jax.Array | None, metrics: dict[str, jax.Array], tuning: Tuning, limit: jax.Array | float | None
 ) -> tuple[jax.Array | bool, jax.Array | None, Tuning]:
-    """Whether SGD goes on.
+    """Decides whether SGD continues.
 
     Args:
         passed_over: int32, minibatches since the policy moved too far; None where the limiter is off.
@@ -64,7 +64,7 @@ def check(
 def close_epoch(
     passed_over: jax.Array, moved: jax.Array, tuning: Tuning, limit: jax.Array | float, minibatches: jax.Array
 ) -> tuple[jax.Array, jax.Array, Tuning]:
-    """Whether the end of an iteration is too far from its beginning, the count and the tuning after.
+    """Decides whether the end of an iteration is too far from its beginning.
 
     Args:
         passed_over: int32, minibatches since the policy moved too far.
@@ -95,7 +95,7 @@ def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> 
 
 
 def relax(passed_over: jax.Array | None, tuning: Tuning) -> Tuning:
-    """Steps that grow back to their full length over iterations in which the policy did not overshoot."""
+    """Lets steps grow back to full length over iterations in which the policy did not overshoot."""
     if passed_over is None:
         return tuning
     longer = jnp.minimum(tuning.step_scale * _LONGER, 1.0)

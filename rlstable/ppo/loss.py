@@ -130,7 +130,7 @@ def ppo_loss(
 
 
 class _Terms(NamedTuple):
-    """What the loss was computed of, for what is reported of it.
+    """Intermediate results of the loss, for its metrics.
 
     Attributes:
         distribution: The policy's; this and the next three without gradient.
@@ -227,7 +227,7 @@ def _measures(
 
 
 def _activity(terms: _Terms, limits: LimiterConfig) -> dict[str, jax.Array]:
-    """Where the limiters of the loss were active, by name."""
+    """Activity of the loss's limiters, by name."""
     activity = {}
     if limits.log_ratio is not None:
         activity["log_ratio"] = limiters.beyond(terms.log_ratio, limits.log_ratio)

@@ -1,4 +1,4 @@
-"""What an iteration says of itself: its means and shares, and what of them the state site judges."""
+"""Metrics of an iteration, and the part of them that the state site checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlstable.ppo.state import TrainState
 def values_of(
     config: Config, networks: Networks, state: TrainState, statistics: Any, data: Collected, learned: SGDCarry
 ) -> dict[str, jax.Array]:
-    """What the iteration reports of learning; means over accepted minibatches are NaN where there was none.
+    """Metrics of learning; means over accepted minibatches are NaN if there was none.
 
     Args:
         config: The whole configuration.
@@ -56,7 +56,7 @@ def values_of(
 
 
 def report_of(values: dict[str, jax.Array], unit: Any, action_size: int) -> Report:
-    """What the state site is told; `unit` has the statistics of value targets, if they are normalised."""
+    """Numbers for the state site; `unit` has the statistics of value targets, if they are normalised."""
     return Report(
         valid_share=values.get("training/valid_share", jnp.ones(())),
         updated=values["training/accepted_share"] > 0,

@@ -268,7 +268,7 @@ class Networks:
 
 
 def _in_rows(network: linen.Module, params: Params, inputs: jax.Array) -> Any:
-    """What a network makes of `[..., in]`, computed on `[rows, in]`.
+    """Applies a network to `[..., in]`, computed on `[rows, in]`.
 
     The gradient of a kernel is then one matrix product. With more than one axis to sum over XLA transposes what comes
     from above first, a copy that takes a CPU as long as the product.

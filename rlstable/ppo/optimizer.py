@@ -33,7 +33,7 @@ class Rates(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """What would follow if an update were accepted.
+    """A candidate update: parameters and optimizer state that follow if it is accepted.
 
     Attributes:
         params: Parameters.

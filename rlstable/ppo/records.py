@@ -50,7 +50,7 @@ class Targets(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What SGD learns from in one iteration, `[rows, T]`.
+    """Data of all SGD epochs of one iteration, `[rows, T]`.
 
     Attributes:
         collected: Experience with normalised observations.
@@ -64,7 +64,7 @@ class Batch(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """What one SGD step learns from, `[T, B]`.
+    """Data of one SGD step, `[T, B]`.
 
     Attributes:
         collected: As in `Batch`.

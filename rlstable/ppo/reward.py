@@ -1,4 +1,4 @@
-"""From what the environment pays to what is learnt from: running normalisation, bound, time-out bootstrap."""
+"""Shapes rewards: running normalisation, bound, time-out bootstrap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlstable.ppo.records import Collected
 
 
 class Returns(NamedTuple):
-    """What running normalisation remembers; both None where it is off.
+    """Memory of running normalisation; both None where it is off.
 
     Attributes:
         statistics: Of discounted returns, scalars.

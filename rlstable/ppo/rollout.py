@@ -19,7 +19,7 @@ from rlstable.ppo.state import Slot, TrainState
 
 
 class Step(NamedTuple):
-    """What a vectorised training environment gives back.
+    """Result of one step of a vectorised training environment.
 
     Attributes:
         state: Brax-like state, batched; what is bad or over has been replaced.
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class TrainingEnv(Protocol):
-    """What collecting needs of an environment; `envs.wrappers` has it."""
+    """Interface of the environments that `collect` needs; `envs.vector` implements it."""
 
     @property
     def guards(self) -> Mapping[str, Guard]:
@@ -53,7 +53,7 @@ class TrainingEnv(Protocol):
         """One environment step for every environment of this device."""
 
     def empty_slot(self, state: Any, action_size: int, devices: int) -> Slot:
-        """Where the first bad environment of every device can be put."""
+        """Empty slots for the first bad environment of every device."""
 
 
 class Rollout(NamedTuple):

@@ -29,7 +29,7 @@ Gradient = Callable[[Params, Statistics, Minibatch, jax.Array | None, Tuning], t
 
 
 class SGDState(NamedTuple):
-    """What SGD has learnt from a batch so far.
+    """Parameters and metrics of SGD so far.
 
     Attributes:
         params: Network parameters, as a vector where `ParamFlattener` joins them.
@@ -45,7 +45,7 @@ class SGDState(NamedTuple):
 
 
 class SGDCarry(NamedTuple):
-    """What one minibatch hands to the next.
+    """State that one minibatch hands to the next.
 
     Attributes:
         progress: Parameters and metrics so far.
@@ -242,7 +242,7 @@ class SGD:
         return _Step(candidate, norm, rates, tuning, learnable, excused, metrics)
 
     def _metrics(self, proposed: _Step, tuning: Tuning) -> dict[str, jax.Array]:
-        """What a step reports besides the metrics of the loss."""
+        """Metrics of a step besides those of the loss."""
         candidate, rates = proposed.candidate, proposed.rates
         metrics = {
             "training/grad_norm": proposed.gradient_norm,

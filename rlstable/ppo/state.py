@@ -1,4 +1,4 @@
-"""What training is, as data: everything an iteration takes and gives back."""
+"""The training state: everything an iteration takes and returns."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Tuning:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """What is kept of the first bad environment, one slot per device; `envs.capture` fills it.
+    """Record of the first bad environment, one slot per device; `envs.capture` fills it.
 
     Attributes:
         taken: bool `[devices]`, whether anything is in it; what is taken stays as it is.
@@ -137,7 +137,7 @@ SPECS = TrainState(**_placement | _split)
 
 
 class Metrics(NamedTuple):
-    """What an iteration reports; the same on every device.
+    """Report of an iteration, the same on every device.
 
     Attributes:
         values: float32 scalars by name.

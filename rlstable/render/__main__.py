@@ -25,7 +25,7 @@ _Side = Annotated[Integer, Field(ge=64, le=4096, multiple_of=2)]
 
 
 class RenderOptions(PlayOptions):
-    """What is drawn, and how."""
+    """Arguments: the policy, and how its episodes are drawn."""
 
     episodes: Count = Field(10, description="how many are played; the best, the median and the worst are drawn")
     format: Literal["both", "mp4", "html"] = Field(

@@ -80,7 +80,7 @@ def _camera(model: Any) -> Any:
 
 
 class Overlay:
-    """What is written over the pictures: the numbers of the moment, and the rewards so far.
+    """Overlay of the pictures: present numbers, and the rewards so far.
 
     Args:
         title: Of the episode.

@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What there is to be drawn.
+    """Geometry of a scene.
 
     Attributes:
         meshes: The shapes.
@@ -78,7 +78,7 @@ def make_scene(model: Any) -> Scene:
 
 
 def poses(model: Any, positions: np.ndarray) -> np.ndarray:
-    """Where every body is, `[T, nbody, 7]`: position and unit quaternion, float32.
+    """Poses of every body, `[T, nbody, 7]`: position and unit quaternion, float32.
 
     Args:
         model: A `mujoco.MjModel`.

@@ -30,7 +30,7 @@ _WATCHED = ("qacc", "qvel", "qpos")
 
 
 class Outcome(NamedTuple):
-    """What an engine made of the step.
+    """The result of a step in one engine.
 
     Attributes:
         engine: Its name.

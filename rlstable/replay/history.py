@@ -21,7 +21,7 @@ _FACTS, _ARRAYS = "history.json", "history.npz"
 
 
 class History(NamedTuple):
-    """What came before an incident.
+    """Steps before an incident.
 
     Attributes:
         incident: Which.

@@ -52,7 +52,7 @@ class RecordedEnv(VectorEnv):
     length: int
 
     def empty_slot(self, state: Any, action_size: int, devices: int) -> Recording:
-        """Where incidents and steps of every device are put, on the host.
+        """Empty slots for incidents and steps of every device, on the host.
 
         Args:
             state: Batched state, `[B]`; only its shapes are looked at.
@@ -96,7 +96,7 @@ class RecordedEnv(VectorEnv):
 
 
 def recording(watched: int, length: int) -> Factories:
-    """What builds training that records; for `Runner`.
+    """Factories of training that records; for `Runner`.
 
     Args:
         watched: Which environment, counted on its device.

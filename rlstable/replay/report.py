@@ -1,4 +1,4 @@
-"""What the step came to in each engine, side by side, and what that says of where the bad number comes from."""
+"""Compares a step in each engine side by side, and names the origin of the bad number."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _distance(run: np.ndarray, again: np.ndarray) -> float:
-    """As a share of the magnitude; infinite where only one of the two is finite."""
+    """Difference as a share of the magnitude; infinite if only one of the two is finite."""
     run, again = run.astype(np.float64), again.astype(np.float64)
     if not np.array_equal(np.isfinite(run), np.isfinite(again)):
         return float("inf")

@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 class Rerun(NamedTuple):
-    """What was recorded on the way.
+    """Recorded steps of a rerun.
 
     Attributes:
         steps: Arrays by path, `[steps, ...]`, the bad step last.
@@ -122,7 +122,7 @@ def _steps_of_an_iteration(incident: Incident) -> tuple[int, int]:
 
 
 def starting_place(run_dir: Path, before: int, reach: int, tell: Tell) -> Place:
-    """Where to begin: at the newest checkpoint from which all that is wanted lies ahead.
+    """The start of a rerun: the newest checkpoint before all wanted steps.
 
     Where there is none, it is the beginning of the run if that is hardly further, and the oldest checkpoint before the
     incident if not: a whole run again for a few more steps would be too long a way.

@@ -1,4 +1,4 @@
-"""What a history says: how magnitudes grew, and what was the first to leave its usual range."""
+"""Trends of a history: how magnitudes grew, and which left its usual range first."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def table(history: History) -> Table:
 
 
 def lines(history: History) -> list[Text]:
-    """What else there is to say of it."""
+    """Further remarks about a trend."""
     facts, folder = history.facts, history.incident.folder
     start = f"checkpoint {facts['from_iteration']}" if facts["from_iteration"] else "the beginning"
     said = [

@@ -23,7 +23,7 @@ _PAGES = (".html", ".htm")  # which alone are written over
 
 
 class ReportOptions(Section):
-    """What the page is about, and where it goes."""
+    """Arguments: the run, and the file to write."""
 
     run: tuple[Path, ...] = Field((), description="folder of a run; typed several times, they are laid over each other")
     sweep: Path | None = Field(None, description="folder of a sweep, in place of runs")

@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """How numbers become places.
+    """Scale of an axis: numbers to positions.
 
     Attributes:
         low: The number at the start.

@@ -1,4 +1,4 @@
-"""What the pages are written with: text that is escaped, numbers, tables, and the file around them."""
+"""Building blocks of HTML pages: escaped text, numbers, tables, and the file around them."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _signs(stories: Sequence[RunRecord]) -> str:
 
 
 def _over_seeds(stories: Sequence[RunRecord]) -> str:
-    """What runs that differ in their seed alone come to."""
+    """Summary of runs that differ in their seed alone."""
     best = [value for story in stories if (value := _best(story)) is not None]
     if not best:
         return ""
@@ -314,7 +314,7 @@ def _incidents(stories: Sequence[RunRecord]) -> str:
 
 
 def _incident(story: RunRecord, told: Path) -> Path:
-    """Where an incident is by now: the run may have been moved since."""
+    """The present folder of an incident: the run may have been moved."""
     here = story.folder / "incidents" / told.name
     return here if here.is_dir() else told
 

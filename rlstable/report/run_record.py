@@ -1,4 +1,4 @@
-"""What a run folder tells: its rows, its events, its settings and how it ended, whatever state it was left in."""
+"""Reads a run folder in any state: rows, events, settings and the end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """What it is called on a page."""
+        """The name of the run on a page."""
         return "/".join(self.folder.absolute().parts[-2:])
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:

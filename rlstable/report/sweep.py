@@ -42,7 +42,7 @@ class Job:
 
     @property
     def setting(self) -> tuple[tuple[str, str], ...]:
-        """What was set, seeds left out."""
+        """The settings of a job, without seeds."""
         return tuple((key, value) for key, value in self.values.items() if key not in ("seed", "seeds"))
 
 

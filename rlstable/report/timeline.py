@@ -1,4 +1,4 @@
-"""What happened to a run over its steps, as lanes of marks: guard trips, rollbacks, precision, memory, saves."""
+"""Timeline of a run as lanes of marks: guard trips, rollbacks, precision, memory, saves."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _row(new: list[Row], last: list[Row], returns: list[float | None]) -> Row:
 
 
 def fields_of(seeds: Mapping[int, Fields], ending: StopReason | None = None) -> Fields:
-    """What `result.json` says of several seeds: how the worst ended, and the interquartile mean of their returns.
+    """Fields of `result.json` for several seeds: the worst stop reason, the interquartile mean of returns.
 
     Args:
         seeds: What it says of each.

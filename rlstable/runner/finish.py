@@ -1,4 +1,4 @@
-"""What training leaves when it is over: how it ended, a page about it, and a word for whoever started it."""
+"""Writes `result.json` and `report.html` and prints the summary when a run ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a run lives on the host: the little that a checkpoint holds beside the training state."""
+"""State of a run on the host, which a checkpoint holds beside the training state."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ class Fleet:
         self._take_in(training, reports)
 
     def _take_in(self, training: dict[int, SeedRun], reports: dict[int, Metrics]) -> None:
-        """What is due after an iteration for the seeds that it was for."""
+        """Evaluates, logs, saves and ends the seeds that an iteration trained."""
         self._logbook.wait()  # a seed that is saved is not ahead of the row of all
         with contextlib.suppress(OSError, ConfigError):  # said by the seeds, which cannot save
             self._presence.ensure()
@@ -303,7 +303,7 @@ class Fleet:
             return StopReason.error
 
     def _evaluate(self, due: list[int], training: dict[int, SeedRun]) -> dict[int, EvaluationMetrics]:
-        """What the policies of some seeds are worth; all are judged, since only that is always the same program."""
+        """Evaluates all seeds and returns the results of some: a program for fewer seeds would be another program."""
         if not due:
             return {}
         try:
@@ -413,7 +413,7 @@ class Fleet:
 
 
 def start(config: Config, run_dir: str | Path, *args: Any, **kwargs: Any) -> Runner | Fleet:
-    """What trains a configuration, one seed or several; arguments and errors as for either."""
+    """A `Runner` for one seed or a `Fleet` for several; arguments and errors as for either."""
     kind = Fleet if config.seeds > 1 else Runner
     return kind(config, run_dir, *args, **kwargs)
 

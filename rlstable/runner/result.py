@@ -1,4 +1,4 @@
-"""What a run gives back to the program that started it."""
+"""The result of a run, for the program that started it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = dict[str, float | int | None]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run leaves.
+    """The result of a run.
 
     Attributes:
         ending: Why it stopped.

@@ -72,7 +72,7 @@ def resume(
     host = HostState()
 
     def like(saved: Mapping[str, Any]) -> Saved:
-        """What the saved training state has to look like: that of the level and the size it was trained at."""
+        """The shapes of the saved training state, at the level and size of its training."""
         nonlocal host
         if saved["devices"] != devices:
             raise ConfigError(

@@ -145,7 +145,7 @@ class Saving:
 
     @property
     def advice(self) -> str:
-        """What to do about an ending without the last state saved."""
+        """Advice for a run that ended without saving its last state."""
         folder = self._checkpoints.directory.parent
         if not self._checkpoints.failing and self._nothing_on_disk:
             return "No state of this run was good, so none was saved; look at the guards that tripped."

@@ -1,4 +1,4 @@
-"""What is due when in a run: by the steps it has trained and the iterations it has done, never by the clock."""
+"""Schedule of evaluations, resets and log rows, by trained steps and iterations, never by the clock."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class SeedRun:
 
     @property
     def ppo(self) -> PPO:
-        """What trains."""
+        """The PPO of the present level and size."""
         return self.supervisor.assembly.ppo
 
     @property
@@ -180,7 +180,7 @@ class SeedRun:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """What it is computed on and with."""
+        """Device and versions, for `machine.json`."""
         return {**self._versions(), "devices": self._mesh.size, "processors": os.cpu_count()}
 
     @property
@@ -400,7 +400,7 @@ class SeedRun:
             return self._finish(ending)
 
     def fields(self, ending: StopReason) -> dict[str, Any]:
-        """What `result.json` says of it with this ending."""
+        """The fields of `result.json` for a stop reason."""
         fields: dict[str, Any] = {
             "stop_reason": ending.name,
             "exit_code": ending.exit_code,

@@ -1,4 +1,4 @@
-"""What is built of a configuration before anything runs: environments, PPO, first states."""
+"""Builds environments, PPO and first states from a configuration."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class TrainingSetup:
         return state if fault.site is None else faults.armed_state(state, fault)
 
     def _program_of_untrained(self, env_state: Any) -> Any:
-        """What makes a training state but for its environments, once for all seeds; environments, or their shapes."""
+        """Initialises a training state without environments, compiled once for all seeds."""
         if self._untrained is None:
             self._untrained = untrained(self.ppo, env_state)
         return self._untrained

@@ -11,7 +11,7 @@ from rlstable.runner.seed_run import SeedRun
 
 
 class FleetSlots:
-    """What goes round with those that train: the last states of seeds that have ended, copies where seeds wait.
+    """Slots of a batch of seeds: finished seeds keep their last states, waiting seeds have copies.
 
     Nobody looks at what becomes of them.
 

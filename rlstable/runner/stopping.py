@@ -15,7 +15,7 @@ from rlstable.supervise.stop_reasons import StopReason
 
 
 class StopRequest:
-    """What asks training to leave before it is over: a signal, or the clock.
+    """Stop requests: signals and the wall-clock limit, also while XLA compiles.
 
     Args:
         console: Says what compiles.

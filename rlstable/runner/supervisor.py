@@ -1,4 +1,4 @@
-"""What stands between a run and its end: going back and trying again, and the precision it computes in."""
+"""The supervisor: chooses a remedy after a failure, and owns the compiled programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ProgramKey = tuple[Level, str]
 
 @dataclasses.dataclass(frozen=True)
 class Factories:
-    """What builds what computes.
+    """Factories of training setups and evaluators.
 
     Attributes:
         assembly: From the arguments of `TrainingSetup`.
@@ -57,7 +57,7 @@ ALONE = Factories()
 
 
 class Rollback(NamedTuple):
-    """Where a run goes on after a rollback.
+    """The state from which a run continues after a rollback.
 
     Attributes:
         state: The last good one, under a remedy.
@@ -127,7 +127,7 @@ class Supervisor:
 
     @property
     def assembly(self) -> TrainingSetup:
-        """What computes at the present level and size."""
+        """The training setup at the present level and size."""
         if self.which not in self._assemblies:
             config = self._host.plan.of(_at_level(self._config, self.level))
             self._assemblies[self.which] = self._builds.assembly(config, self._mesh, self._more_guards, self._compiling)
@@ -145,7 +145,7 @@ class Supervisor:
 
     @property
     def evaluator(self) -> Evaluator:
-        """What judges the policy at the present level, at the configured size whatever that of training is."""
+        """The evaluator at the present level, and at the configured size whatever the size of training."""
         if self.level not in self._evaluators:
             config, assembly = _at_level(self._config, self.level), self.assembly
             # One environment where both are the same. A user's may have a simulator of its own, which both would
@@ -280,7 +280,7 @@ class Supervisor:
         return any(iteration % every == 0 for every in (config.supervise.recovery.every, config.checkpoint.every))
 
     def to_save(self, state: TrainState, iteration: int) -> tuple[TrainState, snapshots.Origins]:
-        """What a checkpoint of a state has to hold, and what `read` has to be told of it."""
+        """The contents of a checkpoint, and the origins that `read` needs."""
         return snapshots.save(self._snapshots, state, iteration)
 
     def like(self, level: Level, num_envs: int) -> Saved:

@@ -1,4 +1,4 @@
-"""From what iterations report to rows of numbers: rates, means over a logging interval, counters, memory."""
+"""Turns reports of iterations into rows: rates, means over a logging interval, counters, memory."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def paragraph(
     signs: Mapping[str, Mapping[str, Any]] | None = None,
     tally: Tally | None = None,
 ) -> str:
-    """What was tried in vain against a cause, what was most active in the run's own metrics, and what might help.
+    """Advice after a cause: remedies that failed, the most active limiters, and settings that might help.
 
     Args:
         cause: The ending that there would have been without attempts.

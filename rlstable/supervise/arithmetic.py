@@ -1,4 +1,4 @@
-"""What a matrix product really delivers on this device: measured against float64, since the flag is not to be trusted.
+"""Precision that a matrix product delivers on this device, measured against float64: the flag may lie.
 
 An error is given relative to `|A| |B|`, the same product without signs, so that it tells of the arithmetic and not of
 sums that happen to cancel. It is then expressed in bits: those of a significand to which rounding both factors, and

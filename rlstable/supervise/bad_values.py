@@ -44,7 +44,7 @@ class Bad(NamedTuple):
 
 
 def group(name: str) -> str:
-    """What kind of quantity an array is, as the quarantine has them: action, physics, obs, reward, ..."""
+    """Kind of an array, in the quarantine's words: action, physics, obs, reward, ..."""
     head = name.split("/")[0]
     return "physics" if head in _PHYSICS else head
 

@@ -32,7 +32,7 @@ _NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if nam
 
 @dataclasses.dataclass
 class Caught:
-    """What a run remembers of its incidents, as plain JSON; saved with the run.
+    """Memory of incidents as plain JSON, saved with the run.
 
     Attributes:
         count: How many were written.
@@ -148,7 +148,7 @@ class Incidents:
         self._caught.last = at
 
     def _described(self, record: Any) -> tuple[dict[str, Any], Any]:
-        """What is said of one environment, and its arrays by name."""
+        """Facts about one environment, and its arrays by name."""
         leaves, values = copy_out(record)
         arrays = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
         flags, place, clock = (arrays.pop(name) for name in ("causes", "environment", "clock"))

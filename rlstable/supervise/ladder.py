@@ -18,11 +18,11 @@ _KINDS = {"matmul": "matrix products", "network": "networks"}
 
 
 class NeedsOwnProgram(Exception):
-    """What would help one seed of several is another program, which the others do not share. Its text says what."""
+    """One seed of several needs a program that the others do not share. The text names the program."""
 
 
 class Level(NamedTuple):
-    """What is computed in which precision, in the words of `precision.matmul` and `precision.network`."""
+    """A level of precision, in the words of `precision.matmul` and `precision.network`."""
 
     matmul: str
     network: str
@@ -32,7 +32,7 @@ class Level(NamedTuple):
 
 
 class Signs(NamedTuple):
-    """What an iteration shows of trouble.
+    """Signs of trouble in an iteration.
 
     Attributes:
         bad_state: A state guard found parameters, optimizer or statistics not finite.
@@ -61,7 +61,7 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass
 class Rungs:
-    """What the ladder remembers, as plain JSON; saved with the run.
+    """Memory of the ladder as plain JSON, saved with the run.
 
     Attributes:
         matmul: Steps above the configured level of matrix products; likewise the next.

@@ -46,7 +46,7 @@ class Footprint:
 
 
 def footprint(compiled: Any) -> Footprint | None:
-    """What a compiled program needs, or None where the backend does not say.
+    """Memory that a compiled program needs, or None if the backend does not say.
 
     Args:
         compiled: `jax.jit(...).lower(...).compile()`. Of a program for many devices these are the bytes of each.

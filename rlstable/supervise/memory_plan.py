@@ -1,4 +1,4 @@
-"""How a run makes do with less memory: smaller parts of a minibatch, fewer environments per pass, fewer environments.
+"""Plans that need less memory: smaller parts of a minibatch, fewer environments per pass, fewer environments.
 
 The first two compute the same from the same experience; only the last is another training.
 """
@@ -22,7 +22,7 @@ _LEAST_PASS = 8  # environments in a pass, below which nothing is saved but time
 
 @dataclasses.dataclass
 class MemoryPlan:
-    """What differs from the configuration, as plain JSON; None where nothing does. Saved with the run.
+    """Sizes that differ from the configuration, as plain JSON; None for no difference. Saved with the run.
 
     Attributes:
         gradient_accumulation: Instead of `ppo.gradient_accumulation`.

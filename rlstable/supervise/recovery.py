@@ -14,7 +14,7 @@ from rlstable.config.supervise import RecoveryConfig, Remedy
 
 @dataclasses.dataclass
 class Attempts:
-    """What recovery remembers, as plain JSON; saved with the run.
+    """Memory of recovery as plain JSON, saved with the run.
 
     Attributes:
         count: Rollbacks of the whole run.
@@ -43,7 +43,7 @@ class Attempts:
 
 
 class Plan(NamedTuple):
-    """What the next attempt does.
+    """The plan for the next attempt.
 
     Attributes:
         number: Of the attempt in the whole run, from 1.

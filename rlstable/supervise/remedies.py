@@ -1,4 +1,4 @@
-"""What remedies change in a training state, and how it is taken back. None of them compiles anything."""
+"""Applies remedies to a training state and takes them back. No remedy here compiles anything."""
 
 from __future__ import annotations
 

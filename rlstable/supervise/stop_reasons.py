@@ -219,7 +219,7 @@ def _returns(fields: Mapping[str, Any]) -> str:
 
 
 def command(name: str, path: Path, key: str = "") -> str:
-    """What to type where the user stands to call a command of rlstable on a path, `key` in front of it."""
+    """The command line that calls a command of rlstable on a path from the working folder, `key` before the path."""
     return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + _from_here(path))}"
 
 
