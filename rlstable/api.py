@@ -36,7 +36,7 @@ def fit(
             inverted pendulum, or what the run that is resumed was trained on.
         run_dir: The run folder; `runs/<env>/<time>` when None.
         callback: Called as `callback(step, metrics)` with every logged row; returning True ends the run.
-        more_guards: Guards of your own beside the configured ones, by site (`env`, `batch`, `update`, `state`) and
+        more_guards: Guards beside the configured ones, by site (`env`, `batch`, `update`, `state`) and
             name; see docs/guards.md.
         overrides: More overrides as the command takes them, e.g. `["ppo.learning_rate=1e-3"]`.
         **keys: Top-level keys and groups, e.g. `total_steps=1_000_000`, `guards="strict"`, or a mapping for single

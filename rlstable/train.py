@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def command() -> None:
-    """The command as a process of its own, which is over when it says so."""
+    """Runs the command as a process and ends it."""
     sources.trust()
     try:
         main()

@@ -70,8 +70,8 @@ BOOTSTRAP_SEED = 0
 
 TITLE = """# Benchmarks
 
-Written by `scripts/bench.py`, one section per benchmark and in it one part per kind of device. What stands between two
-markers is written anew; everything else stays.
+Written by `scripts/bench.py`, one section per benchmark and in it one part per kind of device. Text between two
+markers is written by the script; everything else stays.
 """
 BEGIN, END = "<!-- bench: {} -->", "<!-- end of bench: {} -->"
 

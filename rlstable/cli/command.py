@@ -130,7 +130,7 @@ def working() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Tells whoever waits what is being done, beside the report."""
+    """Prints progress on standard error, beside the report."""
     print(f"{text} ...", file=sys.stderr)
 
 

@@ -33,7 +33,7 @@ class SweepSummary(Callback):
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=_job_number):
             found = read_result(folder)
             result = found or {}
-            # Of a damaged result nobody knows that it was a good one.
+            # A damaged result may not have been a good one.
             type(self).exit_codes.append(
                 StopReason.error.exit_code if found is None else int(result.get("exit_code", 0))
             )

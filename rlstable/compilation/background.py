@@ -44,7 +44,7 @@ def build(program: Callable[[], Built]) -> Future[Built]:
 
 
 def leave(end: SystemExit) -> NoReturn:
-    """Ends the process as was asked for, without waiting for what nobody needs any more.
+    """Ends the process as requested, without waiting for work that is no longer needed.
 
     Python would wait for its threads, and nothing ends a compilation: a minute or two with MJX, which those who sent
     a signal may not grant.

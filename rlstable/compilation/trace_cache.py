@@ -59,7 +59,7 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
     files = sources.fingerprint() if tried and known else None
     if files is None or folder is None:
         return Programs(precision, options)
-    # A folder of one's own: who writes here has it executed, and the folder of jax's programs may be shared.
+    # A private folder: its files are executed, and the folder of JAX's programs may be shared.
     own = folder / f"traced-{user_id()}"
     return TraceCache(own, _origin(config, files), mesh, precision, options)
 

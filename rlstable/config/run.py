@@ -183,11 +183,11 @@ class Config(Section):
         return range(self.seed, self.seed + self.seeds)
 
     def of_seed(self, seed: int, group: str) -> Config:
-        """The configuration of one seed of several, as a run of its own.
+        """The configuration of one seed of several, as a single run.
 
         Args:
             seed: One of `each_seed`.
-            group: What Weights & Biases calls them together, unless it is told.
+            group: Weights & Biases' group of the seeds, unless one is configured.
         """
         wandb = self.logging.wandb
         if wandb.mode != "disabled":
@@ -197,7 +197,7 @@ class Config(Section):
             update={
                 "seed": seed,
                 "seeds": 1,
-                # Those that were not saved before a process was killed begin anew.
+                # Seeds that were not saved before a process was killed start again.
                 "resume": self.resume and "auto",
                 "logging": self.logging.model_copy(update={"wandb": wandb}),
             }

@@ -105,7 +105,7 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
     """The first mistake of a validation error as `key: what is wrong; what is allowed`."""
     details = error.errors()
     first = details[0]
-    # Pydantic adds the member of a union that it tried, which nobody has typed.
+    # Pydantic adds the member of a union that it tried, which is no key.
     path = [str(part) for part in first["loc"] if not str(part).startswith("literal[")]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, KeyedError):

@@ -74,7 +74,7 @@ def show(report: Any, terminal: Any = None) -> None:
 
 
 def process() -> None:
-    """The command as a process of its own."""
+    """Runs the command as a process."""
     sources.trust()
     main()
 

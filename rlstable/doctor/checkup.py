@@ -29,7 +29,7 @@ class Memory:
     Attributes:
         footprint: Of the compiled program per device; None where it was not compiled or the backend does not say.
         needed: At most, over all devices that share the limit.
-        limit: What may be used; None where nobody knows.
+        limit: Bytes that may be used; None if unknown.
         live: In use now; None likewise.
         per_environment: State that each environment keeps between steps.
         rows: Experience of one iteration at least, over all devices.

@@ -146,7 +146,7 @@ def constraint_times(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
     found = []
     for kind, what, indices, solref in groups:
         short = [int(i) for i in indices if _too_quick(solref[i], model.opt.timestep)]
-        # Explicit choices apart from MuJoCo's default, which nobody asked for.
+        # Explicit choices apart from MuJoCo's default, which the model did not ask for.
         for chosen in (True, False):
             some = [i for i in short if (tuple(solref[i]) != _DEFAULT_SOLREF) is chosen]
             if some:

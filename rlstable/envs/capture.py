@@ -17,7 +17,7 @@ from rlstable.guards.env import EnvContext, Quarantine, physics
 from rlstable.ppo.state import Slot
 
 # What a step of MuJoCo starts from (its mjSTATE_INTEGRATION), and Brax's coordinates, of which rewards are made. The
-# rest of the physics is computed anew; to keep it would cost a copy of it in every step, bad or not.
+# rest of the physics is computed again; to keep it would cost a copy in every step, bad or not.
 _STARTS_FROM = (
     "time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos",
     "mocap_quat", "userdata", "q", "qd", "x", "xd",

@@ -160,7 +160,7 @@ class Simulations:
 
     @contextlib.contextmanager
     def _borrowed(self, count: int) -> Iterator[_Place]:
-        """A place of this size that nobody else has; there come to be as many as callers at once, one per device."""
+        """A free batch of this size; there are as many as concurrent callers, one per device."""
         with self._lock:
             free = self._free.setdefault(count, [])
             place = free.pop() if free else None

@@ -130,7 +130,7 @@ class Pipeline:
         """Arrays by name that NumPy computes of arrays by name; all that a kind computes is the same computation."""
         wanted = self._like(names)
         if jax.default_backend() == "cpu":
-            # Threads change no result, but whoever has the name last computes: an evaluation would bring all of them.
+            # Threads change no result, but the last owner of the name computes: an evaluation would bring all of them.
             name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
             return ffi.call(name, compute, given, wanted)
         return _by_copy(compute, given, wanted)

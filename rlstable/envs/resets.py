@@ -1,4 +1,4 @@
-"""Clean first states: a small program of its own, from which environments start and bad ones are replaced."""
+"""Clean first states, from a small separate program: environments start from them and bad ones are replaced."""
 
 from __future__ import annotations
 

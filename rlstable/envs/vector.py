@@ -189,7 +189,7 @@ class VectorEnv:
         def draw(parts: Any) -> Any:
             index = jax.random.randint(jax.random.fold_in(key, 1), wanted.shape, 0, len(pool))
             drawn = pool.take(index)
-            # Whoever drew the same row would see the same noise from then on.
+            # Environments that drew the same row would see the same noise from then on.
             drawn["info"] = jax.tree.map(lambda own, new: own if _is_key(own) else new, parts["info"], drawn["info"])
             metrics = select(~bad, parts["metrics"], drawn["metrics"])
             return select(~wanted, parts, drawn) | {"metrics": metrics}

@@ -110,7 +110,7 @@ def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list
 
 
 class _Builder:
-    """Puts values into a graph when they are asked for, so that what nobody needs is not in it.
+    """Puts values into a graph on demand, so that unused values are not in it.
 
     Args:
         argument: The observation.

@@ -42,7 +42,7 @@ class FailingSink:
             raise ConnectionError("the service does not answer")
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Has nobody to tell."""
+        """Does nothing: this sink has no output."""
 
     def close(self) -> None:
         """Has nothing to close."""

@@ -84,7 +84,7 @@ class RewardOutlierGuard:
     One -65,882 among unit rewards is wrong; the 100 after a long row of zeros is the task. The first batch that pays
     is judged by itself, against the geometric mean of what it pays without its greatest reward. Rewards below
     `factor * outlier.LEAST` are never judged. Every iteration that trips widens the bound by 5 %, so that a reward
-    which keeps coming is learnt from in the end. A sample that trips is left out, worth nothing; the episode goes on.
+    which keeps coming is learnt from in the end. A sample that trips is left out and worth 0; the episode continues.
 
     Attributes:
         factor: How many times the greatest accepted reward is an outlier.

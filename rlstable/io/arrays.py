@@ -63,7 +63,7 @@ def checksum(array: np.ndarray) -> int:
 
 
 def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
-    """Lists and copies every array of a tree into memory that belongs to nobody else, with its checksum.
+    """Lists and copies every array of a tree into private memory, with its checksum.
 
     Raises:
         ValueError: Two arrays have the same path.

@@ -54,7 +54,7 @@ class JsonLines:
 
     @property
     def foreign(self) -> bool:
-        """Whether another run has written a file that has the name of one of these by now."""
+        """Whether another run has written a file with the name of one of these."""
         return self._metrics.foreign or self._events.foreign
 
     def restore(self) -> None:
@@ -120,7 +120,7 @@ class _LineFile:
         """Writes one line: `head` and then `fields`."""
         body = {f"{key}_" if key in head else str(key): to_json(value) for key, value in fields.items()}
         line = json.dumps({**head, **body}, allow_nan=False).encode() + b"\n"
-        # After a full disk half a line may stand there; the next one begins afresh.
+        # After a full disk half a line may be there; the next row starts a new line.
         line = b"\n" + line if self._torn else line
         self._torn = True
         if self._file.write(line) != len(line):

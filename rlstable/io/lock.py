@@ -18,7 +18,7 @@ class RunLock:
     """A run folder that is ours as long as the lock is held, which ends with the process at the latest.
 
     The kernel releases the lock of a process that dies in any way, so there are no stale ones: a file that was left
-    behind without its holder is nobody's.
+    behind by a dead process is free.
 
     Args:
         run_dir: A folder that exists.
@@ -64,13 +64,13 @@ class RunLock:
         file, self._file = self._file, None
         if file is not None:
             if self._is_in_place(file):  # another folder under the same name is another run's
-                # Deleted while it is held: whoever has it open sees that it is no longer in place.
+                # Deleted while it is held: a process that has it open sees that it is no longer in place.
                 with contextlib.suppress(OSError):
                     self._path.unlink()
             os.close(file)
 
     def take_again(self) -> None:
-        """Locks the folder that has the name by now, in place of the one that is gone; errors as for a new lock."""
+        """Locks the folder that has the name now, in place of the deleted one; errors as for a new lock."""
         new, gone = RunLock(self._path.parent), self._file
         self._file, self.unsupported = new._file, new.unsupported
         if gone is not None:
@@ -89,7 +89,7 @@ class RunLock:
 
 
 def _write(file: int) -> None:
-    """Says who holds the lock; on a full disk nobody does, and the lock holds all the same."""
+    """Writes the holder into the lock file; on a full disk the file stays empty and the lock still holds."""
     holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
     with contextlib.suppress(OSError):
         os.ftruncate(file, 0)

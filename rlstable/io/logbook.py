@@ -1,4 +1,4 @@
-"""All places where a run writes its numbers and events, opened once it is known where it goes on."""
+"""Logbook of a run: all outputs of rows and events, opened once the resumed step is known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Logbook:
         self._config = config
         self._run_dir = run_dir
         self._console = console
-        self._showing = threading.RLock()  # what breaks is told by the threads that write
+        self._showing = threading.RLock()  # the writing threads report what breaks
         self._shown = Sinks([console], tell=self._write)
         self._more = more
         self._record: _Written | None = None
@@ -47,7 +47,7 @@ class Logbook:
 
     @property
     def wandb_run_id(self) -> str | None:
-        """The wandb run to go on with after a resume."""
+        """The wandb run to continue after a resume."""
         return None if self._wandb is None else self._wandb.run_id
 
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
@@ -55,7 +55,7 @@ class Logbook:
 
         Args:
             wandb_run_id: The wandb run to continue, if any.
-            resume_step: The step the run goes on from; what was logged after it is dropped, it comes again.
+            resume_step: The step the run resumes from; rows after it are dropped, since they come again.
         """
         services: list[Sink] = [*self._more]
         chosen = self._config.logging
@@ -176,7 +176,7 @@ class _Written:
         """Whether it is going to be written."""
         if self._closed:
             return False
-        # As it is now: whoever told of it may go on working on what it consists of.
+        # A copy: the caller may change the fields afterwards.
         self._writer.soon(self._event, step, kind, _as_it_is(fields))
         return True
 

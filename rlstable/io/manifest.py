@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: format, every array, and checksums of everything that is read back.
 
 The manifest is one JSON object whose member `checksum` covers all others, in every format from 1 on, so that a newer
-format is told from a damaged manifest. Format 0 is that of rlstable before it had formats: no checksums, and the score
+format differs from a damaged manifest. Format 0 is that of rlstable before it had formats: no checksums, and the score
 beside the manifest.
 """
 

@@ -1,4 +1,4 @@
-"""Word that something long is still under way, so that nobody thinks it hangs."""
+"""Prints "still running" lines during long operations."""
 
 from __future__ import annotations
 

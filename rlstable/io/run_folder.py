@@ -76,12 +76,12 @@ def require_one_seed(run_dir: Path) -> None:
 
 
 def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
-    """Makes the folder, locks it, and says whether there is a run in it to go on with.
+    """Makes the folder, locks it, and returns whether it holds a run to resume.
 
     Args:
         run_dir: The folder.
         resume: None, `auto`, or the folder itself.
-        seeds: How many are trained together; where several are, each has a folder of its own in it.
+        seeds: How many are trained together; several seeds have a subfolder each.
 
     Returns:
         Whether the folder holds a checkpoint that is to be continued, and its lock.
@@ -173,17 +173,17 @@ def free_reserve(run_dir: Path) -> None:
 
 
 def write_machine(run_dir: Path, machine: Mapping[str, Any]) -> None:
-    """Leaves what the run is computed on and with, for whoever compares it with another."""
+    """Writes `machine.json`: device and versions, for comparing runs."""
     write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
 
 
 def write_result(run_dir: Path, result: Mapping[str, Any]) -> None:
-    """Leaves how a run ended, for a sweep's table and for whoever looks later."""
+    """Writes `result.json`: how a run ended, for sweeps and pages."""
     write_atomically(run_dir / _RESULT, json.dumps(result, indent=2, default=str) + "\n")
 
 
 def forget_result(run_dir: Path) -> None:
-    """Removes how a run ended before, since it goes on."""
+    """Deletes `result.json` of a run that continues."""
     with contextlib.suppress(OSError):
         (run_dir / _RESULT).unlink(missing_ok=True)
 

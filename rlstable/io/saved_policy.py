@@ -17,7 +17,7 @@ from rlstable.io.store import first_readable, open_manager, ranked, read_arrays,
 def restore_policy(
     directory: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a policy from a run's folder alone, also while the run goes on.
+    """Reads a policy from a run's folder alone, also during the run.
 
     Where the best or the latest is damaged, the next best or the one before is taken, with the event
     `checkpoint_damaged`. What was saved without checksums is the event `checkpoint_unverified`.

@@ -112,7 +112,7 @@ class Plain:
     def line(self, text: str, style: str | None) -> None:
         """Prints a line, at once."""
         del style
-        # Looked up now: whoever redirects standard output means the run's lines too.
+        # Looked up now: a redirected standard output is meant for the run's lines too.
         stream = self._stream or sys.stdout
         encoding = getattr(stream, "encoding", None) or "utf-8"
         title, self._title = self._title, ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlstable.io.console import Console
 
-# What happens to all seeds alike is told once.
+# Events that all seeds share are shown once.
 _ALIKE = frozenset(
     {
         "backend_chosen", "backend_fallback", "compile_cache_unusable", "configuration_changed", "disk_nearly_full",
@@ -18,7 +18,7 @@ _ALIKE = frozenset(
 
 
 class SeedConsole(Console):
-    """Passes on what is news; how far all of them are is told by whoever trains them.
+    """Passes on new events; the fleet shows the progress of all seeds.
 
     Args:
         console: That of all seeds.

@@ -30,7 +30,7 @@ def require_step(folder: Path, steps: list[int], iteration: int) -> None:
 
 
 def keep_damaged(directory: Path, step: int) -> None:
-    """Renames a damaged checkpoint, so that it is in nobody's way and can still be looked at."""
+    """Renames a damaged checkpoint, so that it is out of the way and can still be examined."""
     name, n = f"{step}{_DAMAGED}", 1
     while (directory / name).exists():
         n += 1
@@ -65,7 +65,7 @@ def unfinished_size(directory: Path) -> int:
 def remove_unfinished(directory: Path) -> None:
     """Deletes what failed saves have left; not while one is under way.
 
-    TensorStore goes on writing for a moment after the error of its first file, so this looks more than once.
+    TensorStore keeps writing for a moment after the error of its first file, so this looks more than once.
     """
     for _ in range(_LOOKS):
         found = list(directory.glob(f"*{_TEMPORARY}*"))
@@ -79,7 +79,7 @@ def remove_unfinished(directory: Path) -> None:
 def settle(directory: Path) -> None:
     """Deletes what was retired or superseded by a complete checkpoint, brings back what an incomplete one was to.
 
-    What cannot be deleted is in nobody's way, and is tried again the next time.
+    A folder that cannot be deleted does no harm; the next call tries again.
     """
     shutil.rmtree(directory / RETIRED, ignore_errors=True)
     for aside in directory.glob(f"*{ASIDE}*"):

@@ -1,7 +1,7 @@
 """Destinations of metrics and events: JSON lines always, TensorBoard and Weights & Biases by choice.
 
 Every sink has the same three methods. `Sinks` fans out to many and stands between them and the run: whatever
-breaks in one of them, training goes on.
+breaks in one of them, training continues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sinks:
 
     Args:
         sinks: The receivers.
-        tell: Is told of these three events too, as a sink would be, and says whether anybody took them.
+        tell: Receives these three events too, as a sink would, and returns whether an output took them.
     """
 
     def __init__(self, sinks: Iterable[Sink], tell: Callable[[int, str, Mapping[str, Any]], bool] | None = None):
@@ -173,7 +173,7 @@ class Wandb:
         config: Project and so on; with mode=disabled the sink does nothing.
         run_dir: Folder of the run, in which `wandb/` is made.
         run_config: The run's configuration, for W&B's own page.
-        run_id: That of the run to go on with; None for a new one.
+        run_id: Of the run to continue; None for a new one.
         on_event: Called as `on_event(kind, fields)` at the first error.
         timeout: Seconds that the start may take, and that the end may.
 
@@ -263,7 +263,7 @@ def _start_wandb(
         dir=str(run_dir),
         id=run_id,
         config=to_json(run_config),
-        # Offline nobody can be asked whether the run exists; `wandb sync` joins the parts by their id.
+        # Offline wandb cannot know whether the run exists; `wandb sync` joins the parts by their id.
         resume="allow" if run_id is not None and config.mode == "online" else None,
         reinit="create_new",  # a sweep has many runs in one process
         settings=wandb.Settings(**settings),

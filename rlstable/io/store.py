@@ -29,7 +29,7 @@ def open_manager(
     Args:
         directory: The folder.
         config: What is kept; without one the manager only reads.
-        scores: Looked at anew at every save: the scores of all checkpoints there are.
+        scores: Scores of all checkpoints, read again at every save.
     """
     import orbax.checkpoint as ocp
 

@@ -22,7 +22,7 @@ def differences(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str
     return {name: f"{old[name]} -> {new[name]}" for name in new if name in old and old[name] != new[name]}
 
 
-@functools.cache  # what is installed anew while a process runs is not what it runs with, and a look takes milliseconds
+@functools.cache  # packages installed while a process runs are not the ones it runs with, and a look takes milliseconds
 def _of(package: str) -> str:
     try:
         return metadata.version(package)

@@ -62,7 +62,7 @@ class SavedRun:
 
 
 def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> SavedRun:
-    """Opens a run, also one that goes on or was broken off. Nothing that the folder names is imported or called.
+    """Opens a run, also a running or interrupted one. Nothing that the folder names is imported or called.
 
     Args:
         folder: The run folder.

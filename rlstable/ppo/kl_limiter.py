@@ -79,7 +79,7 @@ def close_epoch(
 
 
 def settle(passed_over: jax.Array | None, start: Any, proven: Any, end: Any) -> tuple[Any, Any]:
-    """Closes an epoch: what to go on from, and what to go back to after the next one.
+    """Closes an epoch: the state to continue from, and the state to go back to after the next epoch.
 
     Args:
         passed_over: int32, minibatches since the policy moved too far; None where the limiter is off.

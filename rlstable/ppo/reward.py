@@ -74,7 +74,7 @@ def shape(
 def _discounted(data: Collected, running: jax.Array, discount: float) -> tuple[jax.Array, jax.Array]:
     """The discounted sum of rewards up to every step of its episode, `[rows, T]`, and where each environment stands.
 
-    Rows are unrolls of all environments one after another, so that a row goes on where the one `num_envs` before
+    Rows are unrolls of all environments one after another, so a row continues where the one `num_envs` before
     it ended. A sample that was left out pays nothing.
     """
     ended = jnp.maximum(data.termination, data.truncation)

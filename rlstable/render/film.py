@@ -1,4 +1,4 @@
-"""Films: MuJoCo's renderer in a process of its own, on whatever OpenGL there is.
+"""Films: MuJoCo's renderer in a separate process, on the OpenGL that works.
 
 MuJoCo decides at its import how it draws, and a driver that fails takes its process with it; so another process draws.
 """

@@ -157,7 +157,7 @@ def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:
 def _whole(incident: Incident) -> dict[str, np.ndarray]:
     """The state before the step; without what an injected fault adds.
 
-    Of MuJoCo's physics only that is kept which a step starts from. The rest is a first state's, and computed anew.
+    Of MuJoCo's physics only the start of a step is stored. The rest is a first state's, and computed again.
     """
     saved = {name: x for name, x in incident.part("before").items() if name.rsplit("/", 1)[-1] not in PROBES}
     if _physics_of(saved) is None:

@@ -109,6 +109,6 @@ def _beginning(left: int, asked: int, age: int | None, rerun: Rerun) -> str:
         return "where its episode begins"
     if left == asked:
         return f"{asked} steps before"
-    if rerun.anew:
+    if rerun.restarted:
         return "where the precision of training changed"
     return f"at checkpoint {rerun.start.iteration}, the oldest before the incident"

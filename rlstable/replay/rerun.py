@@ -1,4 +1,4 @@
-"""The way to an incident once more: training again from the checkpoint before it, in a folder of its own."""
+"""Reruns the steps to an incident: trains again from the checkpoint before it, in a separate folder."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Rerun(NamedTuple):
     Attributes:
         steps: Arrays by path, `[steps, ...]`, the bad step last.
         start: Where it began; at iteration 0 from the seed.
-        anew: Whether recording began anew since, as it does where another precision makes other arrays of the physics.
+        restarted: Whether recording was restarted, as it is when another precision changes the arrays of the physics.
     """
 
     steps: dict[str, np.ndarray]
     start: Place
-    anew: bool = False
+    restarted: bool = False
 
 
 class _ThereAgain(Exception):
@@ -94,7 +94,7 @@ def run_again(incident: Incident, count: int, tell: Tell) -> Rerun:
             raise ConfigError(str(error).replace(name, str(run_dir))) from error
     after = per_iteration - step - 1
     steps = {path: x[: len(x) - after][-count - 1 :] for path, x in _by_path(recorded.last(facts["device"])).items()}
-    return Rerun(steps, start, anew=int(recorded.written[facts["device"]]) < (bad.at - start.at) * per_iteration)
+    return Rerun(steps, start, restarted=int(recorded.written[facts["device"]]) < (bad.at - start.at) * per_iteration)
 
 
 def _run_of(incident: Incident) -> Path:
@@ -158,7 +158,7 @@ def starting_place(run_dir: Path, before: int, reach: int, tell: Tell) -> Place:
 
 
 def _copy(run_dir: Path, folder: Path, iteration: int) -> None:
-    """A copy of a checkpoint, to resume from: whoever resumes tidies up around it."""
+    """A copy of a checkpoint, to resume from: a resumed run deletes other checkpoints."""
     source = Path("checkpoints") / str(iteration)
     try:
         shutil.copytree(run_dir / source, folder / source)

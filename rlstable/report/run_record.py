@@ -92,7 +92,7 @@ class RunRecord:
 
 
 def read_story(folder: str | Path) -> RunRecord:
-    """Reads a run folder, also of a run that goes on, was killed, or is of another version.
+    """Reads a run folder, also of a run that is running, was killed, or is of another version.
 
     Raises:
         ConfigError: It is no run folder.

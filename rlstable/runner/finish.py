@@ -40,7 +40,7 @@ def close(
         console: Where people look.
         report: Whether a page is wanted.
         saved: Whether there is a checkpoint.
-        taken: Whether the folder is another run's by now, so that nothing is written there.
+        taken: Whether another run has taken the folder, so that nothing is written there.
     """
     try:
         if not taken:

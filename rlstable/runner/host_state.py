@@ -26,7 +26,7 @@ class HostState:
         drawn: Whether anything was drawn from the pool of clean first states since it was filled.
         elapsed: Seconds of training so far, over all processes.
         evaluated: Seconds of evaluation likewise.
-        wandb_run_id: To go on with the same wandb run.
+        wandb_run_id: For resuming the same wandb run.
         attempts: What recovery has tried.
         rungs: Where on the ladder of precision it stands.
         plan: How it makes do with the memory there is.

@@ -1,8 +1,7 @@
-"""Several seeds of one configuration, trained at once by one program: a fleet of runs that decide each for itself.
+"""A fleet: several seeds of one configuration, trained at once by one compiled program.
 
-Each seed is a run like any other, with its own folder, guards, remedies, rollbacks and ending; what they share is the
-compiled iteration, which steps all of them side by side. A seed that has ended goes round with the others, and nobody
-looks at what becomes of it.
+Each seed is a run with its own folder, guards, remedies, rollbacks and stop reason. All seeds share the compiled
+iteration. A finished seed stays in the batch because the program's shape is fixed; its results are ignored.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Fleet:
         config: What to run.
         run_dir: Where it is kept.
         callback: Called as `callback(step, row)` with every row of all seeds together; returning True ends them.
-        more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
+        more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Entered already, where signals are to be heard before `run`.
 
     Raises:
@@ -130,7 +129,7 @@ class Fleet:
 
     @property
     def step(self) -> int:
-        """Environment steps that every seed that goes on was trained for, those given up included."""
+        """Environment steps that every unfinished seed was trained for, lost steps included."""
         return min((run.logged_step for run in self._going.values()), default=self._reached)
 
     def run(self) -> Result:
@@ -166,7 +165,7 @@ class Fleet:
         self._lock.release()
 
     def _open(self, resumes: bool) -> None:
-        """Opens every seed but those that are at their end, and sees to it that one program can go on with them."""
+        """Opens every unfinished seed, so that one program can continue with all of them."""
         if resumes:
             self._require_the_same_seeds()
         told: set[str] = set()
@@ -205,7 +204,7 @@ class Fleet:
         return make_evaluator(config, networks, compiling, self._event, single)
 
     def _agree(self) -> None:
-        """Ends seeds that one program cannot go on with, and gives the others the smallest plan that any has."""
+        """Ends seeds that need another program, and gives the others the smallest plan that any seed has."""
         precision = self.config.precision
         for seed, run in self._going.items():
             if run.supervisor.level != Level(precision.matmul, precision.network):
@@ -352,7 +351,7 @@ class Fleet:
         plan = next(iter(training.values())).host.plan
         for run in self._going.values():
             run.take_plan(plan)
-        self._places.fill(training, afresh=True)
+        self._places.fill(training, renew=True)
 
     def _tell(self, training: Collection[int], over: bool) -> bool:
         """One row of all seeds, once those that train have logged theirs; whether the callback wants to stop."""
@@ -374,7 +373,7 @@ class Fleet:
             confirm(runs, lambda judged: self._evaluator.judge(judged), self.config.seeds, self._leaving.told)
 
     def _end(self, seed: int, ending: StopReason) -> None:
-        """The end of one seed; the others go on."""
+        """Ends one seed; the others continue."""
         run = self.seeds[seed]
         if self._advice is not None and run.advice is None:
             run.advice = self._advice
@@ -397,7 +396,7 @@ class Fleet:
         self._finish()
 
     def _finish(self) -> Result:
-        """Ends the seeds that have not ended by now, and says how all of them did."""
+        """Ends the unfinished seeds and reports how all seeds ended."""
         with contextlib.closing(self):
             for seed in self._going:
                 self._end(seed, self._ending or StopReason.error)

@@ -21,7 +21,7 @@ from rlstable.supervise.snapshots import NAMES, Saved
 _LATER = (
     "tuning/clip_scale", "tuning/policy_rate_scale", "tuning/critic_rate_scale", "tuning/policy_hold", *NAMES,
 )  # fmt: skip
-# What a memory plan was made for; where any of it is another, the plan is made anew.
+# Settings that a memory plan depends on; if one of them changed, the plan is made again.
 _PLANNED_FOR = (
     "ppo.num_envs", "ppo.batch_size", "ppo.num_minibatches", "ppo.unroll_length", "ppo.gradient_accumulation",
     "env.envs_per_pass", "network", "supervise.memory",
@@ -55,14 +55,14 @@ def resume(
 ) -> Resumed:
     """Reads the newest checkpoint that can be read.
 
-    What schedules and searches moved goes on; what was typed anew counts from here. The supervisor goes on from what
-    the checkpoint says of it.
+    Numbers that schedules and searches moved are kept, newly typed ones count from here. The supervisor continues from
+    its state in the checkpoint.
 
     Args:
         checkpoints: The run's.
         config: The present configuration.
         devices: How many there are.
-        supervisor: It is told what was saved, and which state is the last good one.
+        supervisor: Receives what was saved, and which state is the last good one.
         fresh: A training state at its beginning.
 
     Raises:

@@ -32,7 +32,7 @@ class Runner(SeedRun):
         config: What to run.
         run_dir: Where it is kept.
         callback: Called as `callback(step, row)` with every logged row; returning True ends the run.
-        more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
+        more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Entered already, where signals are to be heard before `run`.
         builds: What builds what computes, None for the usual; `rlstable.replay` has one whose program records more.
 

@@ -9,7 +9,7 @@ from rlstable.config import Config
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """When a configuration evaluates, and draws environments and first states anew.
+    """Decides when a run evaluates, resets environments and refills the pool of first states.
 
     Attributes:
         config: The configuration.
@@ -27,7 +27,7 @@ class Schedule:
         return self._crossed(before, after, max(self.config.eval.num_evals, 1) * per_evaluation)
 
     def refills(self, iteration: int) -> bool:
-        """Whether the pool of clean first states is to be filled anew after an iteration, if it was drawn from."""
+        """Whether to refill the pool of clean first states after an iteration, if it was drawn from."""
         every = self.config.env.reset_pool_refresh
         return every > 0 and iteration % every == 0
 

@@ -57,7 +57,7 @@ _NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event 
 
 
 def mesh_of(config: Config) -> Mesh:
-    """The devices of a configuration; jax is told before its first use how programs for them are dispatched."""
+    """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards."""
     given = (config.env.kwargs or {}, config.eval.env_kwargs or {})
     if not {"native", "auto"}.isdisjoint((config.env.backend, *(kwargs.get("backend") for kwargs in given))):
         dispatch_inline()
@@ -65,7 +65,7 @@ def mesh_of(config: Config) -> Mesh:
 
 
 class SeedRun:
-    """One seed of a configuration as the host sees it; whoever has the program drives it.
+    """One seed of a configuration on the host; a `Runner` or `Fleet` calls its methods around each iteration.
 
     An iteration is `count` with its report, an evaluation where that says so, and `conclude`; at the end is `finish`.
 
@@ -85,7 +85,7 @@ class SeedRun:
         config: What to run.
         run_dir: Where it is kept.
         callback: Called as `callback(step, row)` with every logged row; returning True ends it.
-        more_guards: Guards of your own, by site (`env`, `batch`, `update`, `state`) and name.
+        more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         console: Where people look.
         leaving: What a signal means to it.
         builds: What builds what computes, None for the usual.
@@ -209,7 +209,7 @@ class SeedRun:
         return self._schedule.evaluates(self.step, self.step + self.config.env_steps_per_iteration)
 
     def count(self, metrics: Metrics, seconds: float) -> bool:
-        """Takes in the report of an iteration, whose state is this one's by now.
+        """Records an iteration, after `state` was replaced by the iteration's result.
 
         Args:
             metrics: The report, on the host.
@@ -302,7 +302,7 @@ class SeedRun:
         Args:
             metrics: Its report, which was counted.
             worth: Of its policy, where that was evaluated, else empty.
-            told: Gives the ending that somebody else asks for.
+            told: Gives the stop reason that a signal or the clock requests.
 
         Returns:
             The ending where it was the last iteration.
@@ -353,7 +353,7 @@ class SeedRun:
         self._go_back(self.supervisor.make_do(self.state, self.host.iteration, self.step, key))
 
     def needs_own_program(self, why: str) -> StopReason:
-        """The ending of a seed that could only go on in a program of its own."""
+        """The stop reason of a seed that can only continue in a separate program."""
         self.advice = f"It could go on alone, {command('train', self.run_dir, 'resume=')}: {why}."
         return StopReason.needs_own_program
 
@@ -610,7 +610,7 @@ class SeedRun:
             "versions": self._versions(),
         }
         saved = dataclasses.replace(saved, incident=None)
-        self._sinks.wait()  # a run that goes on from here has all rows until here
+        self._sinks.wait()  # a run that resumes from here has all rows until here
         self._saving.save(self.host.iteration, self.step, saved, policy_arrays(self.state), host, score)
         self._last_score, self._unsaved = score, False
 

@@ -73,7 +73,7 @@ class TrainingSetup:
         config: The whole configuration.
         mesh: The devices.
         more_guards: Guards besides the configured ones, by site and name; None for none.
-        compiling: Context manager that tells the user what is compiling; None where nobody is to be told.
+        compiling: Context manager that shows the user what is compiling; None for no message.
 
     Raises:
         ConfigError: The environment cannot be made, or does not go with the configuration.
@@ -200,12 +200,12 @@ class TrainingSetup:
         return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
     def redrawn(self, state: TrainState, key: jax.Array) -> TrainState:
-        """The state with every environment and the whole pool drawn anew."""
+        """The state after a reset of every environment and of the whole pool."""
         env_state, pool = self._draw(key)
         return self._with(state, env_state=env_state, reset_pool=pool, running_return=self._no_returns(state))
 
     def with_fresh_envs(self, state: TrainState, key: jax.Array) -> TrainState:
-        """The state with every environment drawn anew."""
+        """The state after a reset of every environment."""
         env_state = self._resets.draw(key, self._config.ppo.num_envs)
         return self._with(state, env_state=env_state, running_return=self._no_returns(state))
 

@@ -13,10 +13,10 @@ from rlstable.runner.seed_run import SeedRun
 class FleetSlots:
     """Slots of a batch of seeds: finished seeds keep their last states, waiting seeds have copies.
 
-    Nobody looks at what becomes of them.
+    Results of slots without a training seed are ignored.
 
     Args:
-        seeds: All there are, in the order of their places.
+        seeds: All seeds, in the order of their slots.
     """
 
     def __init__(self, seeds: Iterable[int]):
@@ -24,36 +24,36 @@ class FleetSlots:
         self._idle: dict[int, TrainState] = {}
 
     def leave(self, seed: int, state: TrainState) -> None:
-        """Leaves the last state of a seed in its place."""
+        """Keeps the last state of a finished seed in its slot."""
         self._idle[seed] = state
 
-    def fill(self, training: Mapping[int, SeedRun], afresh: bool = False) -> None:
-        """Sees to it that there is a state wherever none trains.
+    def fill(self, training: Mapping[int, SeedRun], renew: bool = False) -> None:
+        """Fills every slot without a training seed with a state.
 
         Args:
-            training: The seeds that do.
-            afresh: Whether what is there already is of no use any longer.
+            training: The seeds that train.
+            renew: Whether to replace the states of idle slots, because shapes have changed.
         """
         some = next(iter(training.values())).state
         for seed in self._seeds:
             if seed in training:
                 self._idle.pop(seed, None)
-            elif afresh or seed not in self._idle:
+            elif renew or seed not in self._idle:
                 self._idle[seed] = sharding.copied(some)
 
     def states(self, training: Mapping[int, SeedRun]) -> tuple[TrainState, ...]:
-        """The states of all places, as the program takes them."""
+        """The states of all slots, as the program takes them."""
         return tuple(training[seed].state if seed in training else self._idle[seed] for seed in self._seeds)
 
     def judged(self, training: Mapping[int, SeedRun]) -> list[Judged]:
-        """The policies of all places, as the evaluator takes them."""
+        """The policies of all slots, as the evaluator takes them."""
         some = next(iter(training.values())).judged.key
         return [
             training[seed].judged if seed in training else policy_of(self._idle[seed], some) for seed in self._seeds
         ]
 
     def put(self, found: Iterable[tuple[TrainState, Metrics]], training: Mapping[int, SeedRun]) -> dict[int, Metrics]:
-        """Puts what the program gave where it belongs; the reports of those that train."""
+        """Takes the program's results; returns the metrics of the seeds that train."""
         reports = {}
         for seed, (state, report) in zip(self._seeds, found, strict=True):
             if seed in training:

@@ -1,4 +1,4 @@
-"""Leaving by a signal or by the clock: between two iterations, or while something compiles and nobody hears."""
+"""Stop requests (signals and the wall-clock limit), including while XLA is compiling."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listens, unless somebody does already."""
+        """Listens for signals, unless the caller listens already."""
         if self._signals is not None:
             yield
             return

@@ -109,7 +109,7 @@ class Supervisor:
         self.recall(host)
 
     def recall(self, host: HostState) -> None:
-        """Goes on from what a run has saved."""
+        """Takes over the host state of a run, new or saved."""
         config = self._config
         self._host = host
         self._recovery = Recovery(config.supervise.recovery, host.attempts)
@@ -148,7 +148,7 @@ class Supervisor:
         """The evaluator at the present level, and at the configured size whatever the size of training."""
         if self.level not in self._evaluators:
             config, assembly = _at_level(self._config, self.level), self.assembly
-            # One environment where both are the same. A user's may have a simulator of its own, which both would
+            # One environment where both are the same. A user's environment may have a simulator, which both would
             # disturb, and on several devices each has a share of the cores.
             same = config.env.source == "brax" and not config.eval.env_kwargs and self._mesh.size == 1
             self._evaluators[self.level] = self._builds.evaluator(
@@ -178,7 +178,7 @@ class Supervisor:
 
         Args:
             state: The training state.
-            key: Gives the random key for what a smaller number of environments draws anew.
+            key: Gives the random key for resetting a smaller number of environments.
 
         Raises:
             OutOfMemory: It does not fit, however it is divided.
@@ -213,7 +213,7 @@ class Supervisor:
             state: The one that went into the iteration that failed; its arrays may be gone.
             iteration: Number of the iteration before.
             step: Environment steps then.
-            key: Random key for what is drawn anew.
+            key: Random key for resets.
 
         Raises:
             OutOfMemory: It does not fit, however it is divided.
@@ -239,7 +239,7 @@ class Supervisor:
         Args:
             state: The training state.
             needed: Bytes that the present plan needs; None where the device has refused them.
-            key: Gives the random key for what is drawn anew.
+            key: Gives the random key for resets.
 
         Raises:
             OutOfMemory: There is no smaller one.
@@ -307,7 +307,7 @@ class Supervisor:
         return state
 
     def watch(self, state: TrainState, metrics: Metrics, good: bool, key: Key) -> TrainState:
-        """Takes in an iteration that goes on: relaxes remedies, moves on the ladder.
+        """Records an iteration without failure: relaxes remedies and moves on the ladder.
 
         Args:
             state: After it.
@@ -336,10 +336,10 @@ class Supervisor:
             state: The present one.
             iteration: Its number.
             step: Its environment steps.
-            key: Random key for what is drawn anew.
+            key: Random key for resets.
 
         Returns:
-            What to go on from, or the ending where there have been too many attempts.
+            The state to continue from, or the stop reason after too many attempts.
         """
         collapse = cause is StopReason.policy_collapsed
         attempts, good = self._host.attempts, self.best if collapse else self._last_good
@@ -369,7 +369,7 @@ class Supervisor:
     def _forget_later(self, state: TrainState, iteration: int, step: int) -> None:
         """After going back to a state: no best state, and no candidate for it, may lie ahead of the run.
 
-        Snapshots are told apart by their iteration, which comes again after a rollback.
+        Snapshots are identified by their iteration, which occurs again after a rollback.
         """
         self._candidate.clear()
         if not self.best.empty and iteration <= self.best.iteration:
@@ -428,7 +428,7 @@ class Supervisor:
         )
 
     def _distinct(self, levels: tuple[str, ...]) -> tuple[str, ...]:
-        """The levels that this device tells apart, as measured; what a flag promises and does not do is told."""
+        """The levels that differ on this device, as measured; flags without effect are reported."""
         with self._compiling("a check of matrix products"):
             measured = arithmetic.measure([level for level in levels if level != X64])
             exact = X64 in levels and arithmetic.measure_x64() == 0.0

@@ -25,7 +25,7 @@ SHAPES = ((256, 256, 256), (2048, 64, 256))
 
 # Least bits of each kind: half-way between the significands named above. Adding up in float32 costs it two to three.
 _KINDS = ((20.0, "float32"), (13.5, "bfloat16 x3"), (9.5, "tf32"), (0.0, "bfloat16"))
-# Two levels are told apart by a quarter of a bit; the same arithmetic in another order of summation differs by less.
+# Two levels differ by at least a quarter of a bit; the same arithmetic in another order of summation differs by less.
 _SAME_BITS = 0.25
 # What each name promises at least (docs of `jax.lax.Precision`); `default` is the device's own choice.
 _PROMISED_BITS = {"high": 9.5, "tensorfloat32": 9.5, "highest": 20.0, "float32": 20.0}

@@ -69,7 +69,7 @@ class Incident(NamedTuple):
 
 
 def limits_of(config: Config) -> QuarantineConfig:
-    """Beyond which a number is bad; where only a guard of one's own looks, what is not finite."""
+    """Limits beyond which a number is bad; with the user's guards alone, numbers that are not finite."""
     own = config.guards.quarantine
     return own if own.enabled else own.model_copy(update=_NO_LIMITS)
 

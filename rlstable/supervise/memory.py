@@ -80,7 +80,7 @@ def limit(device: Any, configured: float | None = None) -> int | None:
 
     Returns:
         On a GPU what XLA may take of it (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container or
-        of the machine; None where nobody knows.
+        of the machine; None if unknown.
     """
     if configured is not None:
         return int(configured * 2**30)

@@ -137,11 +137,11 @@ class Memory:
         self._told = False
 
     def needed(self, program: Any) -> int | None:
-        """Bytes that a compiled program needs of the limit, as its compiler planned them; None where nobody knows."""
+        """Bytes of the limit that a compiled program needs, as planned by the compiler; None if unknown."""
         return memory.needed(memory.footprint(program.executable), self._mesh)
 
     def fits(self, needed: int | None) -> bool:
-        """Whether a program may run; one that is tight is told once."""
+        """Whether a program may run; a tight one is reported once."""
         if needed is None or self._limit is None:
             return True
         if needed > TIGHT * self._limit and not self._told:

@@ -1,7 +1,7 @@
 """Signals: the first one ends a run between two iterations, also while a program compiles; a second one at once.
 
 Python runs its signal handlers in the main thread, which hears nothing while XLA compiles there. The wake-up pipe is
-written by the C handler at once, and a thread of its own reads it.
+written by the C handler at once, and a thread reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
-# What schedulers send ahead of the end; of no meaning unless somebody has set a handler for it, as submitit does.
+# Signals that schedulers send before the end; ignored unless a handler is set, as submitit does.
 _REQUEUE = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
@@ -24,12 +24,12 @@ class Signals:
     A signal that the process was started to ignore stays ignored: a script's Ctrl-C does not reach what the script has
     put into the background.
 
-    Where somebody else handles SIGUSR1 or SIGUSR2, as submitit does to put a job back into the queue, such a signal
-    ends the run too, and theirs is called once everything is saved. Their SIGTERM is left to them.
+    If another handler of SIGUSR1 or SIGUSR2 exists (submitit puts a job back into the queue that way), the signal ends
+    the run too, and the other handler is called once everything is saved. Another handler of SIGTERM is left alone.
 
     Args:
         hard: Whether the process is the run's own: a signal while a program compiles, and any second signal, then end
-            it at once. In somebody else's process a second signal is given back to them.
+            it at once. In another program's process the second signal goes to its own handler.
 
     Attributes:
         received: Number of the first signal, None before it.
@@ -87,7 +87,7 @@ class Signals:
                 self._leave = None
 
     def hand_on(self) -> None:
-        """Calls whoever else handles the signal that ended the run."""
+        """Calls the previous handler of the signal that ended the run."""
         if self.received in _REQUEUE and self.received in self._previous:
             self._previous[self.received](self.received, None)
 
@@ -108,10 +108,10 @@ class Signals:
                 if self.received is not None:
                     os._exit(128 + number)
                 self.received = number
-                # In a thread of its own, so that this one hears the second signal.
+                # In another thread, so that this one hears the second signal.
                 threading.Thread(target=self._leave_if_deaf, daemon=True).start()
 
     def _leave_if_deaf(self) -> None:
-        with self._lock:  # whoever ends the block waits here until the process has ended
+        with self._lock:  # the thread that ends the block waits here until the process has ended
             if self._leave is not None:
                 self._leave()

@@ -99,7 +99,7 @@ SAVED = (StopReason.completed, StopReason.target_reached, StopReason.stopped, St
 
 
 def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
-    """Whether one of several seeds that are resumed is not trained further, since it is at an end of its own.
+    """Whether a seed of a resumed fleet has ended for good and is not trained further.
 
     A seed that was given up, by its guards or for a program that it needs, stays so; it can be gone on with alone.
 
@@ -158,13 +158,13 @@ def describe(
     if policy is not None:
         every = {own["stop_reason"] for own in seeds.values()} or {ending.name}
         at_an_end = {StopReason.completed.name, *(own.name for own in GIVEN_UP if seeds)}
-        # What is at its end goes on where there is more to do.
+        # A completed run can only continue with more steps.
         more = f" total_steps={2 * fields['step']}" if every <= at_an_end else ""
         more += " eval.target_return=null" if StopReason.target_reached.name in every else ""
-        rows.append(("go on", f"{command('train', run_dir, 'resume=')}{more}"))
-        rows.append(("judge it", command("evaluate", policy, "run=")))
-        rows.append(("watch it", command("render", policy, "run=")))
-        rows.append(("use it", f'rlstable.load_policy("{_from_here(policy)}").act(obs)'))
+        rows.append(("resume", f"{command('train', run_dir, 'resume=')}{more}"))
+        rows.append(("evaluate", command("evaluate", policy, "run=")))
+        rows.append(("render", command("render", policy, "run=")))
+        rows.append(("load", f'rlstable.load_policy("{_from_here(policy)}").act(obs)'))
     return rows
 
 

@@ -536,7 +536,7 @@ def test_who_was_given_up_is_gone_on_with_alone(
     said = capsys.readouterr().out
     assert re.search(r"go on +\S+ -m rlstable.train resume=run total_steps=1280\n", said)
     assert re.search(r"seed 1 alone +\S+ -m rlstable.train resume=run/seed-1\n", said)
-    assert re.search(r"judge it +\S+ -m rlstable.evaluate run=run/seed-[02]\n", said)
+    assert re.search(r"evaluate +\S+ -m rlstable.evaluate run=run/seed-[02]\n", said)
 
 
 def test_it_runs_on_one_device(tmp_path: Path) -> None:

@@ -44,18 +44,18 @@ def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest
     assert rows["stop reason"] == "completed: all steps were trained"
     assert rows["return"] == "12.3 (best 20.0)"
     assert rows["run folder"] == "runs/ant/1"
-    assert rows["go on"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
+    assert rows["resume"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
     stopped = dict(
         describe(StopReason.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
     )
-    assert stopped["go on"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
+    assert stopped["resume"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
     solved = dict(
         describe(StopReason.target_reached, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
     )
-    assert solved["go on"].endswith(" resume=runs/ant/1 eval.target_return=null")  # or it would stop at once
-    assert rows["use it"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
-    assert rows["judge it"].endswith("-m rlstable.evaluate run=runs/ant/1")
-    assert rows["watch it"].endswith("-m rlstable.render run=runs/ant/1")
+    assert solved["resume"].endswith(" resume=runs/ant/1 eval.target_return=null")  # or it would stop at once
+    assert rows["load"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
+    assert rows["evaluate"].endswith("-m rlstable.evaluate run=runs/ant/1")
+    assert rows["render"].endswith("-m rlstable.render run=runs/ant/1")
     assert "report" not in rows
     (tmp_path / "runs" / "ant" / "1").mkdir(parents=True)
     (tmp_path / "runs" / "ant" / "1" / "report.html").touch()
@@ -84,7 +84,7 @@ def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -
     none = FIELDS | {"return": None, "best_return": None}
     rows = dict(describe(StopReason.state_not_finite, none, tmp_path, None))
     assert rows["return"] == "none (best none)"
-    assert not {"go on", "judge it", "watch it", "use it"} & set(rows)
+    assert not {"resume", "evaluate", "render", "load"} & set(rows)
 
 
 def test_several_seeds_are_told_one_by_one_and_the_best_is_to_be_used(
@@ -101,9 +101,9 @@ def test_several_seeds_are_told_one_by_one_and_the_best_is_to_be_used(
     assert rows["seed 1"] == "needs_own_program, return none (best 20.0). It could go on alone"
     assert rows["return"] == "interquartile mean 12.3 (best 20.0)"
     assert rows["steps"] == "1,000 each"
-    assert rows["go on"].endswith(" -m rlstable.train resume=a total_steps=2000")
-    assert rows["judge it"].endswith("-m rlstable.evaluate run=a/seed-0")
-    assert rows["use it"] == 'rlstable.load_policy("a/seed-0").act(obs)'
+    assert rows["resume"].endswith(" -m rlstable.train resume=a total_steps=2000")
+    assert rows["evaluate"].endswith("-m rlstable.evaluate run=a/seed-0")
+    assert rows["load"] == 'rlstable.load_policy("a/seed-0").act(obs)'
 
 
 def test_a_seed_stays_ended_where_nothing_more_is_asked_of_it() -> None:
