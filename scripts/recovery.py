@@ -27,7 +27,7 @@ from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
 from rlstable.policy import load_policy
-from rlstable.policy.evaluator import Judged, make_evaluator
+from rlstable.policy.evaluator import PolicySnapshot, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.runner.runner import Runner
 
@@ -52,7 +52,7 @@ LOOKS = 20
 def worth(config: Config, networks: Networks, params: Any, statistics: Any) -> float | None:
     """The mean return of a policy, always on the same episodes; None where it makes every simulation bad."""
     evaluator = make_evaluator(config, networks, contextlib.nullcontext, print)
-    return evaluator.judge([Judged(params, statistics, jax.random.PRNGKey(0))])[0]["eval/episode_reward"]
+    return evaluator.evaluate([PolicySnapshot(params, statistics, jax.random.PRNGKey(0))])[0]["eval/episode_reward"]
 
 
 def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:

@@ -220,7 +220,7 @@ def test_going_back_for_want_of_memory_leaves_no_best_state_ahead_of_the_run(tmp
     last_good, best = runner.supervisor._last_good, runner.supervisor.best
     last_good.keep(runner.state, 10, 10 * ITERATION)
     best.keep(runner.state, 12, 12 * ITERATION)
-    rollback = runner.supervisor.make_do(runner.state, 14, 14 * ITERATION, jax.random.PRNGKey(0))
+    rollback = runner.supervisor.shrink_after_oom(runner.state, 14, 14 * ITERATION, jax.random.PRNGKey(0))
     assert rollback.iteration == 10
     assert (best.iteration, best.step) == (10, 10 * ITERATION)
     assert runner.supervisor._candidate.empty

@@ -275,7 +275,7 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
     """Evaluation is waited for before the iteration that it follows: after it, counts and redraws would be missing."""
     iterated: list[int] = []
     seen: list[tuple[str, int, int]] = []
-    compiling, conclude = StopRequest.compiling, Runner.conclude
+    compiling, finish = StopRequest.compiling, Runner.finish_iteration
 
     def look(self: StopRequest, name: str) -> Any:
         if name in ("training", "evaluation"):
@@ -283,12 +283,12 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
         return compiling(self, name)
 
     def after(self: Runner, *args: Any) -> Any:
-        ending = conclude(self, *args)
+        ending = finish(self, *args)
         iterated.append(self.host.iteration)  # only now it is whole
         return ending
 
     monkeypatch.setattr(StopRequest, "compiling", look)
-    monkeypatch.setattr(Runner, "conclude", after)
+    monkeypatch.setattr(Runner, "finish_iteration", after)
     runner = Runner(quick(), tmp_path)
     runner.run()
     # It compiles beside training; there is something to wait for only where that was quicker.
@@ -327,7 +327,7 @@ def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
     config = quick(total_steps=10**9, eval={"num_evals": 0}, supervise={"max_wall_time": 1e5})
 
     def late(step: int, _: Any) -> None:
-        runner._leaving._started -= 1e5 if step == 3 * ITERATION else 0.0
+        runner._stop_request._started -= 1e5 if step == 3 * ITERATION else 0.0
 
     runner = Runner(config, tmp_path, late)
     result = runner.run()

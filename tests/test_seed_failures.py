@@ -178,7 +178,7 @@ def returns(guards: str, factor: float) -> tuple[tuple[float, ...], bool]:
         tuning = dataclasses.replace(state.tuning, learning_rate_scale=jnp.float32(factor))
         state, _ = train(iterate, placed(dataclasses.replace(state, tuning=tuning)), 30)
         sane &= finite(learnt(state))
-        value = evaluate.judge([policy_of(state, jax.random.PRNGKey(7))])[0]["eval/episode_reward"]
+        value = evaluate.evaluate([policy_of(state, jax.random.PRNGKey(7))])[0]["eval/episode_reward"]
         values.append(float("nan") if value is None else value)
     return tuple(values), sane
 

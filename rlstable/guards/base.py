@@ -100,7 +100,7 @@ def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]
     return Verdict(ctx.value, ok, new_states)
 
 
-def awake(guards: Mapping[str, Guard], memories: Mapping[str, PyTree]) -> dict[str, GuardState]:
+def initial_states(guards: Mapping[str, Guard], memories: Mapping[str, PyTree]) -> dict[str, GuardState]:
     """The states of guards at the start of an iteration, from what they remember of the one before."""
     return {name: GuardState(no_trips(guard.causes), memories[name]) for name, guard in guards.items()}
 

@@ -36,8 +36,8 @@ Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
 EvaluationMetrics = dict[str, float | None]
 
 
-class Judged(NamedTuple):
-    """A policy that is judged.
+class PolicySnapshot(NamedTuple):
+    """A policy to be evaluated.
 
     Attributes:
         params: Of the networks.
@@ -53,7 +53,7 @@ class Judged(NamedTuple):
 class Evaluator:
     """Plays evaluation episodes with the current policy; in several passes where the device refuses memory for one.
 
-    Policies are judged one at a time or several together, always as many as the first time.
+    Policies are evaluated one at a time or several together, always as many as the first time.
 
     Args:
         play: One episode for each of some keys, (params, statistics, keys, key) to `Episodes`; jax can trace it.
@@ -73,13 +73,13 @@ class Evaluator:
         report: Callable[..., None],
         programs: Programs | None = None,
     ):
-        def numbered(judged: tuple[Judged, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
-            def play_one(own: Judged) -> Episodes:
+        def numbered(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
+            def play_one(own: PolicySnapshot) -> Episodes:
                 # A key for every episode, which starts alike however many passes there are.
                 keys = jax.random.split(jax.random.split(own.key)[1], count)
                 return play(own.params, own.statistics, keys[numbers], own.key)
 
-            return vmap_seeds(play_one)(judged)
+            return vmap_seeds(play_one)(policies)
 
         self._play = jax.jit(numbered)
         self._programs = programs or Programs(precision)
@@ -91,20 +91,20 @@ class Evaluator:
         self._begun: Future[Any] | None = None
         self._compiled: Any = None
 
-    def begin(self, judged: Sequence[Judged]) -> None:
+    def begin(self, policies: Sequence[PolicySnapshot]) -> None:
         """Has what `judge` will need compiled by another thread, where that is possible; `prepare` waits for it.
 
         Args:
-            judged: Policies like those.
+            policies: Policies of the same shapes.
         """
         if background.possible() and self._compiled is None and self._begun is None:
-            self._begun = self._begin(judged)
+            self._begun = self._begin(policies)
 
-    def prepare(self, judged: Sequence[Judged]) -> None:
+    def prepare(self, policies: Sequence[PolicySnapshot]) -> None:
         """Compiles what `judge` will need.
 
         Args:
-            judged: Policies like those.
+            policies: Policies of the same shapes.
 
         Raises:
             OutOfMemory: There is not enough for a single episode.
@@ -114,15 +114,15 @@ class Evaluator:
             there = begun is not None and begun.done()
             with contextlib.nullcontext() if there else self._compiling("evaluation"):
                 try:
-                    self._compiled = (begun or self._begin(judged)).result()
+                    self._compiled = (begun or self._begin(policies)).result()
                 except jax.errors.JaxRuntimeError as error:
                     self._divide(error)
 
-    def judge(self, judged: Sequence[Judged]) -> list[EvaluationMetrics]:
+    def evaluate(self, policies: Sequence[PolicySnapshot]) -> list[EvaluationMetrics]:
         """Evaluates policies.
 
         Args:
-            judged: The policies, each with the random key of its episodes.
+            policies: The policies, each with the random key of its episodes.
 
         Returns:
             For each of them metrics under `eval/`; means are over episodes that were not aborted, None when none is
@@ -132,8 +132,8 @@ class Evaluator:
             OutOfMemory: There is not enough for a single episode.
         """
         started = time.perf_counter()
-        played = self.play(judged)
-        elapsed = (time.perf_counter() - started) / len(judged)
+        played = self.play(policies)
+        elapsed = (time.perf_counter() - started) / len(policies)
         return [
             {
                 **summarize(episodes),
@@ -143,26 +143,26 @@ class Evaluator:
             for episodes in played
         ]
 
-    def play(self, judged: Sequence[Judged]) -> list[Episodes]:
+    def play(self, policies: Sequence[PolicySnapshot]) -> list[Episodes]:
         """Every episode by itself, as arrays of the host; arguments and errors as for `judge`."""
         while True:
-            self.prepare(judged)
+            self.prepare(policies)
             try:
-                return self._episodes(tuple(judged))
+                return self._episodes(tuple(policies))
             except jax.errors.JaxRuntimeError as error:
                 self._divide(error)
 
-    def _episodes(self, judged: tuple[Judged, ...]) -> list[Episodes]:
+    def _episodes(self, policies: tuple[PolicySnapshot, ...]) -> list[Episodes]:
         with self._precision.compiled(), interruptible():
-            passes = [jax.device_get(self._compiled(judged, own)) for own in self._numbers()]
+            passes = [jax.device_get(self._compiled(policies, own)) for own in self._numbers()]
         return [
             jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
             for parts in zip(*passes, strict=True)
         ]
 
-    def _begin(self, judged: Sequence[Judged]) -> Future[Any]:
+    def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Any]:
         """Starts compiling in another thread."""
-        own, numbers = tuple(judged), self._numbers()[0]
+        own, numbers = tuple(policies), self._numbers()[0]
         return self._programs.build(f"evaluation {len(own)} {len(numbers)}", self._play, lambda: (own, numbers))
 
     def _numbers(self) -> np.ndarray:
@@ -183,10 +183,10 @@ class Evaluator:
         self._report("evaluation_divided", passes=self._passes)
 
 
-def policy_of(state: TrainState, key: jax.Array) -> Judged:
-    """The policy of a training state, to be judged in the episodes of a random key."""
+def policy_of(state: TrainState, key: jax.Array) -> PolicySnapshot:
+    """The policy of a training state, to be evaluated in the episodes of a random key."""
     params, statistics = sharding.first_device((state.params, state.normalizer))
-    return Judged(params, statistics, key)
+    return PolicySnapshot(params, statistics, key)
 
 
 def counts(episodes: Episodes) -> np.ndarray:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rlstable.config import ConfigError
 from rlstable.envs.vector import Episodes
 from rlstable.policy.environment import make_stage
-from rlstable.policy.evaluator import Judged, counts, make_evaluator
+from rlstable.policy.evaluator import PolicySnapshot, counts, make_evaluator
 from rlstable.policy.saved_run import SavedRun
 from rlstable.policy.statistics import STATISTICS, Estimate, estimate
 from rlstable.supervise.memory_plan import OutOfMemory
@@ -134,7 +134,7 @@ def judge(
         stage.config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, stage.env
     )
     try:
-        [played] = evaluator.play([Judged(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))])
+        [played] = evaluator.play([PolicySnapshot(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))])
     except OutOfMemory as error:
         raise ConfigError(
             "episodes: the device has no memory for a single one; is something else training on it? JAX_PLATFORMS=cpu "

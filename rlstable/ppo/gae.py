@@ -48,7 +48,7 @@ def estimate(
 
 
 def _discounted(deltas: jax.Array, weights: jax.Array) -> jax.Array:
-    r"""Discounted sums from each step on: \(A_t = \delta_t + w_t A_{t+1}\), with nothing after the last; `[T, B]` each."""
+    r"""Discounted sums \(A_t = \delta_t + w_t A_{t+1}\), with nothing after the last step; `[T, B]` each."""
     if jax.default_backend() == "cpu":
         # A loop of a few microseconds here, and T kernel launches on an accelerator.
         return _one_by_one(deltas, weights)

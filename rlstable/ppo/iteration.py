@@ -20,7 +20,7 @@ from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
-from rlstable.guards.base import Guard, GuardState, awake, fold
+from rlstable.guards.base import Guard, GuardState, fold, initial_states
 from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.ppo import kl_limiter, reward
@@ -73,7 +73,7 @@ class PPO:
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
             with jax.named_scope("collect"):  # names that profiles show
                 rollout = self.collect(state, sharding.own_key(key_rollout))
-            guard_state = awake(self._guards, state.guard_memory) | rollout.guard_state
+            guard_state = initial_states(self._guards, state.guard_memory) | rollout.guard_state
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
             returns = reward.Returns(state.return_statistics, state.running_return)
             data, returns, reward_metrics = reward.shape(data, returns, ppo, self.config.guards.limiters.reward)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.guards import masked
-from rlstable.guards.base import Guard, GuardState, awake
+from rlstable.guards.base import Guard, GuardState, initial_states
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.records import Collected, map_samples
 from rlstable.ppo.state import Slot, TrainState
@@ -124,7 +124,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         data = Collected(**samples, bootstrap_observation=networks.select(env_state.obs))
         return (env_state, guard_state, incident, next_key), (data, watched)
 
-    start = (state.env_state, awake(env.guards, state.guard_memory), state.incident, key)
+    start = (state.env_state, initial_states(env.guards, state.guard_memory), state.incident, key)
     (env_state, guard_state, incident, _), (data, (reward, done, totals)) = jax.lax.scan(
         unroll, start, None, length=ppo.rows // ppo.num_envs
     )

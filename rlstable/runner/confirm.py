@@ -17,7 +17,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.io.saved_policy import restore_policy
-from rlstable.policy.evaluator import EvaluationMetrics, Judged
+from rlstable.policy.evaluator import EvaluationMetrics, PolicySnapshot
 from rlstable.runner.seed_run import SeedRun
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
 
@@ -40,14 +40,14 @@ class Candidate(NamedTuple):
     iteration: int
     step: int
     score: float | None
-    policy: Judged
+    policy: PolicySnapshot
 
 
 def confirm(
     runs: Sequence[SeedRun],
-    judge: Callable[[list[Judged]], list[EvaluationMetrics]],
+    judge: Callable[[list[PolicySnapshot]], list[EvaluationMetrics]],
     batch: int,
-    told: Callable[[float], StopReason | None],
+    requested_stop: Callable[[float], StopReason | None],
 ) -> None:
     """Evaluates the best checkpoints and the latest one of each run again, and records the best of them.
 
@@ -56,9 +56,10 @@ def confirm(
 
     Args:
         runs: Runs that end now, all of one configuration apart from their seed.
-        judge: Evaluates policies, as `Evaluator.judge`.
+        judge: Evaluates policies, as `Evaluator.evaluate`.
         batch: Number of policies that `judge` takes.
-        told: Gives the ending that a signal or the clock asks for, from the seconds that the next evaluation takes.
+        requested_stop: Gives the stop reason that a signal or the clock requests, from the seconds of the next
+            evaluation.
     """
     due = [run for run in runs if _is_due(run)]
     waiting = (candidate for run in due for candidate in _candidates(run))
@@ -66,15 +67,15 @@ def confirm(
     seconds = 0.0
     try:
         while part := list(itertools.islice(waiting, batch)):
-            ending = told(seconds)
+            ending = requested_stop(seconds)
             if ending is not None:
                 return _give_up(due, because=ending.name)
             started = time.perf_counter()
             policies = [candidate.policy for candidate in part]
             found = judge(policies + policies[-1:] * (batch - len(part)))
             seconds = time.perf_counter() - started
-            for candidate, worth in zip(part, found, strict=False):
-                value = worth["eval/episode_reward"]
+            for candidate, evaluation in zip(part, found, strict=False):
+                value = evaluation["eval/episode_reward"]
                 # If every episode was aborted, there is no return to compare.
                 returns[candidate.run].append((-np.inf if value is None else value, candidate))
     except Exception as error:  # training is complete, and its ending must not change
@@ -107,7 +108,7 @@ def _candidates(run: SeedRun) -> Iterator[Candidate]:
         yield Candidate(run, iteration, int(host["step"]), scores.get(iteration), _policy_of(arrays, like))
 
 
-def _policy_of(arrays: dict[str, Any], like: Judged) -> Judged:
+def _policy_of(arrays: dict[str, Any], like: PolicySnapshot) -> PolicySnapshot:
     """The saved arrays of a policy in the structure, types and places of a policy to evaluate."""
     statistics = dataclasses.replace(like.statistics, **arrays["statistics"])
     saved = like._replace(params={**like.params, "policy": arrays["params"]}, statistics=statistics)

@@ -93,7 +93,7 @@ class Fleet:
         self._more_guards = more_guards
         self._results: dict[int, Result] = {}
         self._fields: dict[int, Fields] = {}
-        self._places = FleetSlots(config.each_seed)
+        self._slots = FleetSlots(config.each_seed)
         self._last_evaluation: Row = {}
         self._programs: dict[ProgramKey, Program] = {}
         self._rows = RowsOfSeeds()
@@ -108,7 +108,7 @@ class Fleet:
             )
         title = f"{config.env.name}, {config.seeds} seeds"
         self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
-        self._leaving = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
+        self._stop_request = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
         self._logbook = Logbook(_without_wandb(config), self.run_dir, self._console)
         resumes, self._lock = open_run_dir(self.run_dir, config.resume, config.seeds)
         try:
@@ -134,7 +134,7 @@ class Fleet:
 
     def run(self) -> Result:
         """Trains every seed to its ending. Whatever these are, the folders say which."""
-        with self._leaving.listening():
+        with self._stop_request.listening():
             return self._run()
 
     def _run(self) -> Result:
@@ -149,8 +149,8 @@ class Fleet:
             self._ending = StopReason.interrupted  # the second one, which does not wait for the iteration
             raise
         except Exception as error:
-            for told in (self._event, *(run.event for run in self._going.values())):
-                told("error", message=f"{type(error).__name__}: {error}")
+            for log_event in (self._event, *(run.event for run in self._going.values())):
+                log_event("error", message=f"{type(error).__name__}: {error}")
             raise
         finally:
             result = self._finish()
@@ -168,7 +168,7 @@ class Fleet:
         """Opens every unfinished seed, so that one program can continue with all of them."""
         if resumes:
             self._require_the_same_seeds()
-        told: set[str] = set()
+        shown: set[str] = set()
         builds = Factories(SharedBuilds(TrainingSetup), SharedBuilds(self._make_evaluator), shared=True)
         group = "/".join(self.run_dir.absolute().parts[-2:])
         for seed in self.config.each_seed:
@@ -179,10 +179,10 @@ class Fleet:
                 self._fields[seed], self._results[seed] = fields, Result(ending, folder, fields["step"], {}, [])
                 self._rows.recall(seed, last_row(folder))
                 continue
-            console = SeedConsole(self._console, seed, told)
+            console = SeedConsole(self._console, seed, shown)
             hear = functools.partial(self._rows.take, seed)
             own = self.config.of_seed(seed, group)
-            self.seeds[seed] = run = SeedRun(own, folder, hear, self._more_guards, console, self._leaving, builds)
+            self.seeds[seed] = run = SeedRun(own, folder, hear, self._more_guards, console, self._stop_request, builds)
             if resumes:
                 self._rows.recall(seed, last_row(folder))
             self._reached = max(self._reached, run.logged_step)
@@ -231,11 +231,11 @@ class Fleet:
             self._end(seed, StopReason.completed)
         if self._going:
             training = self._training
-            self._places.fill(training)
+            self._slots.fill(training)
             if any(run.evaluates for run in training.values()):
-                self._evaluator.begin(self._places.judged(training))  # compiled while the iteration is traced
+                self._evaluator.begin(self._slots.policies(training))  # compiled while the iteration is traced
             self._program()
-        stopped = self._leaving.ending  # while the program compiled, or before that
+        stopped = self._stop_request.ending  # while the program compiled, or before that
         if stopped is not None:
             for seed in self._going:
                 self._end(seed, stopped)
@@ -246,17 +246,17 @@ class Fleet:
         """One iteration of the seeds that train, and what is due after it."""
         iterate, training = self._program(), self._training
         if any(run.evaluates_next for run in training.values()):
-            self._evaluator.prepare(self._places.judged(training))
+            self._evaluator.prepare(self._slots.policies(training))
         started = time.perf_counter()
         try:
             with self._console.working("an iteration", self._last_seconds or None), interruptible():
-                found = iterate.each(self._places.states(training))
-                reports = jax.device_get(self._places.put(found, training))
+                found = iterate.each(self._slots.states(training))
+                reports = jax.device_get(self._slots.put(found, training))
         except jax.errors.JaxRuntimeError as error:
             if not exhausted(error):
                 raise
             for run in training.values():
-                run.make_do()
+                run.shrink_after_oom()
             self._take_plan_of(training)
             return
         self._last_seconds = time.perf_counter() - started
@@ -268,34 +268,39 @@ class Fleet:
         with contextlib.suppress(OSError, ConfigError):  # said by the seeds, which cannot save
             self._presence.ensure()
         forget_result(self.run_dir)
-        due = [seed for seed, run in training.items() if run.count(reports[seed], self._last_seconds)]
-        worth = self._evaluate(due, training)
-        self._compare([seed for seed, run in training.items() if run.suspects(worth.get(seed, {}))], training)
+        due = [seed for seed, run in training.items() if run.record_iteration(reports[seed], self._last_seconds)]
+        evaluations = self._evaluate(due, training)
+        self._compare([seed for seed, run in training.items() if run.suspects(evaluations.get(seed, {}))], training)
         # Once for all of them, or some would stop an iteration before the others.
-        told = self._leaving.told(self._last_seconds)
+        requested_stop = self._stop_request.requested(self._last_seconds)
         endings = {
-            seed: self._conclude(run, reports[seed], worth.get(seed, {}), told) or told
+            seed: self._finish_iteration(run, reports[seed], evaluations.get(seed, {}), requested_stop)
+            or requested_stop
             for seed, run in training.items()
         }
         waiting = self._going.keys() - training.keys()
-        over = all(endings.values()) and (told is not None or not waiting)
+        over = all(endings.values()) and (requested_stop is not None or not waiting)
         if not waiting and self._tell(training, over):
             for seed, run in training.items():
                 run.save_if_due()
                 endings[seed] = endings[seed] or StopReason.stopped
         # Only now that all of them are saved: to end takes its time. Those that wait are as they were saved.
-        ended = {seed: ending for seed in sorted(self._going) if (ending := endings.get(seed, told)) is not None}
+        ended = {
+            seed: ending for seed in sorted(self._going) if (ending := endings.get(seed, requested_stop)) is not None
+        }
         ended = {seed: self.seeds[seed].settle(ending) for seed, ending in ended.items()}
         self._confirm(ended)
         for seed, ending in ended.items():
             self._end(seed, ending)
             if seed in training:
-                self._places.leave(seed, training[seed].state)
+                self._slots.leave(seed, training[seed].state)
 
-    def _conclude(self, run: SeedRun, report: Metrics, worth: Row, told: StopReason | None) -> StopReason | None:
-        """The ending of a seed, if it has one; what fails of it is its own."""
+    def _finish_iteration(
+        self, run: SeedRun, report: Metrics, evaluation: Row, requested_stop: StopReason | None
+    ) -> StopReason | None:
+        """The stop reason of a seed, None if it continues; an error ends this seed alone."""
         try:
-            return run.conclude(report, worth, lambda: told)
+            return run.finish_iteration(report, evaluation, lambda: requested_stop)
         except Exception as error:
             traceback.print_exc()
             run.event("error", message=f"{type(error).__name__}: {error}")
@@ -306,20 +311,20 @@ class Fleet:
         if not due:
             return {}
         try:
-            found = self._evaluator.judge(self._places.judged(training))
+            found = self._evaluator.evaluate(self._slots.policies(training))
         except OutOfMemory:
             for run in training.values():
                 run.save_if_good()  # the run ends, with all that was learnt
             raise
-        return {seed: worth for seed, worth in zip(self.config.each_seed, found, strict=True) if seed in due}
+        return {seed: evaluation for seed, evaluation in zip(self.config.each_seed, found, strict=True) if seed in due}
 
     def _compare(self, suspected: list[int], training: dict[int, SeedRun]) -> None:
         """Plays the best policies of some seeds and their present ones in the same episodes, all places each time."""
         if not suspected:
             return
-        places = dict(zip(self.config.each_seed, self._places.judged(training), strict=True))
-        best = places | {seed: training[seed].best_judged for seed in suspected}
-        now = places | {seed: training[seed].judged_again for seed in suspected}
+        places = dict(zip(self.config.each_seed, self._slots.policies(training), strict=True))
+        best = places | {seed: training[seed].best_policy_snapshot for seed in suspected}
+        now = places | {seed: training[seed].fresh_policy_snapshot for seed in suspected}
         with contextlib.suppress(OutOfMemory):
             sides = [self._evaluator.play(list(policies.values())) for policies in (best, now)]
             for seed, of_best, of_now in zip(self.config.each_seed, *sides, strict=True):
@@ -333,10 +338,10 @@ class Fleet:
     def _program(self) -> Program:
         """The program of the next iteration, in as much memory as there is, and a state in every place."""
         training = self._training
-        self._places.fill(training)
+        self._slots.fill(training)
         supervisor = next(iter(training.values())).supervisor
         while supervisor.which not in self._programs:
-            states = self._places.states(training)
+            states = self._slots.states(training)
             needed, program = supervisor.fitting(functools.partial(supervisor.assembly.compiled, *states))
             if program is not None:
                 self._programs[supervisor.which] = program
@@ -351,7 +356,7 @@ class Fleet:
         plan = next(iter(training.values())).host.plan
         for run in self._going.values():
             run.take_plan(plan)
-        self._places.fill(training, renew=True)
+        self._slots.fill(training, renew=True)
 
     def _tell(self, training: Collection[int], over: bool) -> bool:
         """One row of all seeds, once those that train have logged theirs; whether the callback wants to stop."""
@@ -370,7 +375,12 @@ class Fleet:
         """Confirms the best policies of seeds that end now, in full batches of the one evaluation program."""
         runs = [self.seeds[seed] for seed, ending in ended.items() if ending in CONFIRMED_AT]
         if runs:
-            confirm(runs, lambda judged: self._evaluator.judge(judged), self.config.seeds, self._leaving.told)
+            confirm(
+                runs,
+                lambda policies: self._evaluator.evaluate(policies),
+                self.config.seeds,
+                self._stop_request.requested,
+            )
 
     def _end(self, seed: int, ending: StopReason) -> None:
         """Ends one seed; the others continue."""

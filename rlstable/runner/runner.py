@@ -50,12 +50,12 @@ class Runner(SeedRun):
         builds: Factories | None = None,
     ):
         console = Console(config.logging.console, config.total_steps, config.env.name, verbose=config.logging.verbose)
-        leaving = StopRequest(console, self._leave, signals, config.supervise.max_wall_time)
-        super().__init__(config, run_dir, callback, more_guards, console, leaving, builds)
+        stop_request = StopRequest(console, self._leave, signals, config.supervise.max_wall_time)
+        super().__init__(config, run_dir, callback, more_guards, console, stop_request, builds)
 
     def run(self) -> Result:
         """Trains to an ending. Whatever the ending, the run folder says which."""
-        with self._leaving.listening():
+        with self._stop_request.listening():
             return self._run()
 
     def _run(self) -> Result:
@@ -63,7 +63,12 @@ class Runner(SeedRun):
         try:
             ending = self.settle(self._loop())
             if ending in CONFIRMED_AT:
-                confirm([self], lambda judged: self.supervisor.evaluator.judge(judged), 1, self._leaving.told)
+                confirm(
+                    [self],
+                    lambda policies: self.supervisor.evaluator.evaluate(policies),
+                    1,
+                    self._stop_request.requested,
+                )
         except OutOfMemory as error:
             self.advice = str(error)
             ending = StopReason.out_of_memory
@@ -81,9 +86,9 @@ class Runner(SeedRun):
         if self.step >= self.config.total_steps:
             return StopReason.completed
         if self.evaluates:
-            self.supervisor.evaluator.begin([self.judged])  # compiled while the iteration is traced
+            self.supervisor.evaluator.begin([self.policy_snapshot])  # compiled while the iteration is traced
         self._program()
-        stopped = self._leaving.ending  # while the program compiled, or before that
+        stopped = self._stop_request.ending  # while the program compiled, or before that
         if stopped is not None:
             return stopped
         ending = None
@@ -96,7 +101,7 @@ class Runner(SeedRun):
         iterate = self._program()
         if self.evaluates_next:
             # Now, between two iterations: a signal while it compiles saves the state as it is.
-            self.supervisor.evaluator.prepare([self.judged])
+            self.supervisor.evaluator.prepare([self.policy_snapshot])
         started = time.perf_counter()
         try:
             working = self._console.working(f"iteration {self.host.iteration + 1}", self.telemetry.last_seconds)
@@ -107,15 +112,15 @@ class Runner(SeedRun):
         except jax.errors.JaxRuntimeError as error:
             if not exhausted(error):
                 raise
-            self.make_do()
+            self.shrink_after_oom()
             return None
-        evaluates = self.count(metrics, time.perf_counter() - started)
+        evaluates = self.record_iteration(metrics, time.perf_counter() - started)
         if self.telemetry.split_is_due(self.host.iteration):
             self.telemetry.measure_split(iterate.__call__, self.state)
-        worth = self._evaluate() if evaluates else {}
-        if self.suspects(worth):
+        evaluation = self._evaluate() if evaluates else {}
+        if self.suspects(evaluation):
             self._compare()
-        return self.conclude(metrics, worth, self._told)
+        return self.finish_iteration(metrics, evaluation, self._requested_stop)
 
     def _program(self) -> Program:
         """The program of the next iteration, and the state as it takes it."""
@@ -124,7 +129,7 @@ class Runner(SeedRun):
 
     def _evaluate(self) -> Row:
         try:
-            return self.supervisor.evaluator.judge([self.judged])[0]
+            return self.supervisor.evaluator.evaluate([self.policy_snapshot])[0]
         except OutOfMemory:
             self.save_if_good()  # the run ends, with all that was learnt
             raise
@@ -133,10 +138,12 @@ class Runner(SeedRun):
         """Plays the best policy and the present one in the same episodes; without memory for that nothing is done."""
         evaluator = self.supervisor.evaluator
         with contextlib.suppress(OutOfMemory):
-            self.compare(evaluator.play([self.best_judged])[0], evaluator.play([self.judged_again])[0])
+            self.compare(
+                evaluator.play([self.best_policy_snapshot])[0], evaluator.play([self.fresh_policy_snapshot])[0]
+            )
 
-    def _told(self) -> StopReason | None:
-        return self._leaving.told(self.telemetry.last_seconds or 0.0)
+    def _requested_stop(self) -> StopReason | None:
+        return self._stop_request.requested(self.telemetry.last_seconds or 0.0)
 
     def _leave(self, ending: StopReason) -> None:
         self.save_if_due()

@@ -30,7 +30,7 @@ from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, op
 from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.io.versions import differences, versions
-from rlstable.policy.evaluator import Judged, policy_of, returns_of
+from rlstable.policy.evaluator import PolicySnapshot, policy_of, returns_of
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, Slot, TrainState
@@ -67,7 +67,7 @@ def mesh_of(config: Config) -> Mesh:
 class SeedRun:
     """One seed of a configuration on the host; a `Runner` or `Fleet` calls its methods around each iteration.
 
-    An iteration is `count` with its report, an evaluation where that says so, and `conclude`; at the end is `finish`.
+    After an iteration call `record_iteration`, evaluate if it says so, and `finish_iteration`; at the end `finish`.
 
     Attributes:
         config: What is run.
@@ -87,7 +87,7 @@ class SeedRun:
         callback: Called as `callback(step, row)` with every logged row; returning True ends it.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         console: Where people look.
-        leaving: What a signal means to it.
+        stop_request: What a signal means to it.
         builds: What builds what computes, None for the usual.
 
     Raises:
@@ -101,7 +101,7 @@ class SeedRun:
         callback: Callback | None,
         more_guards: MoreGuards | None,
         console: Console,
-        leaving: StopRequest,
+        stop_request: StopRequest,
         builds: Factories | None,
     ):
         more = more_guards or {}
@@ -112,7 +112,7 @@ class SeedRun:
         self._fault = config.fault.of_seed(config.seed)
         self._callback = callback
         self._console = console
-        self._leaving = leaving
+        self._stop_request = stop_request
         self._mesh = mesh_of(config)
         config.require_devices(self._mesh.size)
         not_kept = keep_programs(config.compile_cache)
@@ -129,7 +129,7 @@ class SeedRun:
         self._last_score: float | None = None
         self._look: bool | None = None
         self._best_again: float | None = None
-        self.supervisor = Supervisor(config, self._mesh, more, leaving.compiling, self.event, self.host, builds)
+        self.supervisor = Supervisor(config, self._mesh, more, stop_request.compiling, self.event, self.host, builds)
         self._checkpoints = self._open_checkpoints()
         broken = [faults.FailingSink(self._fault)] if config.fault.site == "sinks" else []
         self._sinks = Logbook(config, self.run_dir, console, broken)
@@ -184,12 +184,12 @@ class SeedRun:
         return {**self._versions(), "devices": self._mesh.size, "processors": os.cpu_count()}
 
     @property
-    def judged(self) -> Judged:
+    def policy_snapshot(self) -> PolicySnapshot:
         """The present policy, to be judged in the episodes of this iteration."""
         return policy_of(self.state, jax.random.fold_in(self._key_eval, self.host.iteration))
 
     @property
-    def in_fresh_episodes(self) -> Judged:
+    def in_fresh_episodes(self) -> PolicySnapshot:
         """The present policy, in episodes that no evaluation of training plays."""
         return policy_of(self.state, jax.random.fold_in(self._key_eval, _NO_ITERATION))
 
@@ -208,7 +208,7 @@ class SeedRun:
         """Whether an evaluation is due after the next iteration, if that is a healthy one."""
         return self._schedule.evaluates(self.step, self.step + self.config.env_steps_per_iteration)
 
-    def count(self, metrics: Metrics, seconds: float) -> bool:
+    def record_iteration(self, metrics: Metrics, seconds: float) -> bool:
         """Records an iteration, after `state` was replaced by the iteration's result.
 
         Args:
@@ -216,7 +216,7 @@ class SeedRun:
             seconds: How long it took.
 
         Returns:
-            Whether an evaluation is due, for `conclude`.
+            Whether an evaluation is due, for `finish_iteration`.
         """
         evaluates = self.evaluates_next and bool(metrics.healthy)
         if not self._goes_on:
@@ -225,7 +225,7 @@ class SeedRun:
             self.confirmed = {}
         self._before = self.step
         self.step = int(metrics.counters.env_steps)
-        # Until it is concluded it would be saved without what is due after it; and a bad state is never saved.
+        # Not saveable yet: the evaluation and reset due after this iteration have not happened.
         self._unsaved, self._healthy = False, bool(metrics.healthy)
         self.host.iteration += 1
         self.host.idle = 0 if metrics.values["training/accepted_share"] > 0 else self.host.idle + 1
@@ -244,30 +244,30 @@ class SeedRun:
             self._note_incident(self.state.incident, bad)
         return evaluates
 
-    def suspects(self, worth: Row) -> bool:
+    def suspects(self, evaluation: Row) -> bool:
         """Whether the return may have collapsed, so that `compare` has to say whether it has.
 
         Args:
-            worth: Of the present policy, where that was evaluated, else empty.
+            evaluation: Of the present policy, where that was evaluated, else empty.
         """
         watch, best = self.supervisor.watch_of_return, self.supervisor.best
         self._collapsed = self._evaluated_best = False
         if watch is None or not self._healthy:
             return False
-        value = worth.get("eval/episode_reward")
-        if worth:
+        value = evaluation.get("eval/episode_reward")
+        if evaluation:
             self._evaluated_best = watch.evaluate(value)
         ends_below = self._finished and watch.ends_below(value)
         return (watch.suspects or ends_below) and not best.empty and best.iteration < self.host.iteration
 
     @property
-    def best_judged(self) -> Judged:
-        """The policy of the best state, to be evaluated in the same episodes as `judged_again`."""
+    def best_policy_snapshot(self) -> PolicySnapshot:
+        """The policy of the best state, to be evaluated in the same episodes as `fresh_policy_snapshot`."""
         params, statistics = self.supervisor.best.policy
-        return Judged(params, statistics, self._key_of_comparison)
+        return PolicySnapshot(params, statistics, self._key_of_comparison)
 
     @property
-    def judged_again(self) -> Judged:
+    def fresh_policy_snapshot(self) -> PolicySnapshot:
         """The present policy, to be evaluated in episodes that no evaluation has had."""
         return policy_of(self.state, self._key_of_comparison)
 
@@ -296,24 +296,26 @@ class SeedRun:
             watch.refute(of_best, of_now)
             self.event("return_fall_refuted", **returns)
 
-    def conclude(self, metrics: Metrics, worth: Row, told: Callable[[], StopReason | None]) -> StopReason | None:
+    def finish_iteration(
+        self, metrics: Metrics, evaluation: Row, requested_stop: Callable[[], StopReason | None]
+    ) -> StopReason | None:
         """Logs, goes back, saves and redraws where these are due after an iteration.
 
         Args:
             metrics: Its report, which was counted.
-            worth: Of its policy, where that was evaluated, else empty.
-            told: Gives the stop reason that a signal or the clock requests.
+            evaluation: Of its policy, where that was evaluated, else empty.
+            requested_stop: Gives the stop reason that a signal or the clock requests.
 
         Returns:
             The ending where it was the last iteration.
         """
         finished = self._finished
         healthy = bool(metrics.healthy)
-        row = self._judged(worth) if worth else {}
+        row = self._record_evaluation(evaluation) if evaluation else {}
         cause = self._cause_for_concern(metrics, finished)
         if cause is None and self._collapsed:
             cause = StopReason.policy_collapsed
-        asked = told() is not None
+        asked = requested_stop() is not None
         if row or finished or cause or asked or self._schedule.logs(self.host.iteration):
             self._log(row)
         score = row.get("eval/episode_reward")
@@ -334,7 +336,7 @@ class SeedRun:
         self._unsaved = healthy
         if healthy and self._saving is not None:
             self._saving.good(self.host.iteration, self.step)
-        ending = told() or self._wants_to_stop(row) or (StopReason.completed if finished else None)
+        ending = requested_stop() or self._wants_to_stop(row) or (StopReason.completed if finished else None)
         due = self._checkpoints.due(self.host.iteration) or bool(row) or ending is not None
         # Neither the disk nor the clock may have a say in this: a stopped run goes back to where it would have.
         if learns and (row or self.supervisor.keep_is_due(self.host.iteration)):
@@ -347,10 +349,10 @@ class SeedRun:
             self._save(score)
         return ending
 
-    def make_do(self) -> None:
+    def shrink_after_oom(self) -> None:
         """Goes back and on with a smaller plan, after the device has refused memory for an iteration."""
         key = self._key_of_iteration(3)
-        self._go_back(self.supervisor.make_do(self.state, self.host.iteration, self.step, key))
+        self._go_back(self.supervisor.shrink_after_oom(self.state, self.host.iteration, self.step, key))
 
     def needs_own_program(self, why: str) -> StopReason:
         """The stop reason of a seed that can only continue in a separate program."""
@@ -465,7 +467,7 @@ class SeedRun:
         self.step = int(self.state.counters.env_steps)
         self._episodes = int(self.state.counters.episodes)
         if found.other_envs:
-            self.state = self.supervisor.assembly.redrawn(self.state, self._key_of_iteration(2))
+            self.state = self.supervisor.assembly.reset_envs_and_pool(self.state, self._key_of_iteration(2))
             self.event("environments_redrawn", num_envs=self.supervisor.num_envs)
         if found.other_envs or found.other_precision:
             self.state = self.supervisor.adopt(self.state, self._key_of_iteration(2))
@@ -560,13 +562,13 @@ class SeedRun:
             return StopReason.target_reached
         return StopReason.stopped if self._stopped_by_callback else None
 
-    def _judged(self, worth: Row) -> Row:
+    def _record_evaluation(self, evaluation: Row) -> Row:
         """The metrics of an evaluation, which is kept count of."""
-        self.host.evaluated += worth["eval/epoch_eval_time"] or 0.0
-        self._last_evaluation = row = {**worth, "eval/walltime": self.host.evaluated}
+        self.host.evaluated += evaluation["eval/epoch_eval_time"] or 0.0
+        self._last_evaluation = row = {**evaluation, "eval/walltime": self.host.evaluated}
         value = row["eval/episode_reward"]
         self.host.last_return = value
-        self._signs.evaluate(self.host.signs, self.logged_step, worth)
+        self._signs.evaluate(self.host.signs, self.logged_step, evaluation)
         self.host.tally.evaluate(value)
         if value is None:
             self.event("evaluation_void", aborted_share=row["eval/aborted_share"])
@@ -574,9 +576,9 @@ class SeedRun:
             self.host.best_return = float(value)
         return row
 
-    def _log(self, worth: Row) -> None:
+    def _log(self, evaluation: Row) -> None:
         """Writes a row of the iterations since the last one."""
-        step, row = self.logged_step, self.telemetry.flush(self.host.elapsed) | worth
+        step, row = self.logged_step, self.telemetry.flush(self.host.elapsed) | evaluation
         if self.config.supervise.recovery.enabled:
             row["supervise/rollbacks"] = self.host.attempts.count
         if self.supervisor.watch_of_return is not None:
@@ -617,10 +619,10 @@ class SeedRun:
     def _redraw(self) -> None:
         """Environments and the pool, both from clean resets, where that is due."""
         if self._schedule.resets(self._before, self.step):
-            self.state = self.supervisor.assembly.with_fresh_envs(self.state, self._key_of_iteration(0))
+            self.state = self.supervisor.assembly.reset_envs(self.state, self._key_of_iteration(0))
         if self.host.drawn and self._schedule.refills(self.host.iteration):
             self.host.drawn = False
-            self.state = self.supervisor.assembly.with_fresh_pool(self.state, self._key_of_iteration(1))
+            self.state = self.supervisor.assembly.refill_pool(self.state, self._key_of_iteration(1))
 
     @property
     def _key_of_comparison(self) -> jax.Array:

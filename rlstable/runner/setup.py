@@ -178,7 +178,7 @@ class TrainingSetup:
         with self._compiling("training"):
             return Program((begun or self._begin(len(states), lambda: states)).result(), self.precision)
 
-    def adopted(self, state: TrainState) -> TrainState:
+    def convert_state(self, state: TrainState) -> TrainState:
         """A training state of another precision as one of this, placed; its pool of first states is this one's."""
 
         def widened(x: jax.Array, like: Any) -> jax.Array:
@@ -199,17 +199,17 @@ class TrainingSetup:
         """The state with nothing caught of any environment; one that was saved has no slots."""
         return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
-    def redrawn(self, state: TrainState, key: jax.Array) -> TrainState:
+    def reset_envs_and_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state after a reset of every environment and of the whole pool."""
         env_state, pool = self._draw(key)
         return self._with(state, env_state=env_state, reset_pool=pool, running_return=self._no_returns(state))
 
-    def with_fresh_envs(self, state: TrainState, key: jax.Array) -> TrainState:
+    def reset_envs(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state after a reset of every environment."""
         env_state = self._resets.draw(key, self._config.ppo.num_envs)
         return self._with(state, env_state=env_state, running_return=self._no_returns(state))
 
-    def with_fresh_pool(self, state: TrainState, key: jax.Array) -> TrainState:
+    def refill_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with other clean first states to draw from."""
         return self._with(state, reset_pool=self._pool(key))
 

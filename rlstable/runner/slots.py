@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlstable.device import sharding
-from rlstable.policy.evaluator import Judged, policy_of
+from rlstable.policy.evaluator import PolicySnapshot, policy_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.seed_run import SeedRun
 
@@ -45,11 +45,12 @@ class FleetSlots:
         """The states of all slots, as the program takes them."""
         return tuple(training[seed].state if seed in training else self._idle[seed] for seed in self._seeds)
 
-    def judged(self, training: Mapping[int, SeedRun]) -> list[Judged]:
+    def policies(self, training: Mapping[int, SeedRun]) -> list[PolicySnapshot]:
         """The policies of all slots, as the evaluator takes them."""
-        some = next(iter(training.values())).judged.key
+        some = next(iter(training.values())).policy_snapshot.key
         return [
-            training[seed].judged if seed in training else policy_of(self._idle[seed], some) for seed in self._seeds
+            training[seed].policy_snapshot if seed in training else policy_of(self._idle[seed], some)
+            for seed in self._seeds
         ]
 
     def put(self, found: Iterable[tuple[TrainState, Metrics]], training: Mapping[int, SeedRun]) -> dict[int, Metrics]:

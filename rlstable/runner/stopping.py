@@ -45,7 +45,7 @@ class StopRequest:
             return None
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
-    def told(self, next_one: float) -> StopReason | None:
+    def requested(self, next_one: float) -> StopReason | None:
         """The ending that a signal or the clock asks for after an iteration.
 
         Args:

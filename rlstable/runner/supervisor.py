@@ -169,7 +169,7 @@ class Supervisor:
             key: Random key for its pool of first states.
         """
         assembly = self.assembly
-        return assembly.adopted(assembly.with_fresh_pool(state, key) if assembly.env.draws else state)
+        return assembly.convert_state(assembly.refill_pool(state, key) if assembly.env.draws else state)
 
     def program(self, state: TrainState, key: Key) -> tuple[Program, TrainState]:
         """The training program of the present level, compiled at most once, and the state that goes into it.
@@ -206,7 +206,7 @@ class Supervisor:
         needed = self._memory.needed(program)
         return needed, program if self._memory.fits(needed) else None
 
-    def make_do(self, state: TrainState, iteration: int, step: int, key: jax.Array) -> Rollback:
+    def shrink_after_oom(self, state: TrainState, iteration: int, step: int, key: jax.Array) -> Rollback:
         """Goes back to the last good state with a smaller plan, after the device has refused its memory.
 
         Args:
@@ -226,10 +226,12 @@ class Supervisor:
             )
         host = self._host
         host.plan = self._memory.smaller(host.plan, None)
-        state = self.assembly.redrawn(good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration))
+        state = self.assembly.reset_envs_and_pool(
+            good.restored(state, self._mesh), jax.random.fold_in(key, good.iteration)
+        )
         host.attempts.lost_iterations += iteration - good.iteration
         host.attempts.lost_steps += step - good.step
-        state = self.assembly.adopted(state)
+        state = self.assembly.convert_state(state)
         self._forget_later(state, good.iteration, good.step)
         return Rollback(state, good.iteration, good.step)
 
@@ -250,7 +252,11 @@ class Supervisor:
         """The state for a plan; arguments as for `shrunk`."""
         before = self.num_envs
         self._host.plan = dataclasses.replace(plan)
-        return state if self.num_envs == before else self.assembly.adopted(self.assembly.redrawn(state, key()))
+        return (
+            state
+            if self.num_envs == before
+            else self.assembly.convert_state(self.assembly.reset_envs_and_pool(state, key()))
+        )
 
     def keep(self, state: TrainState, iteration: int, step: int) -> None:
         """Makes a state the one to go back to; its verdict was read and was good."""
@@ -396,12 +402,12 @@ class Supervisor:
             change = self._ladder.climb("remedy")
             if change is not None:
                 state = self._moved(state, before, change, key)
-        state = self.assembly.redrawn(state, key)
+        state = self.assembly.reset_envs_and_pool(state, key)
         if state.fault is not None:
             state = faults.carried_on(state, undone)
         state = dataclasses.replace(state, key=jax.random.fold_in(state.key, plan.number))
         state = remedies.apply(plan.remedy, state, self.assembly.ppo.optimizer)
-        return self.assembly.adopted(state)
+        return self.assembly.convert_state(state)
 
     def _applicable(self, remedy: Remedy) -> bool:
         if remedy.name != "raise_precision" or not self._ladder.can_climb():

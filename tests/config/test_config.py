@@ -356,7 +356,7 @@ def test_what_would_fit_fits_on_many_devices(changes, devices):
 @settings(max_examples=100, deadline=None)
 @given(MANY)
 def test_what_divides_loads_and_what_does_not_is_refused(changes):
-    """Judged by the definition."""
+    """PolicySnapshot by the definition."""
     fits = (
         (changes["ppo.batch_size"] * changes["ppo.num_minibatches"]) % changes["ppo.num_envs"] == 0
         and changes["ppo.batch_size"] % changes["ppo.gradient_accumulation"] == 0

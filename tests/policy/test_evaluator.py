@@ -14,7 +14,7 @@ import pytest
 
 from rlstable.device.precision import SINGLE
 from rlstable.envs.vector import Episodes
-from rlstable.policy.evaluator import Evaluator, Judged, policy_of
+from rlstable.policy.evaluator import Evaluator, PolicySnapshot, policy_of
 from rlstable.supervise.memory_plan import OutOfMemory
 
 
@@ -48,7 +48,7 @@ class Refusing(Evaluator):
         self.waited += 1
         yield
 
-    def _episodes(self, judged: tuple[Judged, ...]) -> list[Episodes]:
+    def _episodes(self, judged: tuple[PolicySnapshot, ...]) -> list[Episodes]:
         if self._numbers().shape[1] > self._room:
             raise jax.errors.JaxRuntimeError(self._error)
         return super()._episodes(judged)
@@ -60,7 +60,7 @@ POLICY = [policy_of(State, jax.random.PRNGKey(5))]  # type: ignore[arg-type]
 @pytest.mark.parametrize(("count", "room", "passes"), [(8, 8, 1), (8, 4, 2), (8, 1, 8), (7, 2, 4), (3, 1, 3)])
 def test_the_episodes_are_the_same_in_more_passes(count: int, room: int, passes: int) -> None:
     short = Refusing(count, room)
-    [row], [whole] = short.judge(POLICY), Refusing(count, count).judge(POLICY)
+    [row], [whole] = short.evaluate(POLICY), Refusing(count, count).evaluate(POLICY)
     for name in ("eval/episode_reward", "eval/episode_reward_std", "eval/avg_episode_length", "eval/aborted_share"):
         assert row[name] == whole[name], name
     doublings = [kind for kind, _ in short.told]
@@ -71,12 +71,12 @@ def test_the_episodes_are_the_same_in_more_passes(count: int, room: int, passes:
 
 def test_no_room_for_a_single_episode_ends_by_name() -> None:
     with pytest.raises(OutOfMemory, match=r"a single evaluation episode; .*eval\.num_evals=0"):
-        Refusing(4, 0).judge(POLICY)
+        Refusing(4, 0).evaluate(POLICY)
 
 
 def test_another_error_is_not_taken_for_that() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        Refusing(4, 0, "INTERNAL: something else").judge(POLICY)
+        Refusing(4, 0, "INTERNAL: something else").evaluate(POLICY)
 
 
 def test_a_refusal_while_it_compiles_is_met_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_what_is_begun_compiles_in_another_thread_and_once(monkeypatch: pytest.M
     own.begin(POLICY)
     assert own._begun is not None
     own._begun.result()
-    [row], [expected] = own.judge(POLICY), whole.judge(POLICY)
+    [row], [expected] = own.evaluate(POLICY), whole.evaluate(POLICY)
     own.begin(POLICY)
     assert own._begun is None
     assert row["eval/episode_reward"] == expected["eval/episode_reward"]

@@ -15,7 +15,7 @@ from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
-from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, Judged
+from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.policy.saved_run import open_run
 from rlstable.report.run_record import read_story
 from rlstable.runner import loop, supervisor
@@ -54,13 +54,13 @@ class FirstEvaluationIsLucky:
         self._make = make
         self._error = error
         self._void_from = void_from
-        self.played: list[list[Judged]] = []
+        self.played: list[list[PolicySnapshot]] = []
 
     def __call__(self, *args: Any) -> Evaluator:
         made = self._make(*args)
         honest = made.judge
 
-        def judge(judged: list[Judged]) -> list[EvaluationMetrics]:
+        def judge(judged: list[PolicySnapshot]) -> list[EvaluationMetrics]:
             self.played.append(list(judged))
             if self._error is not None and len(self.played) > 4:
                 raise self._error
@@ -131,7 +131,7 @@ def test_the_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, F
     result, evaluators = run
     runner = Runner(learning(resume="auto"), result.run_dir)
     runner.close()
-    returns = [runner.supervisor.evaluator.judge(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]]
+    returns = [runner.supervisor.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]]
     assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
 
 

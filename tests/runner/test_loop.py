@@ -378,15 +378,15 @@ def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path:
 
 def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet = Fleet(together(), tmp_path)
-    conclude, asked = fleet.seeds[1].conclude, []
+    finish, asked = fleet.seeds[1].finish_iteration, []
 
     def fail(*args: Any) -> Any:
         asked.append(args)
         if len(asked) == 3:
             raise OSError("the disk of this one is on fire")
-        return conclude(*args)
+        return finish(*args)
 
-    fleet.seeds[1].conclude = fail  # type: ignore[method-assign]
+    fleet.seeds[1].finish_iteration = fail  # type: ignore[method-assign]
     result = fleet.run()
     assert [own.ending for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
     assert (result.ending.exit_code, len(asked)) == (1, 3)
@@ -421,7 +421,7 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
     config = together(supervise={"max_wall_time": 1e5, "ladder": OFF, "incident": OFF})
 
     def late(step: int, _: Any) -> None:
-        fleet._leaving._started -= 1e5 if step == 3 * ITERATION else 0.0
+        fleet._stop_request._started -= 1e5 if step == 3 * ITERATION else 0.0
 
     fleet = Fleet(config, tmp_path, late)
     result = fleet.run()
