@@ -29,12 +29,12 @@ import numpy as np
 import race_process
 import race_results
 import stability_page
-from brax import envs
 from stability_numbers import SIDES, Row, Task, base_of
 from stability_tasks import PROBES, REWARD_FACTORS
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
+from rlstable.envs.load import load_env
 
 RESULTS = Path("docs/stability.jsonl")
 LOOKS = 16
@@ -48,8 +48,6 @@ _QUIET = (
     "supervise.incident.enabled=false",
 )  # fmt: skip
 _PENDULUM = ("env=inverted_pendulum", "ppo=inverted_pendulum", "total_steps=400000")
-# Brax's PPO cannot use C MuJoCo; this is the cheapest of the physics that Brax has for it.
-_BRAX_PENDULUM = ("env.backend=generalized",)
 
 
 def _probe(name: str, *more: str) -> Task:
@@ -61,8 +59,8 @@ def _probe(name: str, *more: str) -> Task:
 
 
 TASKS: dict[str, Task] = {
-    "inverted_pendulum": Task(_PENDULUM, seeds=32, brax=_BRAX_PENDULUM),
-    "inverted_pendulum_3e-4": Task((*_PENDULUM, "ppo.learning_rate=3e-4"), seeds=32, brax=_BRAX_PENDULUM),
+    "inverted_pendulum": Task(_PENDULUM, seeds=32),
+    "inverted_pendulum_3e-4": Task((*_PENDULUM, "ppo.learning_rate=3e-4"), seeds=32),
     # These four have no recipe for a CPU. They take that of another task, small networks included.
     "inverted_double_pendulum": Task(
         ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000"),
@@ -79,7 +77,7 @@ TASKS: dict[str, Task] = {
     "hopper": Task(("env=hopper", "ppo=hopper_cpu", "total_steps=1000000")),
     "halfcheetah": Task(("env=halfcheetah", "ppo=halfcheetah_cpu", "total_steps=600000")),
     "ant": Task(("env=ant", "ppo=ant_cpu", "total_steps=2000000")),
-    "fast": Task(("env=fast", "total_steps=160000"), brax=()),
+    "fast": Task(("env=fast", "total_steps=160000")),
     "point_mass": _probe("point_mass", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "critic_too_small": _probe("critic_too_small", "ppo.discounting=0.97", "total_steps=600000"),
     "solved_constant": _probe("solved_constant", "ppo.learning_rate=1e-3", "total_steps=300000"),
@@ -125,7 +123,7 @@ def settings_of(task: str, side: str) -> list[str]:
     """
     base, *plus = side.split(" + ")
     if base == "brax":
-        return [*TASKS[task].overrides, *(TASKS[task].brax or ()), *plus]
+        return [*TASKS[task].overrides, *plus]
     looks = (f"eval.num_evals={LOOKS}", f"eval.num_envs={TASKS[task].episodes}", "eval.target_return=null")
     return [*TASKS[task].overrides, *looks, f"guards={GUARDS[base]}", *plus]
 
@@ -167,6 +165,8 @@ def train(task: str, side: str, seeds: range, root: Path) -> list[Row]:
     scripts = Path(__file__).resolve().parent
     known = (root / "configs/checkpoint/default.yaml").read_text()
     quiet = [override for override in _QUIET if "confirm_best" not in override or "confirm_best" in known]
+    if not (root / "configs/logging").is_dir():
+        quiet = [override.replace("logging=", "sinks=") for override in quiet]  # an older checkout
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         own = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
@@ -213,8 +213,7 @@ def seed_row(folder: Path, seed: int) -> Row:
 def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
     """Trains the seeds with Brax's own PPO, one after another, and evaluates what it has at equal distances."""
     config = compose([*settings_of(task, side), "devices=1"])
-    backend = config.env.backend
-    env = envs.get_environment(config.env.name, **({"backend": backend} if backend else {}))
+    env = load_env(config.env)
     for seed in seeds:
         kept: list[tuple[int, Any]] = []
         error, make_policy, _ = brax_rival.train(
@@ -260,7 +259,7 @@ def rounds(asked: argparse.Namespace) -> Iterator[tuple[str, str, range]]:
         count = asked.seeds or TASKS[task].seeds
         for start in range(0, count, SIDE_BY_SIDE):
             for side in asked.side or SIDES:
-                if (side == "brax" and TASKS[task].brax is None) or (side == "before" and asked.before is None):
+                if (side == "brax" and TASKS[task].scaled) or (side == "before" and asked.before is None):
                     continue
                 yield task, " + ".join([side, *asked.plus]), range(start, min(count, start + SIDE_BY_SIDE))
 

@@ -25,7 +25,6 @@ class Task:
     Attributes:
         overrides: Settings, as `python -m rlstable.train` takes them.
         seeds: Number of seeds.
-        brax: Further overrides for Brax's own PPO, None where Brax's PPO is too slow to train the task here.
         best: Best possible return per episode, None where it is not known.
         from_start: Whether returns count from the first evaluation, because they are negative.
         borrowed: Whether the recipe is that of another task.
@@ -35,7 +34,6 @@ class Task:
 
     overrides: tuple[str, ...]
     seeds: int = 8
-    brax: tuple[str, ...] | None = None
     best: float | None = None
     from_start: bool = False
     borrowed: bool = False
