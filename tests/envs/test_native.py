@@ -342,7 +342,7 @@ def test_a_run_of_thousands_of_iterations_does_not_wait_for_ever(tmp_path: Path)
 @pytest.mark.parametrize(
     ("begins", "seeds"),
     [
-        (Program.each, 1), (Program.each, 2), (Evaluator.judge, 1), (Evaluator.judge, 2),
+        (Program.each, 1), (Program.each, 2), (Evaluator.evaluate, 1), (Evaluator.evaluate, 2),
         (Telemetry.measure_split, 1),
     ],
 )  # fmt: skip

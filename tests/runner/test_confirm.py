@@ -58,24 +58,24 @@ class FirstEvaluationIsLucky:
 
     def __call__(self, *args: Any) -> Evaluator:
         made = self._make(*args)
-        honest = made.judge
+        honest = made.evaluate
 
-        def judge(judged: list[PolicySnapshot]) -> list[EvaluationMetrics]:
-            self.played.append(list(judged))
+        def evaluate(policies: list[PolicySnapshot]) -> list[EvaluationMetrics]:
+            self.played.append(list(policies))
             if self._error is not None and len(self.played) > 4:
                 raise self._error
-            found = honest(judged)
+            found = honest(policies)
             if len(self.played) >= self._void_from:
-                return [{**worth, "eval/episode_reward": None} for worth in found]
-            return [{**worth, "eval/episode_reward": LUCKY} for worth in found] if len(self.played) == 1 else found
+                return [{**row, "eval/episode_reward": None} for row in found]
+            return [{**row, "eval/episode_reward": LUCKY} for row in found] if len(self.played) == 1 else found
 
-        made.judge = judge
+        made.evaluate = evaluate
         return made  # type: ignore[no-any-return]
 
     @property
     def keys(self) -> list[tuple[int, ...]]:
         """The random keys of all evaluations, in their order."""
-        return [tuple(np.asarray(one.key).tolist()) for judged in self.played for one in judged]
+        return [tuple(np.asarray(one.key).tolist()) for policies in self.played for one in policies]
 
 
 def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> tuple[Result, FirstEvaluationIsLucky]:
@@ -231,7 +231,7 @@ def test_signal_while_the_best_is_confirmed_ends_that(
 ) -> None:
     runner = Runner(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
     runner.confirmed = {}
-    confirm([runner], runner.supervisor.evaluator.judge, 1, lambda _: StopReason.interrupted)
+    confirm([runner], runner.supervisor.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
     runner.close()
     assert not runner.confirmed
     assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"
