@@ -48,7 +48,8 @@ work beside it. Curves are compared at equal steps.
 Negative returns have no ratio. Where the page says *from the start*, a return counts from the median first evaluation
 of all seeds: (last - start) / (best - start). "Before" is an older rlstable. Brax's PPO has the same hyperparameters on
 the same physics (C MuJoCo); options that it lacks are left out. An evaluation without a finite return counts as the
-seed's lowest return, at most 0. Steps count on through rollbacks, and a seed that stopped early keeps its last return."""
+seed's lowest return, at most 0. Steps count on through rollbacks, and a seed that stopped early keeps its last
+return."""
 
 
 def cells(found: Numbers | None, shows_task: bool) -> list[str]:
