@@ -524,7 +524,7 @@ def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -
     assert "resume=" in read_result(tmp_path / "seed-1")["advice"]  # type: ignore[index]
 
 
-def test_who_was_given_up_is_gone_on_with_alone(
+def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recovery = {"attempts": 0}
@@ -534,7 +534,7 @@ def test_who_was_given_up_is_gone_on_with_alone(
     monkeypatch.chdir(tmp_path)
     Fleet(config, "run").run()
     said = capsys.readouterr().out
-    assert re.search(r"go on +\S+ -m rlstable.train resume=run total_steps=1280\n", said)
+    assert re.search(r"resume +\S+ -m rlstable.train resume=run total_steps=1280\n", said)
     assert re.search(r"seed 1 alone +\S+ -m rlstable.train resume=run/seed-1\n", said)
     assert re.search(r"evaluate +\S+ -m rlstable.evaluate run=run/seed-[02]\n", said)
 
