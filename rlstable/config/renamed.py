@@ -47,8 +47,7 @@ def updated(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(supervise, Mapping) and "warm_start" in supervise:
         if supervise["warm_start"].get("enabled"):
             raise ConfigError(
-                "supervise.warm_start: this version has no warm start; resume the run with the version that began it, "
-                "or set supervise.warm_start.enabled to false in its config.yaml"
+                "supervise.warm_start: this version has no warm start; resume the run with the version that began it"
             )
         new["supervise"] = {key: value for key, value in supervise.items() if key != "warm_start"}
     return new
