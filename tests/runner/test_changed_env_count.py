@@ -1,0 +1,47 @@
+"""Resumes a run with another `ppo.num_envs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import Config
+from rlstable.runner.runner import Runner
+from rlstable.supervise.stop_reasons import StopReason
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ITERATION = 64  # environment steps: 16 unrolls of 4
+
+
+def config(total: int, **sections: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "guards": {}, "devices": 1, "total_steps": total * ITERATION, "logging": {"console": "off"},
+        "eval": {"num_evals": 2, "num_envs": 4}, "env": {"episode_length": 8},
+        "checkpoint": {"every": 1, "asynchronous": False},
+    }  # fmt: skip
+    return tiny_config(**defaults | sections)
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_path: Path) -> None:
+    first = Runner(config(2), tmp_path)
+    first.run()
+    ppo = {**config(2).ppo.model_dump(), "num_envs": 16}
+    second = Runner(config(4, resume="auto", ppo=ppo), tmp_path)
+    (event,) = events(tmp_path, "environments_redrawn")
+    assert (event["num_envs"], event["step"]) == (16, 2 * ITERATION)
+    for ours, theirs in zip(jax.tree.leaves(second.state.params), jax.tree.leaves(first.state.params), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    assert second.run().ending is StopReason.completed
+    assert second.state.env_state.done.shape == (16,)
+    assert second.history[-1]["step"] == 4 * ITERATION
