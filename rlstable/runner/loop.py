@@ -50,7 +50,7 @@ from rlstable.runner.seed_run import Callback, SeedRun, mesh_of
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.runner.slots import FleetSlots
 from rlstable.runner.stopping import StopRequest
-from rlstable.runner.supervisor import Factories, ProgramKey, Report
+from rlstable.runner.supervisor import Factories, LogEvent, ProgramKey
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
 from rlstable.supervise.signals import Signals
@@ -198,7 +198,7 @@ class Fleet:
             )
 
     def _make_evaluator(
-        self, config: Config, networks: Networks, compiling: Compiling, _: Report, single: Any
+        self, config: Config, networks: Networks, compiling: Compiling, _: LogEvent, single: Any
     ) -> Evaluator:
         """The evaluator of all seeds, which tells of itself as all of them."""
         return make_evaluator(config, networks, compiling, self._event, single)
@@ -288,7 +288,7 @@ class Fleet:
         ended = {
             seed: ending for seed in sorted(self._going) if (ending := endings.get(seed, requested_stop)) is not None
         }
-        ended = {seed: self.seeds[seed].settle(ending) for seed, ending in ended.items()}
+        ended = {seed: self.seeds[seed].final_stop_reason(ending) for seed, ending in ended.items()}
         self._confirm(ended)
         for seed, ending in ended.items():
             self._end(seed, ending)
@@ -388,7 +388,7 @@ class Fleet:
         if self._advice is not None and run.advice is None:
             run.advice = self._advice
         self._reached = max(self._reached, run.logged_step)
-        ending = run.settle(ending)
+        ending = run.final_stop_reason(ending)
         self._fields[seed] = run.fields(ending)
         self._results[seed] = run.finish(ending)
         of_its_own = not ending.succeeded and ending not in FROM_OUTSIDE

@@ -61,7 +61,7 @@ class Runner(SeedRun):
     def _run(self) -> Result:
         ending = StopReason.error
         try:
-            ending = self.settle(self._loop())
+            ending = self.final_stop_reason(self._loop())
             if ending in CONFIRMED_AT:
                 confirm(
                     [self],

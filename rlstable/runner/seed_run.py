@@ -379,8 +379,11 @@ class SeedRun:
         if self._healthy:
             self._save(None)
 
-    def settle(self, ending: StopReason) -> StopReason:
-        """The ending by what is saved: `not_saved` in place of one that promises the last state; may be repeated."""
+    def final_stop_reason(self, ending: StopReason) -> StopReason:
+        """The stop reason after a check of what is saved; `not_saved` replaces one that promises the last state.
+
+        May be called again with the result.
+        """
         if self._saving is not None and self.config.checkpoint.enabled:
             ending = self._ending_by_what_is_saved(self._saving, ending)
         if ending.succeeded and not finite(policy_arrays(self.state)):
@@ -470,7 +473,7 @@ class SeedRun:
             self.state = self.supervisor.assembly.reset_envs_and_pool(self.state, self._key_of_iteration(2))
             self.event("environments_redrawn", num_envs=self.supervisor.num_envs)
         if found.other_envs or found.other_precision:
-            self.state = self.supervisor.adopt(self.state, self._key_of_iteration(2))
+            self.state = self.supervisor.to_current_level(self.state, self._key_of_iteration(2))
         self.state = self.supervisor.assembly.with_empty_slots(self.state)
         self.event("resumed", iteration=self.host.iteration, version=found.version)
         for change in found.changes:
@@ -634,7 +637,7 @@ class SeedRun:
         return jax.random.fold_in(key, purpose) if purpose else key
 
     def _finish(self, ending: StopReason) -> Result:
-        ending = self.settle(ending)
+        ending = self.final_stop_reason(ending)
         self._checkpoints.close()
         fields = self.fields(ending)
         self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})

@@ -30,7 +30,7 @@ from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
 from rlstable.supervise.stop_reasons import StopReason
 
-Report = Callable[..., None]
+LogEvent = Callable[..., None]
 # A random key costs more to make than it is worth in an iteration that draws nothing.
 Key = Callable[[], jax.Array]
 
@@ -89,7 +89,7 @@ class Supervisor:
         mesh: Mesh,
         more_guards: MoreGuards,
         compiling: Compiling,
-        report: Report,
+        report: LogEvent,
         host: HostState,
         builds: Factories | None = None,
     ):
@@ -161,8 +161,8 @@ class Supervisor:
         """Which program the next iteration is computed by."""
         return self.level, str(self._host.plan)
 
-    def adopt(self, state: TrainState, key: jax.Array) -> TrainState:
-        """A training state of another level as one of this.
+    def to_current_level(self, state: TrainState, key: jax.Array) -> TrainState:
+        """Converts a training state of another level of precision to the current one.
 
         Args:
             state: At any level.
@@ -418,7 +418,7 @@ class Supervisor:
 
     def _moved(self, state: TrainState, before: Level, change: Change, key: jax.Array) -> TrainState:
         self._report("precision_changed", level=str(change.to), before=str(before), cause=change.cause)
-        return self.adopt(state, key)
+        return self.to_current_level(state, key)
 
     def _signs(self, state: TrainState, metrics: Metrics) -> Signs:
         assembly, config = self.assembly, self._config

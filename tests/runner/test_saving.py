@@ -164,11 +164,11 @@ def test_every_ending_with_exit_code_0_has_its_last_state_saved(
     runner = Runner(quick(total_steps=2 * ITERATION), tmp_path)
     while runner.advance() is None:
         pass
-    settled = {ending: runner.settle(ending) for ending in StopReason}
+    final = {ending: runner.final_stop_reason(ending) for ending in StopReason}
     runner.close()
     assert steps_in(tmp_path / "checkpoints") == ([1, 2] if saves else [1])
     assert StopReason.not_saved.exit_code == 13 and not StopReason.not_saved.succeeded
-    for asked, ending in settled.items():
+    for asked, ending in final.items():
         assert ending is (StopReason.not_saved if asked in SAVED and not saves else asked)
         assert saves or ending.exit_code != 0
         # A bad ending, and one by a signal, keeps its name; a queue that waits for 75 must not begin again for ever.
