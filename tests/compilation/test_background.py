@@ -20,7 +20,7 @@ from rlstable.policy.evaluator import make_evaluator, policy_of
 from rlstable.runner.setup import TrainingSetup
 
 
-def test_it_is_built_in_another_thread_and_its_error_is_the_callers() -> None:
+def test_program_is_built_in_another_thread_and_its_error_reaches_the_caller() -> None:
     assert background.build(threading.current_thread).result() is not threading.current_thread()
     begun = background.build(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):

@@ -64,7 +64,7 @@ def files(programs: TraceCache) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def test_what_is_kept_is_not_traced_again_and_computes_the_same(kept: TraceCache) -> None:
+def test_cached_program_is_not_traced_again_and_computes_the_same(kept: TraceCache) -> None:
     assert kept.outputs("doubled") is None
     found = [kept.build("doubled", jax.jit(doubled), of).result()(*arguments()) for of in (arguments, refuse)]
     plain = jax.jit(doubled)(*arguments())
@@ -76,7 +76,7 @@ def test_what_is_kept_is_not_traced_again_and_computes_the_same(kept: TraceCache
     assert len(files(kept)) == 1
 
 
-def test_it_is_found_under_its_name_and_origin_only(kept: TraceCache) -> None:
+def test_cached_program_is_found_by_name_and_origin_only(kept: TraceCache) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
     others = TraceCache(kept._folder, "another", mesh(1), SINGLE)
     for programs, name in ((kept, "another"), (others, "doubled")):
@@ -86,7 +86,7 @@ def test_it_is_found_under_its_name_and_origin_only(kept: TraceCache) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_arguments_that_are_given_away_are_gone(kept: TraceCache, times: int) -> None:
+def test_donated_arguments_of_a_cached_program_are_deleted(kept: TraceCache, times: int) -> None:
     for _ in range(times):
         program = kept.build("plus", jax.jit(lambda x: x + 1), lambda: (jnp.ones(1000),), donates=True).result()
         x = jnp.ones(1000)
@@ -119,7 +119,7 @@ def of_another_jax(place: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [torn, flipped, empty, of_another_kind, of_another_jax])
-def test_what_is_damaged_is_traced_anew_and_mended(kept: TraceCache, spoil: Callable[[Path], None]) -> None:
+def test_damaged_trace_is_traced_again_and_replaced(kept: TraceCache, spoil: Callable[[Path], None]) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
     (whole,) = files(kept).values()
     (place,) = kept._folder.iterdir()
@@ -133,7 +133,7 @@ def test_what_is_damaged_is_traced_anew_and_mended(kept: TraceCache, spoil: Call
     assert kept.build("doubled", jax.jit(doubled), refuse).result()(*arguments())["twice"].tolist() == [0.0, 2.0, 4.0]
 
 
-def test_where_nothing_can_be_written_it_is_built(kept: TraceCache) -> None:
+def test_program_is_built_without_a_writable_cache(kept: TraceCache) -> None:
     kept._folder.write_text("no folder")
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
@@ -145,20 +145,20 @@ def test_where_nothing_can_be_written_it_is_built(kept: TraceCache) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_what_others_could_have_written_is_not_read(kept: TraceCache, mode: int) -> None:
+def test_trace_that_other_users_could_write_is_not_read(kept: TraceCache, mode: int) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
     assert kept._folder.stat().st_mode & 0o777 == 0o700 and kept.outputs("doubled") is not None
     kept._folder.chmod(mode)
     assert kept.outputs("doubled") is None
 
 
-def test_nor_what_others_own(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_that_another_user_owns_is_not_read(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert kept.outputs("doubled") is None
 
 
-def test_many_may_write_at_once(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_processes_write_the_trace_cache_at_once(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep's jobs begin together; and each makes room while the others write."""
     kept.build("doubled", jax.jit(doubled), arguments).result()
     program = trace_cache._read(kept._place("doubled"))
@@ -176,7 +176,7 @@ def test_many_may_write_at_once(kept: TraceCache, monkeypatch: pytest.MonkeyPatc
     assert all(len(path.name) == 64 for path in kept._folder.iterdir())
 
 
-def test_what_cannot_be_exported_is_built_and_not_kept(kept: TraceCache) -> None:
+def test_program_that_cannot_be_exported_is_built_and_not_cached(kept: TraceCache) -> None:
     def called(x: jax.Array) -> jax.Array:
         return jax.pure_callback(lambda x: 2 * np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_exported_is_built_and_not_kept(kept: TraceCache) -> None
     assert files(kept) == {}
 
 
-def test_where_arguments_happen_to_be_is_no_part_of_it(kept: TraceCache) -> None:
+def test_trace_cache_ignores_the_placement_of_arguments(kept: TraceCache) -> None:
     device = jax.devices()[0]
     places = jax.sharding.SingleDeviceSharding(device), jax.sharding.NamedSharding(mesh(1), jax.P())
     somewhere = [jax.device_put(jnp.arange(3.0), place) for place in places]
@@ -197,7 +197,7 @@ def test_where_arguments_happen_to_be_is_no_part_of_it(kept: TraceCache) -> None
     assert len(files(kept)) == 2
 
 
-def test_no_run_ends_for_want_of_a_shorter_way(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_trace_cache_does_not_end_a_run(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any) -> Any:
         raise ValueError("does not match the mesh")
 
@@ -207,7 +207,7 @@ def test_no_run_ends_for_want_of_a_shorter_way(kept: TraceCache, monkeypatch: py
     assert files(kept) == {}
 
 
-def test_nor_for_a_tree_that_cannot_be_pickled(kept: TraceCache) -> None:
+def test_trace_cache_skips_trees_that_cannot_be_pickled(kept: TraceCache) -> None:
     class Local:
         pass
 
@@ -217,7 +217,9 @@ def test_nor_for_a_tree_that_cannot_be_pickled(kept: TraceCache) -> None:
     assert files(kept) == {}
 
 
-def test_what_a_killed_process_left_behind_makes_room_too(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_cache_deletes_files_that_a_killed_process_left(
+    kept: TraceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept._folder.mkdir()
     left, writing = (kept._folder / f"{trace_cache._UNFINISHED}{name}" for name in ("left", "writing"))
     now = time.time()
@@ -229,7 +231,7 @@ def test_what_a_killed_process_left_behind_makes_room_too(kept: TraceCache, monk
     assert set(files(kept)) == {writing.name}
 
 
-def test_what_cannot_be_traced_is_an_error_of_whoever_asks(kept: TraceCache) -> None:
+def test_error_while_tracing_is_raised_to_the_caller(kept: TraceCache) -> None:
     def wrong(x: jax.Array) -> jax.Array:
         return x @ jnp.ones(4)
 
@@ -238,7 +240,9 @@ def test_what_cannot_be_traced_is_an_error_of_whoever_asks(kept: TraceCache) -> 
     assert files(kept) == {}
 
 
-def test_a_computation_outside_must_be_known_first(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_program_needs_its_external_computations_registered(
+    kept: TraceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers are known by tracing; a program whose number nobody knows would end the run."""
 
     def tripled(x: jax.Array) -> jax.Array:
@@ -264,7 +268,7 @@ def test_a_computation_outside_must_be_known_first(kept: TraceCache, monkeypatch
     assert build(lambda: (jnp.ones(2),)) == [3.0, 3.0]
 
 
-def test_the_least_lately_used_makes_room(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_cache_deletes_the_least_recently_used_first(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("first", "second"):
         kept.build(name, jax.jit(doubled), arguments).result()
     size = max(len(contents) for contents in files(kept).values())
@@ -287,7 +291,7 @@ def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "programs" / f"traced-{os.getuid()}"
 
 
-def test_programs_are_kept_of_braxs_environments(trusted: Path) -> None:
+def test_programs_of_braxs_environments_are_cached(trusted: Path) -> None:
     programs = programs_of(tiny_config(env={**BRAX, "kwargs": {"pipeline_mode": 2, "backend": "mjx"}}), mesh(1))
     assert isinstance(programs, TraceCache) and programs._folder == trusted
 
@@ -302,12 +306,14 @@ def test_programs_are_kept_of_braxs_environments(trusted: Path) -> None:
     ],
     ids=str,
 )
-def test_they_are_not_where_something_else_may_be_traced(trusted: Path, sections: dict[str, Any]) -> None:
+def test_programs_are_not_cached_where_another_program_may_be_traced(trusted: Path, sections: dict[str, Any]) -> None:
     assert type(programs_of(tiny_config(**sections), mesh(1))) is Programs
 
 
 @pytest.mark.parametrize("why", ["devices", "accelerator", "folder", "sources", "guards", "float64"])
-def test_nor_where_it_was_never_tried_or_is_not_sure(trusted: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_not_cached_on_untested_devices_and_settings(
+    trusted: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny_config(env=BRAX)
     if why == "guards":
         assert type(TrainingSetup(config, mesh(1))._programs) is TraceCache
@@ -335,7 +341,7 @@ APART = {
 }
 
 
-def test_the_origin_tells_configurations_apart_but_for_what_no_program_depends_on() -> None:
+def test_origin_differs_for_configurations_with_different_programs() -> None:
     plain = trace_cache._origin(tiny_config(), "files")
     assert trace_cache._origin(tiny_config(), "others") != plain
     for key, value in APART.items():
@@ -354,7 +360,7 @@ def test_the_origin_tells_configurations_apart_but_for_what_no_program_depends_o
     assert len({plain, *(trace_cache._origin(tiny_config(**other), "files") for other in others)}) == 1 + len(others)
 
 
-def test_nor_does_any_program_depend_on_it() -> None:
+def test_programs_do_not_depend_on_settings_outside_the_origin() -> None:
     def lowered(config: Config) -> str:
         texts: list[str] = []
 
@@ -376,7 +382,7 @@ def test_nor_does_any_program_depend_on_it() -> None:
     assert lowered(tiny_config(**linear)) != lowered(tiny_config(**linear, total_steps=5_000))
 
 
-def test_flags_and_versions_have_a_part_in_the_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origin_contains_flags_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = trace_cache._origin(tiny_config(), "files")
     for flag, value, same in (("jax_numpy_rank_promotion", "warn", False), ("jax_compilation_cache_max_size", 5, True)):
         before = getattr(jax.config, flag)
@@ -440,7 +446,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not any(word in key for word in apart)} for row in rows]
 
 
-def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) -> None:
+def test_command_caches_its_programs_with_native_physics(tmp_path: Path) -> None:
     """In processes of their own, of which the second one knows nothing but the files of the first."""
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     del environment["JAX_COMPILATION_CACHE_DIR"]
@@ -461,13 +467,13 @@ def test_the_command_keeps_its_programs_native_physics_included(tmp_path: Path) 
     assert len(list(tmp_path.rglob("traced-*/*"))) == 8  # judged by another configuration
 
 
-def test_nothing_is_kept_for_a_process_that_may_have_been_changed(tmp_path: Path) -> None:
+def test_process_that_may_have_been_modified_caches_nothing(tmp_path: Path) -> None:
     """`fit` in a notebook, where a function may have been replaced."""
     assert sources._trusted == [] and sources.fingerprint() is None
     assert type(programs_of(tiny_config(env=BRAX), mesh(1))) is Programs
 
 
-def test_nothing_is_kept_after_code_of_somebody_else_has_run(trusted: Path, tmp_path: Path) -> None:
+def test_process_that_ran_user_code_caches_nothing(trusted: Path, tmp_path: Path) -> None:
     """In a sweep: a module of one's own may change what Brax computes."""
     config = tiny_config(env=BRAX)
     assert type(programs_of(config, mesh(1))) is TraceCache
@@ -476,7 +482,7 @@ def test_nothing_is_kept_after_code_of_somebody_else_has_run(trusted: Path, tmp_
     assert type(programs_of(config, mesh(1))) is Programs
 
 
-def test_an_environment_is_shared_where_nothing_is_lost_by_it(tmp_path: Path) -> None:
+def test_training_and_evaluation_share_braxs_environments_only(tmp_path: Path) -> None:
     """A user's may have a simulator of its own, which training and evaluation would both disturb."""
     for sections, shared in (({}, False), ({"env": BRAX}, True), ({"env": BRAX, "eval": {"env_kwargs": {}}}, True)):
         given: list[Any] = []
@@ -501,7 +507,7 @@ class Born:
         return self.seconds
 
 
-def test_sources_are_known_by_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "kept_programs_test_package"
     (package / "inner").mkdir(parents=True)
     files = {"__init__.py": "", "inner/one.py": "x = 1\n", "scene.xml": "<mujoco/>", "notes.md": "nothing"}

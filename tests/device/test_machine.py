@@ -20,7 +20,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return file.write_text
 
 
-def test_its_name_is_its_makers(told) -> None:
+def test_processor_has_the_name_its_maker_gives(told) -> None:
     told(CORE.format(mhz=1, flags="fma"))
     assert machine.name() == "Fast One: 3 GHz"
 

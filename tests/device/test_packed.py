@@ -35,7 +35,7 @@ def test_a_type_is_kept(dtype):
     same(dict(PackedDict.of(parts)), parts)
 
 
-def test_it_is_one_array():
+def test_packed_dict_is_one_array():
     """That is what it is for; names and shapes are no data, and whoever compiles by them does so once."""
     packed = PackedDict.of(PARTS)
     assert [x.shape for x in jax.tree.leaves(packed)] == [(6,)]
@@ -60,7 +60,7 @@ def test_names_are_in_order_however_they_came():
     same(one.whole, other.whole)
 
 
-def test_it_reads_like_a_dictionary():
+def test_packed_dict_reads_like_a_dictionary():
     packed = PackedDict.of(PARTS)
     assert len(packed) == 4 and "kl" in packed and "l" not in packed and 3 not in packed
     assert [float(np.sum(value)) for value in packed.values()] == [6, 4, 0, 5]
@@ -104,7 +104,7 @@ def test_pytrees_that_are_alike_are_packed_leaf_by_leaf():
     }  # fmt: skip
 
 
-def test_it_goes_through_loops_and_maps():
+def test_packed_dict_goes_through_loops_and_maps():
     packed = PackedDict.of({"a": jnp.float32([1, 2]), "b": jnp.float32(3)})
     scanned, seen = jax.lax.scan(lambda x, _: (jax.tree.map(lambda y: y + 1, x), x["b"]), packed, None, length=3)
     assert seen.tolist() == [3, 4, 5] and scanned["a"].tolist() == [4, 5]

@@ -156,7 +156,7 @@ def test_off_is_absent_from_the_program(monkeypatch):
     assert on["while"] > without["while"] or on.total() > without.total()
 
 
-def test_nobody_is_caught_where_nobody_judges():
+def test_no_environment_is_captured_without_guards():
     _, state = assemble(tiny_config(supervise=ON))
     assert state.incident is None
 

@@ -91,7 +91,7 @@ def imported(name: str, **kwargs: Any) -> EnvConfig:
 # --- Brax's
 
 
-def test_these_are_all_of_brax_environments():
+def test_table_has_all_of_braxs_environments():
     assert len(NAMES) == 12
 
 

@@ -551,7 +551,7 @@ def test_a_guard_is_a_frozen_value(name):
 
 
 @EACH
-def test_its_first_state_has_no_trips(name):
+def test_first_guard_state_has_no_trips(name):
     state = ROWS[name].guard.init()
     assert state.trips.shape == (len(ROWS[name].guard.causes),) and state.trips.dtype == jnp.int32
     assert not state.trips.any()

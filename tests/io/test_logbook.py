@@ -58,7 +58,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-def test_nobody_waits_for_a_service_and_nothing_of_it_is_lost(
+def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     tmp_path: Path, console: Console, stream: io.StringIO
 ) -> None:
     service = Slow()

@@ -26,7 +26,7 @@ def test_calls_are_made_in_order_by_one_other_thread() -> None:
     writer.close()
 
 
-def test_nobody_waits_for_a_disk_that_stands_still_until_too_much_is_left() -> None:
+def test_training_waits_for_a_stalled_disk_only_when_the_queue_is_full() -> None:
     writer, goes_on, made = Writer(most=3), threading.Event(), []
     writer.ahead(goes_on.wait)
     writer.ahead(made.append, 1)

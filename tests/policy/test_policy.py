@@ -59,7 +59,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return trained(tmp_path_factory.mktemp("run"))
 
 
-def test_it_is_the_policy_that_was_trained(runner: Runner) -> None:
+def test_loaded_policy_is_the_trained_policy(runner: Runner) -> None:
     observations = jax.random.normal(jax.random.PRNGKey(3), (100, 4)) * 10
     expected = choose_action(
         runner.ppo.networks, "default", runner.state.params, runner.state.normalizer, observations, None, True

@@ -127,7 +127,7 @@ def test_rewards_that_are_zero_stay_zero():
     assert returns.statistics.std > 0
 
 
-def test_then_the_bound_then_the_credit_of_a_time_out():
+def test_rewards_are_normalised_then_bounded_then_credited_for_a_time_out():
     """The credit is no reward: it is neither normalised nor bounded, and has no part in the statistics."""
     rewards, value = np.zeros((ENVS, T)), np.full((ENVS, T), 50.0, np.float32)
     rewards[0, 0] = 8.0

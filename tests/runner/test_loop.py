@@ -137,7 +137,7 @@ def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[Fleet, Result]) 
     assert open_run(best).config.seed == int(best.name.removeprefix("seed-"))
 
 
-def test_its_page_has_every_seed_and_what_they_come_to(healthy: tuple[Fleet, Result]) -> None:
+def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[Fleet, Result]) -> None:
     _, result = healthy
     text = (result.run_dir / "report.html").read_text()
     assert "<h1>3 seeds</h1>" in text
@@ -249,7 +249,7 @@ def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_so_does_a_ladder_that_would_climb_by_itself(tmp_path: Path) -> None:
+def test_ladder_that_would_climb_ends_one_seed_as_needs_own_program(tmp_path: Path) -> None:
     """What it learnt until then is saved."""
     fault = storm(probability=0.3, iterations=None)
     ladder = {"enabled": True, "patience": 2, "max_invalid": 0.05}
@@ -539,7 +539,7 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
     assert re.search(r"evaluate +\S+ -m rlstable.evaluate run=run/seed-[02]\n", said)
 
 
-def test_it_runs_on_one_device(tmp_path: Path) -> None:
+def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
         Fleet(together(2, devices=8), tmp_path)
 

@@ -76,7 +76,7 @@ def test_the_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(traced) == 1
 
 
-def test_its_footprint() -> None:
+def test_footprint_counts_the_training_states_bytes_as_donated() -> None:
     assembly = TrainingSetup(tiny_config(), mesh())
     shapes = assembly.shapes()
     needs = footprint(assembly.compiled(shapes).executable)

@@ -65,7 +65,7 @@ def test_the_bad_number_is_at_its_site_alone(rival: Any, site: str) -> None:
     assert not any(where.any() for where in found.values())
 
 
-def test_it_keeps_its_window_over_automatic_resets(rival: Any) -> None:
+def test_fault_keeps_its_window_over_automatic_resets(rival: Any) -> None:
     _, states = rollout(rival, site="reward", value=BAD, probability=1.0, first_step=15, last_step=34)
     when = hits(states)["reward"]
     assert when[15:35].all() and when.sum() == 20 * ENVS

@@ -161,7 +161,7 @@ def test_none_once_there_are_enough() -> None:
     assert not any(own.wanted(at) or own.opens_after(at) for at in range(5, 20))
 
 
-def test_it_is_plain_json() -> None:
+def test_incident_facts_are_plain_json() -> None:
     saved = json.loads(json.dumps(dataclasses.asdict(Caught(2, 7))))
     assert Caught(**saved) == Caught(2, 7)
 

@@ -60,7 +60,7 @@ def test_levels_that_the_device_delivers_alike_are_skipped() -> None:
     assert changes(own, [STORM] * 2) == [None, "x64/float32 (quarantine)"]
 
 
-def test_it_comes_down_a_step_at_a_time_and_waits_longer_where_that_was_a_mistake() -> None:
+def test_ladder_steps_down_one_level_and_waits_longer_after_a_mistake() -> None:
     """A fault below x64 that never ends: 3 healthy iterations, then 6, then 12."""
     own = ladder(distinct=lambda levels: ("default", "x64"))
     stretches, healthy = [], 0
