@@ -53,6 +53,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[int]]]
         return [{key: own for key, own in written(task, side, seed).items() if key != "settings"} for seed in seeds]
 
     monkeypatch.setattr(stability, "train", train)
+    monkeypatch.setattr(stability, "train_brax", lambda *which: train(*which, Path()))
     monkeypatch.setattr(race_results, "device", lambda: {"platform": "cpu", "kind": "some", "cpus": 2})
     return calls
 
@@ -81,12 +82,12 @@ def test_sides_of_a_task_run_in_turn_and_before_needs_a_folder(
 ) -> None:
     arguments = ["--only", "hopper", "--seeds", "10", "--out", str(tmp_path / "stability.jsonl")]
     stability.main(arguments)
-    sides, first, second = ("off", "default", "strict"), [*range(8)], [8, 9]
+    sides, first, second = ("off", "default", "strict", "brax"), [*range(8)], [8, 9]
     assert trained == [("hopper", side, seeds) for seeds in (first, second) for side in sides]
     assert capsys.readouterr().out.count("the side before is skipped") == 1
     (tmp_path / "old/rlstable").mkdir(parents=True)
     stability.main([*arguments, "--before", str(tmp_path / "old")])
-    assert trained[6:] == [("hopper", "before", seeds) for seeds in (first, second)]
+    assert trained[8:] == [("hopper", "before", seeds) for seeds in (first, second)]
 
 
 def test_a_failed_process_leaves_no_row_and_the_others_are_trained(
