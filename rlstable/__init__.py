@@ -15,7 +15,7 @@ _HOMES = {
     "ConfigError": "rlstable.config",
     "NonFiniteAction": "rlstable.policy.policy",
     "Policy": "rlstable.policy",
-    "Result": "rlstable.runner.runner",
+    "Result": "rlstable.runner.result",
     "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
     "load_policy": "rlstable.policy",

@@ -13,9 +13,9 @@ from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.guards.base import MoreGuards
 from rlstable.io.run_folder import default_run_dir
-from rlstable.runner.loop import start
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.runner.runner import Callback
+from rlstable.runner.seed_log import Callback
 
 _READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}
 
@@ -55,7 +55,7 @@ def fit(
         run_dir = default_run_dir(config.resume, config.env.name)
     elif config.resume not in (None, "auto"):
         raise ConfigError("resume: names a folder already; leave run_dir out, or set resume=auto")
-    return start(config, run_dir, callback, more_guards).run()
+    return TrainingLoop(config, run_dir, callback, more_guards).run()
 
 
 def _override(key: str, value: Any) -> list[str]:

@@ -1,6 +1,6 @@
 """The command: `python -m rlstable.train env=humanoid`.
 
-Hydra composes the configuration, `Runner` runs it, or `Fleet` where it has several seeds. A mistake is one line and
+Hydra composes the configuration, `TrainingLoop` runs it. A mistake is one line and
 exit code 2; a job of a sweep never ends the process, since Hydra would drop the jobs after it.
 """
 
@@ -110,9 +110,11 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         if told is not None and config.resume is None and config.logging.console != "off":
             print(told, flush=True)
         with Signals(hard=not in_sweep) as signals:
-            from rlstable.runner.loop import start  # jax and brax take seconds, which a mistake need not wait for
+            from rlstable.runner.loop import (
+                TrainingLoop,  # jax and brax take seconds, which a mistake need not wait for
+            )
 
-            ending = start(config, run_dir, signals=signals).run().ending
+            ending = TrainingLoop(config, run_dir, signals=signals).run().ending
         if ending in (StopReason.interrupted, StopReason.preempted):
             _told_to_stop.append(ending)
     except ConfigError as error:

@@ -194,9 +194,9 @@ class Side:
     """
 
     def __init__(self, overrides: Sequence[str], folder: Path):
-        from rlstable.runner.runner import Runner
+        from rlstable.runner.loop import TrainingLoop
 
-        self._runner = Runner(compose([*overrides, *QUIET]), folder)
+        self._runner = TrainingLoop(compose([*overrides, *QUIET]), folder)
         self.steps = self._runner.config.env_steps_per_iteration
         self()
 

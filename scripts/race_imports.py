@@ -8,8 +8,8 @@ import sys
 import time
 
 import race_process
-
 import rlstable.runner.runner
+
 import rlstable.train  # noqa: F401
 from rlstable.cli.compose import compose
 from rlstable.envs.load import load_env

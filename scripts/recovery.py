@@ -29,7 +29,7 @@ from rlstable.device import sharding
 from rlstable.policy import load_policy
 from rlstable.policy.evaluator import PolicySnapshot, make_evaluator
 from rlstable.ppo.networks import Networks
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 Row = dict[str, Any]
 
@@ -66,24 +66,24 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
     looks = [f"eval.num_evals={LOOKS}", f"eval.num_envs={survival.EPISODES}", "eval.target_return=null"]
     config = compose([*overrides, *looks, "logging=quiet", "devices=1", f"seed={seed}"])
     with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(config, folder)
+        runner = TrainingLoop(config, folder)
         result = runner.run()
         lines = (Path(folder) / "events.jsonl").read_text().splitlines()
-        networks, best = runner.ppo.networks, None
+        networks, best = runner.single.supervisor.setup.ppo.networks, None
         with contextlib.suppress(ConfigError):  # nothing was ever worth saving
             policy = load_policy(folder)
             best = worth(config, networks, policy.params, policy.statistics)
-    last = worth(config, networks, *sharding.first_device((runner.state.params, runner.state.normalizer)))
+    last = worth(config, networks, *sharding.first_device((runner.single.state.params, runner.single.state.normalizer)))
     back = [event for event in map(json.loads, lines) if event["kind"] == "rolled_back"]
-    tuning = jax.device_get(runner.state.tuning)
+    tuning = jax.device_get(runner.single.state.tuning)
     curve = [(row["step"], row["eval/episode_reward"]) for row in result.history if "eval/episode_reward" in row]
     return {
         "case": case, "seed": seed, "ending": result.ending.name, "return": last, "best": best,
         "remedies": [event["remedy"] for event in back], "back_at": [event["step"] for event in back],
-        "causes": sorted({event["cause"] for event in back}), "steps": runner.logged_step,
-        "lost_steps": runner.host.attempts.lost_steps,
+        "causes": sorted({event["cause"] for event in back}), "steps": runner.single.host.logged_step,
+        "lost_steps": runner.single.host.attempts.lost_steps,
         "rate": float(tuning.learning_rate * tuning.learning_rate_scale),
-        "curve": curve, "seconds": round(runner.host.elapsed, 1),
+        "curve": curve, "seconds": round(runner.single.host.elapsed, 1),
     }  # fmt: skip
 
 

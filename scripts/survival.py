@@ -38,7 +38,7 @@ from rlstable.guards.env import Quarantine, env_guards
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.state import SPECS
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ class Case:
         fault: Keys of the `fault` section; `HEALTHY` where the trouble is elsewhere.
         overrides: What else is different from the task, in training.
         unstable: What becomes of the physics of some episodes, by its place in the model.
-        whole_run: Whether it strikes outside the iteration, and needs a `Runner`.
+        whole_run: Whether it strikes outside the iteration, and needs a `TrainingLoop`.
         rival: Brax's PPO meets the same fault as this site of `brax_rival`; None where it can have no such fault.
         seeds: How many trainings, unless `--seeds` says another number.
     """
@@ -286,20 +286,22 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequenc
         own = [f"fault.{key}={value}" for key, value in fault.items()]
         quiet = [f"seed={seed}", "eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "logging=quiet"]
         with tempfile.TemporaryDirectory() as folder:
-            runner = Runner(compose([*overrides, *own, *quiet, "devices=1"]), folder)
+            runner = TrainingLoop(compose([*overrides, *own, *quiet, "devices=1"]), folder)
             result = runner.run()
-            state = jax.device_get((runner.state.params, runner.state.opt_state, runner.state.normalizer))
+            state = jax.device_get(
+                (runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer)
+            )
             trips = {
                 name[len("guards/") : -len("/trips")]: int(count or 0)
                 for name, count in result.history[-1].items()
                 if name.startswith("guards/") and name.endswith("/trips")
             }
-            trips["rollback"] = runner.host.attempts.count
+            trips["rollback"] = runner.single.host.attempts.count
             finished = result.ending.name == "completed"
             # Of the policy that the run leaves; a run that stops early has no evaluation.
-            value = runner.host.last_return if "eval/episode_reward" in result.metrics else None
+            value = runner.single.host.last_return if "eval/episode_reward" in result.metrics else None
             finite = brax_rival.all_finite(state)
-            rows.append(_row(seed, finished, finite, value, trips, round(runner.host.elapsed, 1)))
+            rows.append(_row(seed, finished, finite, value, trips, round(runner.single.host.elapsed, 1)))
     return rows
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from rlstable import train
 from rlstable.policy import evaluator
-from rlstable.runner import seed_run, stopping, supervisor
+from rlstable.runner import saving, seed_run, stopping, supervisor
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 
@@ -69,7 +69,7 @@ def die_at_file(step: int) -> None:
 def alone(save: Callable[..., Any]) -> Callable[..., Any]:
     """The save, begun when the one before it has ended, the files of which would be counted otherwise."""
 
-    def wrapped(self: seed_run.SeedRun, *args: Any) -> Any:
+    def wrapped(self: saving.Saving, *args: Any) -> Any:
         self._checkpoints.wait()
         return save(self, *args)
 
@@ -79,20 +79,18 @@ def alone(save: Callable[..., Any]) -> Callable[..., Any]:
 def plant(moment: dict[str, Any]) -> None:
     at = moment["at"]
     if at == "iteration":
-        seed_run.SeedRun.count = counted(seed_run.SeedRun.count, moment["n"], False, die)
+        seed_run.SeedRun.record_iteration = counted(seed_run.SeedRun.record_iteration, moment["n"], False, die)
     elif at == "evaluation":
         evaluator.summarize = counted(evaluator.summarize, moment["n"], True, die)
     elif at == "write":
-        seed_run.SeedRun._save = alone(
-            counted(seed_run.SeedRun._save, moment["n"], True, lambda: die_at_file(moment["step"]))
-        )
+        saving.Saving.save = alone(counted(saving.Saving.save, moment["n"], True, lambda: die_at_file(moment["step"])))
     elif at == "rollback":
-        save = seed_run.SeedRun._save
+        save = saving.Saving.save
 
         def next_save() -> None:
-            seed_run.SeedRun._save = alone(counted(save, 1, True, lambda: die_at_file(moment["step"])))
+            saving.Saving.save = alone(counted(save, 1, True, lambda: die_at_file(moment["step"])))
 
-        supervisor.Supervisor._back = counted(supervisor.Supervisor._back, moment["n"], True, next_save)
+        supervisor.Supervisor._restore = counted(supervisor.Supervisor._restore, moment["n"], True, next_save)
     elif at == "compile":
         compiling = stopping.StopRequest.compiling
 

@@ -18,7 +18,7 @@ import pytest
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.config import Config
 from rlstable.policy.evaluator import Evaluator, make_evaluator
-from rlstable.runner import loop, supervisor
+from rlstable.runner import loop, setup_cache
 from rlstable.runner.setup import TrainingSetup
 
 # Sections that no program is made of. The seed and a fault's numbers are data of the training state.
@@ -38,7 +38,8 @@ def sharing() -> Iterator[None]:
         patch.setattr(TrainingSetup, "__init__", _assemble)
         patch.setattr(TrainingSetup, "begin", lambda _: None)  # nobody would wait for it
         patch.setattr(loop, "make_evaluator", _make_evaluator)
-        patch.setattr(supervisor, "ALONE", dataclasses.replace(supervisor.ALONE, evaluator=_make_evaluator))
+        factories = dataclasses.replace(setup_cache.DEFAULT_FACTORIES, evaluator=_make_evaluator)
+        patch.setattr(setup_cache, "DEFAULT_FACTORIES", factories)
         yield
 
 

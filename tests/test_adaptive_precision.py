@@ -15,7 +15,7 @@ from test_recovered_runs import ITERATION, config, events, same, storm
 from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -32,18 +32,18 @@ def climbing(ladder: dict[str, Any] | None = None, recovery: dict[str, Any] | No
 
 
 @pytest.fixture(scope="module")
-def cured(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    runner = Runner(climbing(checkpoint={"every": 1, "asynchronous": False}), tmp_path_factory.mktemp("cured"))
+def cured(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
+    runner = TrainingLoop(climbing(checkpoint={"every": 1, "asynchronous": False}), tmp_path_factory.mktemp("cured"))
     runner.run()
     return runner
 
 
 def test_without_the_ladder_the_storm_ends_the_run(tmp_path: Path) -> None:
-    runner = Runner(climbing({"enabled": False}, {"attempts": 2}), tmp_path)
+    runner = TrainingLoop(climbing({"enabled": False}, {"attempts": 2}), tmp_path)
     assert runner.run().ending is StopReason.physics_unstable
 
 
-def test_with_it_the_run_climbs_and_completes(cured: Runner) -> None:
+def test_with_it_the_run_climbs_and_completes(cured: TrainingLoop) -> None:
     left = read_result(cured.run_dir)
     assert left is not None and (left["stop_reason"], left["rollbacks"]) == ("completed", 0)
     (change,) = events(cured.run_dir, "precision_changed")
@@ -61,21 +61,21 @@ def test_parameters_optimizer_and_counters_are_carried_over(tmp_path: Path) -> N
     kept = ("params", "opt_state", "normalizer", "key", "counters", "tuning", "guard_memory")
 
     def parts() -> list[np.ndarray]:
-        return [np.array(leaf) for name in kept for leaf in jax.tree.leaves(getattr(runner.state, name))]
+        return [np.array(leaf) for name in kept for leaf in jax.tree.leaves(getattr(runner.single.state, name))]
 
     kept_on_disk = {"every": 1, "asynchronous": False}  # the run is stopped among bad states, which are never saved
     config = climbing(checkpoint=kept_on_disk)
-    runner = Runner(config, tmp_path, lambda step, _: before.append(parts()) or step == 5 * ITERATION)
+    runner = TrainingLoop(config, tmp_path, lambda step, _: before.append(parts()) or step == 5 * ITERATION)
     assert runner.run().ending is StopReason.stopped
-    assert runner.state.env_state.pipeline_state.q.dtype == jnp.float64
+    assert runner.single.state.env_state.pipeline_state.q.dtype == jnp.float64
     same(parts(), before[-1])
 
 
-def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: Runner) -> None:
+def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: TrainingLoop) -> None:
     kept = {"every": 1, "asynchronous": False}
-    part = Runner(climbing(checkpoint=kept), tmp_path, lambda step, _: step == 8 * ITERATION)
+    part = TrainingLoop(climbing(checkpoint=kept), tmp_path, lambda step, _: step == 8 * ITERATION)
     assert part.run().ending is StopReason.stopped
-    rest = Runner(climbing(checkpoint=kept, resume="auto"), tmp_path)
+    rest = TrainingLoop(climbing(checkpoint=kept, resume="auto"), tmp_path)
     assert rest.state.env_state.pipeline_state.q.dtype == jnp.float64
     same(rest.state, part.state)
     rest.run()
@@ -85,10 +85,10 @@ def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: Runner) -> No
 
 def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path: Path) -> None:
     """The saved physics is float64, the new level's float32; what was learnt goes on."""
-    part = Runner(climbing(), tmp_path, lambda step, _: step == 8 * ITERATION)
+    part = TrainingLoop(climbing(), tmp_path, lambda step, _: step == 8 * ITERATION)
     part.run()
     typed = climbing(resume="auto", precision={"matmul": "highest"}, fault=storm(below="highest"))
-    rest = Runner(typed, tmp_path)
+    rest = TrainingLoop(typed, tmp_path)
     assert rest.host.rungs.matmul == 0
     assert rest.state.env_state.pipeline_state.q.dtype == jnp.float32
     same(rest.state.params, part.state.params)
@@ -105,7 +105,7 @@ def test_a_level_compiles_once_however_often_it_is_come_to(tmp_path: Path, monke
         return original(self, state)
 
     monkeypatch.setattr(TrainingSetup, "compiled", counting)
-    runner = Runner(climbing({"down_after": 3}, total_steps=24 * ITERATION), tmp_path)
+    runner = TrainingLoop(climbing({"down_after": 3}, total_steps=24 * ITERATION), tmp_path)
     assert runner.run().ending is StopReason.completed
     levels = [event["level"].split("/")[0] for event in events(tmp_path, "precision_changed")]
     assert levels[:4] == ["x64", "default", "x64", "default"]
@@ -115,13 +115,13 @@ def test_a_level_compiles_once_however_often_it_is_come_to(tmp_path: Path, monke
 def test_a_remedy_raises_precision_too(tmp_path: Path) -> None:
     """The ladder has no patience of its own here: recovery asks for a step, and goes back to before the storm."""
     recovery = {"remedies": ["raise_precision"], "attempts": 2}
-    runner = Runner(climbing({"patience": 1000}, recovery), tmp_path)
+    runner = TrainingLoop(climbing({"patience": 1000}, recovery), tmp_path)
     assert runner.run().ending is StopReason.completed
     (back,) = events(tmp_path, "rolled_back")
     assert (back["remedy"], back["to_iteration"]) == ("raise_precision", 2)
     (change,) = events(tmp_path, "precision_changed")
     assert (change["level"], change["cause"]) == ("x64/float32", "remedy")
-    assert runner.state.env_state.pipeline_state.q.dtype == jnp.float64
+    assert runner.single.state.env_state.pipeline_state.q.dtype == jnp.float64
     steps = [event["step"] for event in (change, back)]
     assert steps == [6 * ITERATION] * 2
 
@@ -129,12 +129,12 @@ def test_a_remedy_raises_precision_too(tmp_path: Path) -> None:
 def test_networks_whose_loss_scale_has_collapsed_climb_to_float32(tmp_path: Path) -> None:
     """A loss that overflows float16 at any scale: the search ends at its floor, and nothing is learnt until then."""
     narrow = {"network": "float16", "loss_scale": {"initial": 2.0**60, "floor": 2.0**59, "cap": 2.0**60}}
-    runner = Runner(climbing(fault={}, precision=narrow), tmp_path)
+    runner = TrainingLoop(climbing(fault={}, precision=narrow), tmp_path)
     assert runner.run().ending is StopReason.completed
     (change,) = events(tmp_path, "precision_changed")
     assert (change["before"], change["level"], change["cause"]) == ("default/float16", "default/float32", "loss_scale")
-    assert float(runner.state.tuning.loss_scale) == 1.0
-    accepted = [row["training/accepted_share"] for row in runner.history]
+    assert float(runner.single.state.tuning.loss_scale) == 1.0
+    accepted = [row["training/accepted_share"] for row in runner.single.log.history]
     assert accepted[0] == 0.0 and accepted[-1] == 1.0
 
 
@@ -144,7 +144,7 @@ def test_what_is_not_delivered_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
     tf32 = Accuracy(1e-3, 1e-4, 11.0)
     monkeypatch.setattr("rlstable.supervise.arithmetic.measure", lambda levels: dict.fromkeys(levels, tf32))
-    runner = Runner(climbing(), tmp_path)
+    runner = TrainingLoop(climbing(), tmp_path)
     assert runner.run().ending is StopReason.completed
     told = [(event["level"], event["measured"]) for event in events(tmp_path, "precision_not_delivered")]
     assert told == [("highest", "tf32")]

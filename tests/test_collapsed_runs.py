@@ -17,9 +17,9 @@ from rlstable.config import Config
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result
 from rlstable.policy.policy import policy_arrays
-from rlstable.runner.loop import Fleet
-from rlstable.runner.runner import Runner
-from rlstable.supervise.snapshots import Saved
+from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.result import Result
+from rlstable.supervise.snapshots import NAMES, Saved
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -59,33 +59,34 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 def returns(run: Any, start: int = 0, end: int | None = None) -> float:
-    return float(np.mean([row["episode/sum_reward"] for row in run.history[start:end]]))
+    history = run.history if isinstance(run, Result) else run.single.log.history
+    return float(np.mean([row["episode/sum_reward"] for row in history[start:end]]))
 
 
 @pytest.fixture(scope="module")
-def recovered(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     """A run that collapses after 40 iterations and goes back."""
-    runner = Runner(config(), tmp_path_factory.mktemp("recovered"))
+    runner = TrainingLoop(config(), tmp_path_factory.mktemp("recovered"))
     runner.run()
     return runner
 
 
 def test_without_the_return_watch_the_policy_is_lost(tmp_path: Path) -> None:
-    runner = Runner(config(watch=False), tmp_path)
+    runner = TrainingLoop(config(watch=False), tmp_path)
     assert runner.run().ending is StopReason.completed
     assert returns(runner, START - 10, START) > 3.0
     assert returns(runner, -10) < 1.0
     assert not events(tmp_path, "return_collapsed", "rolled_back")
 
 
-def test_a_run_whose_return_collapses_ends_near_its_best(recovered: Runner) -> None:
+def test_a_run_whose_return_collapses_ends_near_its_best(recovered: TrainingLoop) -> None:
     left = read_result(recovered.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", TOTAL * ITERATION, 1)
     assert returns(recovered, -10) > 0.8 * returns(recovered, START - 10, START)
 
 
-def test_a_collapse_is_tripped_told_and_taken_back_in_this_order(recovered: Runner) -> None:
+def test_a_collapse_is_tripped_told_and_taken_back_in_this_order(recovered: TrainingLoop) -> None:
     found = events(recovered.run_dir, "guard_tripped", "return_collapsed", "return_fall_refuted", "rolled_back")
     assert [event["kind"] for event in found] == ["guard_tripped", "return_collapsed", "rolled_back"]
     tripped, collapsed, back = found
@@ -95,27 +96,29 @@ def test_a_collapse_is_tripped_told_and_taken_back_in_this_order(recovered: Runn
     assert (back["cause"], back["remedy"], back["attempt"]) == ("policy_collapsed", "refit_critic 10", 1)
     # Four looks at least, and not many more.
     assert START + 4 <= collapsed["step"] // ITERATION <= START + 8
-    trips = [row["guards/return_watch/trips"] for row in recovered.history]
+    trips = [row["guards/return_watch/trips"] for row in recovered.single.log.history]
     at = collapsed["step"] // ITERATION
     assert trips == [0] * (at - 1) + [1] * (len(trips) - at + 1)
 
 
-def test_the_policy_stands_still_while_the_critic_is_refitted(recovered: Runner) -> None:
+def test_the_policy_stands_still_while_the_critic_is_refitted(recovered: TrainingLoop) -> None:
     (back,) = events(recovered.run_dir, "rolled_back")
-    after = recovered.history[back["step"] // ITERATION :]
+    after = recovered.single.log.history[back["step"] // ITERATION :]
     assert all(row["training/learning_rate"] == 0.0 < row["training/value_learning_rate"] for row in after[:10])
     assert all(row["training/learning_rate"] > 0.0 for row in after[10:])
 
 
 @pytest.fixture(scope="module")
-def exhausted(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def exhausted(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     """A run that collapses again after its only attempt."""
-    runner = Runner(config(recovery={"attempts": 1}, fault={"iterations": None}), tmp_path_factory.mktemp("exhausted"))
+    runner = TrainingLoop(
+        config(recovery={"attempts": 1}, fault={"iterations": None}), tmp_path_factory.mktemp("exhausted")
+    )
     runner.run()
     return runner
 
 
-def test_a_return_that_collapses_again_and_again_ends_the_run_by_name(exhausted: Runner) -> None:
+def test_a_return_that_collapses_again_and_again_ends_the_run_by_name(exhausted: TrainingLoop) -> None:
     left = read_result(exhausted.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["exit_code"], left["cause"]) == ("policy_collapsed", 12, "policy_collapsed")
@@ -124,19 +127,19 @@ def test_a_return_that_collapses_again_and_again_ends_the_run_by_name(exhausted:
     assert len(events(exhausted.run_dir, "rolled_back")) == 1
 
 
-def test_what_a_collapsed_run_leaves_is_its_best_policy(exhausted: Runner) -> None:
-    best = exhausted.supervisor.best
+def test_what_a_collapsed_run_leaves_is_its_best_policy(exhausted: TrainingLoop) -> None:
+    best = exhausted.single.supervisor.snapshots.best
     *_, last = events(exhausted.run_dir, "return_collapsed")
-    assert best.iteration == last["best_iteration"] < exhausted.host.iteration
-    same((exhausted.state.params, exhausted.state.normalizer), best.policy)
+    assert best.iteration == last["best_iteration"] < exhausted.single.host.iteration
+    same((exhausted.single.state.params, exhausted.single.state.normalizer), best.policy)
     policy = load_policy(exhausted.run_dir, "latest")
-    assert policy.host["host"]["iteration"] == exhausted.host.iteration
+    assert policy.host["host"]["iteration"] == exhausted.single.host.iteration
     assert policy.host["host"]["last_return"] == policy.host["return"] == last["best_return"]
     assert float(policy.act(np.zeros(2, np.float32))[0]) == pytest.approx(0.6, abs=0.3)
     left = read_result(exhausted.run_dir)
-    assert left is not None and left["step"] == exhausted.step and left["return"] == last["best_return"]
+    assert left is not None and left["step"] == exhausted.single.host.step and left["return"] == last["best_return"]
     # The logged axis never runs backwards.
-    steps = [row["step"] for row in exhausted.history]
+    steps = [row["step"] for row in exhausted.single.log.history]
     assert steps == sorted(steps) and events(exhausted.run_dir)[-1]["step"] == steps[-1]
 
 
@@ -149,20 +152,20 @@ def test_what_a_collapsed_run_leaves_is_its_best_policy(exhausted: Runner) -> No
     ],
 )
 def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
-    tmp_path: Path, recovered: Runner, cut: int
+    tmp_path: Path, recovered: TrainingLoop, cut: int
 ) -> None:
-    part = Runner(config(), tmp_path, lambda step, _: step == cut * ITERATION)
+    part = TrainingLoop(config(), tmp_path, lambda step, _: step == cut * ITERATION)
     assert part.run().ending is StopReason.stopped
-    rest = Runner(config(resume="auto"), tmp_path)
-    assert rest.host.watch == part.host.watch
-    names = ("_last_good", "best", "_candidate")
-    for ours, theirs in ((getattr(run.supervisor, name) for run in (rest, part)) for name in names):
+    rest = TrainingLoop(config(resume="auto"), tmp_path)
+    assert rest.single.host.watch == part.single.host.watch
+    for name in NAMES:
+        ours, theirs = (getattr(run.single.supervisor.snapshots, name) for run in (rest, part))
         assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
         same(ours._kept, theirs._kept)
     rest.run()
-    same(rest.state, recovered.state)
-    assert rest.host.watch == recovered.host.watch
-    assert rest.host.attempts == recovered.host.attempts
+    same(rest.single.state, recovered.single.state)
+    assert rest.single.host.watch == recovered.single.host.watch
+    assert rest.single.host.attempts == recovered.single.host.attempts
     told = ("return_collapsed", "rolled_back")
     assert [dict(event, time=0) for event in events(tmp_path, *told)] == [
         dict(event, time=0) for event in events(recovered.run_dir, *told)
@@ -171,8 +174,8 @@ def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
 
 @pytest.mark.slow
 def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> None:
-    def train(name: str, start: int) -> Fleet:
-        found = Fleet(config(seeds=2, fault={"seed": 1, "start": start}), tmp_path / name)
+    def train(name: str, start: int) -> TrainingLoop:
+        found = TrainingLoop(config(seeds=2, fault={"seed": 1, "start": start}), tmp_path / name)
         assert found.run().ending is StopReason.completed
         return found
 
@@ -182,8 +185,8 @@ def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> N
     assert back["cause"] == "policy_collapsed"
     ours, theirs = (load_policy(tmp_path / name / "seed-0", "latest") for name in ("struck", "spared"))
     same((ours.params, ours.statistics), (theirs.params, theirs.statistics))
-    assert [row["episode/sum_reward"] for row in struck.seeds[0].history] == [
-        row["episode/sum_reward"] for row in spared.seeds[0].history
+    assert [row["episode/sum_reward"] for row in struck.seeds[0].log.history] == [
+        row["episode/sum_reward"] for row in spared.seeds[0].log.history
     ]
     assert struck.seeds[0].host.watch == spared.seeds[0].host.watch
     assert returns(struck.seeds[1], -10) > 2.5
@@ -191,39 +194,41 @@ def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> N
 
 def test_a_reward_that_drops_by_half_is_refuted_and_nothing_is_taken_back(tmp_path: Path) -> None:
     env = {"name": "toys:Target", "episode_length": 4, "kwargs": {"drop_at": 8 * START}}
-    runner = Runner(config(env=env, fault={"start": 1000}), tmp_path)
+    runner = TrainingLoop(config(env=env, fault={"start": 1000}), tmp_path)
     assert runner.run().ending is StopReason.completed
     assert returns(runner, -10) < 0.6 * returns(runner, START - 10, START)
     (told,) = events(tmp_path, "return_fall_refuted")
     assert START + 4 <= told["step"] // ITERATION <= START + 10
     assert not events(tmp_path, "return_collapsed", "rolled_back", "guard_tripped")
-    assert (runner.host.watch.refuted, runner.host.watch.collapses) == (1, 0)
+    assert (runner.single.host.watch.refuted, runner.single.host.watch.collapses) == (1, 0)
 
 
 @pytest.mark.parametrize("off", ["guards", "supervise"])
 def test_without_guards_or_second_attempts_no_return_is_watched(tmp_path: Path, off: str) -> None:
     sections: dict[str, Any] = {"guards": GUARDS_OFF} if off == "guards" else {"recovery": OFF}
-    runner = Runner(config(**sections, total_steps=8 * ITERATION, eval={"num_evals": 0}), tmp_path)
+    runner = TrainingLoop(config(**sections, total_steps=8 * ITERATION, eval={"num_evals": 0}), tmp_path)
     runner.run()
-    assert runner.supervisor.watch_of_return is None
-    assert runner.supervisor.best.empty and runner.supervisor._candidate.empty
-    assert runner.host.watch.training.recent == []
-    assert "guards/return_watch/trips" not in runner.history[-1]
+    assert not runner.single.return_check.enabled
+    snapshots = runner.single.supervisor.snapshots
+    assert snapshots.best.empty and snapshots.candidate.empty
+    assert runner.single.host.watch.training.recent == []
+    assert "guards/return_watch/trips" not in runner.single.log.history[-1]
     host = load_policy(tmp_path, "latest").host
     assert host["best"] is None and host["candidate"] is None
 
 
 def test_going_back_for_want_of_memory_leaves_no_best_state_ahead_of_the_run(tmp_path: Path) -> None:
     """Its iteration comes again, with another state, and a checkpoint tells states apart by their iteration."""
-    runner = Runner(config(total_steps=14 * ITERATION, eval={"num_evals": 0}), tmp_path, lambda *_: False)
+    runner = TrainingLoop(config(total_steps=14 * ITERATION, eval={"num_evals": 0}), tmp_path, lambda *_: False)
     runner.run()
-    last_good, best = runner.supervisor._last_good, runner.supervisor.best
-    last_good.keep(runner.state, 10, 10 * ITERATION)
-    best.keep(runner.state, 12, 12 * ITERATION)
-    rollback = runner.supervisor.shrink_after_oom(runner.state, 14, 14 * ITERATION, jax.random.PRNGKey(0))
-    assert rollback.iteration == 10
-    assert (best.iteration, best.step) == (10, 10 * ITERATION)
-    assert runner.supervisor._candidate.empty
+    seed, snapshots = runner.single, runner.single.supervisor.snapshots
+    assert seed.host.iteration == 14
+    snapshots.last_good.keep(seed.state, 10, 10 * ITERATION)
+    snapshots.best.keep(seed.state, 12, 12 * ITERATION)
+    seed.supervisor.shrink_after_oom(seed.state, jax.random.PRNGKey(0))
+    assert seed.host.iteration == 10
+    assert (snapshots.best.iteration, snapshots.best.step) == (10, 10 * ITERATION)
+    assert snapshots.candidate.empty
 
 
 class OldTuning(NamedTuple):
@@ -244,9 +249,9 @@ def test_a_checkpoint_from_before_the_return_watch_goes_back_to_its_last_good_st
     few = {"total_steps": 14 * ITERATION, "eval": {"num_evals": 0}, "checkpoint": {"asynchronous": False, "every": 4}}
     guards = BLIND | {"storm": {"patience": 3}}
 
-    def runner(*more: Any, **sections: Any) -> Runner:
+    def runner(*more: Any, **sections: Any) -> TrainingLoop:
         own = config(recovery={"every": 4}, fault=fault, **few | sections)
-        return Runner(own.model_copy(update={"guards": tiny_config(guards=guards).guards}), tmp_path, *more)
+        return TrainingLoop(own.model_copy(update={"guards": tiny_config(guards=guards).guards}), tmp_path, *more)
 
     runner(lambda step, _: step == 6 * ITERATION).run()
     now = runner(resume="auto")
@@ -255,19 +260,19 @@ def test_a_checkpoint_from_before_the_return_watch_goes_back_to_its_last_good_st
     def old(tuning: Any) -> OldTuning:
         return OldTuning(*(getattr(tuning, name) for name in OldTuning._fields))
 
-    saved, origins = now.supervisor.to_save(now.state, 6)
+    saved, origins = now.single.supervisor.snapshots.save(now.single.state, 6)
     assert isinstance(saved, Saved) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
     last_good = saved.last_good | {"tuning": old(saved.last_good["tuning"])}
     saved = dataclasses.replace(
-        saved, tuning=old(now.state.tuning), last_good=last_good, best=None, candidate=None, incident=None
+        saved, tuning=old(now.single.state.tuning), last_good=last_good, best=None, candidate=None, incident=None
     )
     host = load_policy(tmp_path, "latest").host
     del host["best"], host["candidate"], host["host"]["watch"], host["host"]["attempts"]["collapse_position"]
     with Checkpoints(tmp_path, now.config.checkpoint) as checkpoints:
-        checkpoints.save(6, saved, policy_arrays(now.state), host)
+        checkpoints.save(6, saved, policy_arrays(now.single.state), host)
     resumed = runner(resume="auto")
     assert resumed.run().ending is StopReason.completed
     back = events(tmp_path, "rolled_back")
     assert back and {event["to_iteration"] for event in back} == {4}
-    tuning = resumed.state.tuning
+    tuning = resumed.single.state.tuning
     assert (float(tuning.policy_rate_scale), int(tuning.policy_hold)) == (1.0, 0)

@@ -21,7 +21,7 @@ from rlstable.policy import Policy
 from rlstable.policy.playback import judge
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -32,7 +32,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = tiny_config(
         guards={}, devices=1, total_steps=128, eval={"num_evals": 1, "num_envs": 2}, logging={"console": "off"}
     )
-    Runner(config, folder).run()
+    TrainingLoop(config, folder).run()
     return folder
 
 
@@ -42,7 +42,7 @@ def faulty_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faulty")
     env = {"kwargs": {"fault": "physics", "probability": 0.1}}
     sections = {"eval": {"num_evals": 0}, "logging": {"console": "off"}, "supervise": {"incident": {"enabled": False}}}
-    Runner(tiny_config(guards={}, devices=1, total_steps=128, env=env, **sections), folder).run()
+    TrainingLoop(tiny_config(guards={}, devices=1, total_steps=128, env=env, **sections), folder).run()
     return folder
 
 

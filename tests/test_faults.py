@@ -30,7 +30,8 @@ from rlstable.policy import load_policy
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.runner.runner import Result, Runner
+from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -93,7 +94,7 @@ class Program:
 
 
 def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
-    """What `Runner` assembles where the configuration has a fault."""
+    """What `TrainingLoop` assembles where the configuration has a fault."""
     vector = VectorEnv(env, config.env.episode_length, config.env.action_repeat, env_guards(config.guards))
     vector = faults.faulty_env(vector, config.fault)
     resets, count = Resets(vector, config.ppo.num_envs), config.ppo.num_envs
@@ -474,8 +475,8 @@ def quick(**sections: Any) -> Config:
     return tiny_config(**defaults | sections)
 
 
-def finish(folder: Path, **sections: Any) -> tuple[Runner, Result, list[dict[str, Any]]]:
-    runner = Runner(quick(**sections), folder)
+def finish(folder: Path, **sections: Any) -> tuple[TrainingLoop, Result, list[dict[str, Any]]]:
+    runner = TrainingLoop(quick(**sections), folder)
     result = runner.run()
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return runner, result, events
@@ -487,10 +488,10 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     failed = [event for event in events if event["kind"] == "checkpoint_failed"]
     assert [event["iteration"] for event in failed] == [3, 4]
     assert all("No space left on device" in event["error"] for event in failed)
-    assert finite(learnt(runner.state))
+    assert finite(learnt(runner.single.state))
     with Checkpoints(tmp_path, runner.config.checkpoint) as checkpoints:
         assert checkpoints.all() == [1, 2]
-        restored, host = checkpoints.restore(runner.state)
+        restored, host = checkpoints.restore(runner.single.state)
     assert int(restored.counters.iterations) == host["host"]["iteration"] == 2
     assert finite(learnt(restored))
     assert finite(load_policy(tmp_path).act(np.zeros(4, np.float32)))
@@ -531,19 +532,22 @@ def test_evaluation_has_the_fault_where_it_is_asked_for(asked: bool, tmp_path: P
 
 def test_a_warm_start_needs_a_solver(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("fault.site: warm_start needs an environment of MuJoCo's")):
-        Runner(quick(fault={"site": "warm_start"}), tmp_path)
+        TrainingLoop(quick(fault={"site": "warm_start"}), tmp_path)
 
 
 def test_without_a_fault_nothing_is_traced(tmp_path: Path) -> None:
-    runner = Runner(quick(), tmp_path)
-    runner._checkpoints.close()
-    runner._sinks.close()
-    assert type(runner.ppo) is PPO
-    assert type(runner.ppo.env.env) is PointMass
-    assert runner.state.fault is None
+    runner = TrainingLoop(quick(), tmp_path)
+    runner.single.checkpoints.close()
+    runner.single.log.logbook.close()
+    assert type(runner.single.supervisor.setup.ppo) is PPO
+    assert type(runner.single.supervisor.setup.ppo.env.env) is PointMass
+    assert runner.single.state.fault is None
     plain, _ = assemble(quick())
     addresses = functools.partial(re.sub, r"0x[0-9a-f]+", "")
-    text = [addresses(str(compiled(ppo).trace(runner.state).jaxpr)) for ppo in (runner.ppo, plain)]
+    text = [
+        addresses(str(compiled(ppo).trace(runner.single.state).jaxpr))
+        for ppo in (runner.single.supervisor.setup.ppo, plain)
+    ]
     assert text[0] == text[1]
     assert "injection" not in text[0]
 

@@ -17,7 +17,7 @@ from rlstable.config import Config
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge
 from rlstable.runner.host_state import HostState
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise import incident
 from rlstable.supervise.incident import Caught, read
 from rlstable.supervise.stop_reasons import StopReason
@@ -54,13 +54,13 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    runner = Runner(config(), tmp_path_factory.mktemp("run"))
+def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
+    runner = TrainingLoop(config(), tmp_path_factory.mktemp("run"))
     runner.run()
     return runner
 
 
-def test_one_per_window_is_left_with_an_event(run: Runner) -> None:
+def test_one_per_window_is_left_with_an_event(run: TrainingLoop) -> None:
     told = events(run.run_dir, "incident")
     assert [Path(event["path"]).name for event in told] == folders(run.run_dir)
     iterations = [int(name.split("-")[0]) for name in folders(run.run_dir)]
@@ -69,10 +69,10 @@ def test_one_per_window_is_left_with_an_event(run: Runner) -> None:
     assert iterations[0] == min(tripped) and set(iterations) <= tripped
     assert told[0]["causes"][0] == "quarantine/physics"
     assert told[0]["first"] == "pipeline_state/q[0] = nan (not finite)"
-    assert run.host.incidents == Caught(len(iterations), iterations[-1])
+    assert run.single.host.incidents == Caught(len(iterations), iterations[-1])
 
 
-def test_what_is_said_of_it(run: Runner) -> None:
+def test_what_is_said_of_it(run: TrainingLoop) -> None:
     found = read(run.run_dir / "incidents" / folders(run.run_dir)[0])
     facts = found.facts
     assert (facts["seed"], facts["fault"], facts["versions"]["rlstable"]) == (0, None, "0.1.0")
@@ -86,20 +86,20 @@ def test_what_is_said_of_it(run: Runner) -> None:
 
 def test_two_devices_each_have_theirs_in_the_order_of_the_steps(tmp_path: Path) -> None:
     fault = {"fault": "physics", "probability": 0.3}
-    Runner(config(1, fault, devices=2), tmp_path / "all").run()
+    TrainingLoop(config(1, fault, devices=2), tmp_path / "all").run()
     found = [read(tmp_path / "all" / "incidents" / name).facts for name in folders(tmp_path / "all")]
     assert [facts["environment"] // 4 for facts in found] == [facts["device"] for facts in found]
     assert sorted(facts["device"] for facts in found) == [0, 1]
     steps = [(facts["unroll"], facts["step"]) for facts in found]
     assert steps == sorted(steps)
-    Runner(config(2, fault, {"keep": 1, "window": 1}, devices=2), tmp_path / "one").run()
+    TrainingLoop(config(2, fault, {"keep": 1, "window": 1}, devices=2), tmp_path / "one").run()
     assert folders(tmp_path / "one") == ["1-1"]
 
 
 def test_a_run_of_which_nothing_is_caught_has_no_folder_and_no_slot(tmp_path: Path) -> None:
-    runner = Runner(config(2, incidents={"enabled": False}), tmp_path)
+    runner = TrainingLoop(config(2, incidents={"enabled": False}), tmp_path)
     runner.run()
-    assert runner.state.incident is None
+    assert runner.single.state.incident is None
     assert folders(tmp_path) == [] and events(tmp_path, "guard_tripped")
 
 
@@ -108,31 +108,33 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(incident, "write", full)
-    runner = Runner(config(4, {"fault": "reward", "probability": 0.3}), tmp_path)
+    runner = TrainingLoop(config(4, {"fault": "reward", "probability": 0.3}), tmp_path)
     assert runner.run().ending is StopReason.completed
     failed = events(tmp_path, "incident_failed")
     assert [event["iteration"] for event in failed] == [1, 3]  # tried again after the window
     assert "No space left" in failed[0]["error"]
-    assert runner.host.incidents.count == 0
+    assert runner.single.host.incidents.count == 0
 
 
-def test_a_resumed_run_neither_forgets_nor_repeats(tmp_path: Path, run: Runner) -> None:
+def test_a_resumed_run_neither_forgets_nor_repeats(tmp_path: Path, run: TrainingLoop) -> None:
     """The same incidents as the uninterrupted run's, bit for bit, and the same training."""
-    Runner(config(3), tmp_path).run()
+    TrainingLoop(config(3), tmp_path).run()
     half = folders(tmp_path)
-    resumed = Runner(config(6, resume="auto"), tmp_path)
-    assert resumed.host.incidents.count == len(half) > 0
+    resumed = TrainingLoop(config(6, resume="auto"), tmp_path)
+    assert resumed.single.host.incidents.count == len(half) > 0
     resumed.run()
     assert folders(tmp_path) == folders(run.run_dir)
     for name in folders(tmp_path):
         ours, theirs = (read(folder / "incidents" / name).arrays for folder in (tmp_path, run.run_dir))
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    jax.tree.map(np.testing.assert_array_equal, resumed.state.params, run.state.params)
+    jax.tree.map(np.testing.assert_array_equal, resumed.single.state.params, run.single.state.params)
 
 
 def test_a_checkpoint_does_not_depend_on_whether_incidents_are_caught(tmp_path: Path) -> None:
-    Runner(config(2), tmp_path).run()
-    assert Runner(config(2, resume="auto", incidents={"enabled": False}), tmp_path).step == 2 * ITERATION
+    TrainingLoop(config(2), tmp_path).run()
+    assert (
+        TrainingLoop(config(2, resume="auto", incidents={"enabled": False}), tmp_path).single.host.step == 2 * ITERATION
+    )
     manifest = next(tmp_path.glob("checkpoints/2/manifest/*")).read_text()
     assert "incident" not in manifest
 
@@ -150,7 +152,7 @@ def test_what_is_caught_after_the_precision_has_climbed_is_float64(tmp_path: Pat
         "incident": {"window": 1},
     }
     fault = {"fault": "observation", "probability": 0.2}
-    Runner(config(3, fault, supervise=supervise), tmp_path).run()  # up after the first, which is no relief
+    TrainingLoop(config(3, fault, supervise=supervise), tmp_path).run()  # up after the first, which is no relief
     found = [read(tmp_path / "incidents" / name) for name in folders(tmp_path)]
     assert [one.facts["precision"]["matmul"] for one in found] == ["default", "x64", "default"]
     kinds = [one.arrays["before/pipeline_state/q"].dtype.name for one in found]

@@ -15,7 +15,7 @@ from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.guards.state import StormGuard
 from rlstable.io.run_folder import read_result
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -71,7 +71,7 @@ ENDINGS: dict[str, tuple[StopReason, int, dict[str, Any]]] = {
 def test_a_guard_whose_patience_ends_names_the_ending(tmp_path: Path, guard: str) -> None:
     """After as many iterations as it has patience for; the last good checkpoint is the latest, and can be used."""
     ending, code, sections = ENDINGS[guard]
-    result = Runner(short(**sections), tmp_path).run()
+    result = TrainingLoop(short(**sections), tmp_path).run()
     assert (result.ending, result.ending.exit_code) == (ending, code)
     assert result.step == (GOOD + PATIENCE) * ITERATION
     assert result.history[-1][f"guards/{guard}/trips"] == PATIENCE
@@ -81,15 +81,15 @@ def test_a_guard_whose_patience_ends_names_the_ending(tmp_path: Path, guard: str
     assert saved(tmp_path) == [*range(1, GOOD + 1)]
     action = load_policy(tmp_path).act(np.zeros(4, np.float32))
     assert np.isfinite(action).all()
-    again = Runner(short(**sections, resume="auto"), tmp_path)
-    assert again.step == GOOD * ITERATION
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.state.params))
+    again = TrainingLoop(short(**sections, resume="auto"), tmp_path)
+    assert again.single.host.step == GOOD * ITERATION
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.single.state.params))
 
 
 def test_a_storm_that_passes_ends_nothing(tmp_path: Path) -> None:
     """Patience is for trips in a row: two storms of two iterations are no storm of three."""
     sections = {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward", iterations=PATIENCE - 1)}
-    result = Runner(short(**sections, total_steps=8 * ITERATION), tmp_path).run()
+    result = TrainingLoop(short(**sections, total_steps=8 * ITERATION), tmp_path).run()
     assert result.ending is StopReason.completed
     assert result.history[-1]["guards/storm/trips"] == PATIENCE - 1
     assert saved(tmp_path) == [1, 2, 5, 6, 7, 8]  # not those of the storm
@@ -98,7 +98,7 @@ def test_a_storm_that_passes_ends_nothing(tmp_path: Path) -> None:
 def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
     """Every gradient is NaN: nothing is ruined, and nothing is learnt. What is saved is the state that was good."""
     sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
-    result = Runner(short(**sections), tmp_path).run()
+    result = TrainingLoop(short(**sections), tmp_path).run()
     assert (result.ending, result.ending.exit_code) == (StopReason.no_update_accepted, 4)
     assert result.step == (GOOD + PATIENCE) * ITERATION
     assert result.history[-1]["guards/update/trips"] == PATIENCE * 4
@@ -110,8 +110,8 @@ def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
 def test_patience_counts_iterations_in_a_row_over_a_resume(tmp_path: Path) -> None:
     """What was idle before it counts."""
     sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
-    Runner(short(**sections), tmp_path, lambda step, _: step == (GOOD + 1) * ITERATION).run()
-    result = Runner(short(**sections, resume="auto"), tmp_path).run()
+    TrainingLoop(short(**sections), tmp_path, lambda step, _: step == (GOOD + 1) * ITERATION).run()
+    result = TrainingLoop(short(**sections, resume="auto"), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.no_update_accepted, (GOOD + PATIENCE) * ITERATION)
 
 
@@ -122,46 +122,46 @@ def test_the_reset_pool_is_refilled_only_if_something_was_drawn(tmp_path: Path) 
     pools: list[np.ndarray] = []
 
     def look(*_: Any) -> None:  # called before the refill of the same iteration
-        pools.append(np.asarray(runner.state.reset_pool.matrices["float32"]))
+        pools.append(np.asarray(runner.single.state.reset_pool.matrices["float32"]))
 
-    runner = Runner(short(**sections, total_steps=8 * ITERATION), tmp_path, look)
+    runner = TrainingLoop(short(**sections, total_steps=8 * ITERATION), tmp_path, look)
     result = runner.run()
     assert result.history[-1]["guards/quarantine/trips"] > 0
     same = [bool(np.array_equal(a, b)) for a, b in itertools.pairwise(pools)]
     # The fault strikes in the third iteration and the refill follows the fourth: seen in the fifth, and never again.
     assert same == [True, True, True, False, True, True, True]
-    assert runner.host.drawn is False
+    assert runner.single.host.drawn is False
 
 
 def test_a_resume_is_exact_between_a_draw_and_the_refill_it_asks_for(tmp_path: Path) -> None:
     env = {"name": "toys:PointMass", "reset_pool_refresh": 2, "reset_pool_size": 8}
     sections = {"env": env, "fault": fault("reward", probability=0.05), "total_steps": 6 * ITERATION}
-    whole = Runner(short(**sections), tmp_path / "whole")
+    whole = TrainingLoop(short(**sections), tmp_path / "whole")
     whole.run()
-    parts = Runner(short(**sections), tmp_path / "parts", lambda step, _: step == 3 * ITERATION)
+    parts = TrainingLoop(short(**sections), tmp_path / "parts", lambda step, _: step == 3 * ITERATION)
     parts.run()
-    assert parts.host.drawn is True
-    resumed = Runner(short(**sections, resume="auto"), tmp_path / "parts")
-    assert resumed.host.drawn is True and resumed.step == 3 * ITERATION
+    assert parts.single.host.drawn is True
+    resumed = TrainingLoop(short(**sections, resume="auto"), tmp_path / "parts")
+    assert resumed.single.host.drawn is True and resumed.single.host.step == 3 * ITERATION
     resumed.run()
-    for ours, theirs in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(resumed.single.state), jax.tree.leaves(whole.single.state), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
 def test_without_guards_nothing_is_drawn_and_nothing_refilled(tmp_path: Path) -> None:
     env = {"name": "toys:PointMass", "reset_pool_refresh": 1}
-    runner = Runner(short(guards=GUARDS_OFF, env=env, total_steps=2 * ITERATION), tmp_path)
+    runner = TrainingLoop(short(guards=GUARDS_OFF, env=env, total_steps=2 * ITERATION), tmp_path)
     runner.run()
-    assert runner.state.reset_pool is None
-    assert runner.host.drawn is False
+    assert runner.single.state.reset_pool is None
+    assert runner.single.host.drawn is False
 
 
 def test_a_state_guard_of_one_s_own_ends_a_run_by_its_patience(tmp_path: Path) -> None:
     """Under the name that stands for all of them; a state that it refuses is not saved."""
     never = StormGuard(PATIENCE, -1.0)  # not even a batch without a bad sample is good enough
-    runner = Runner(short(), tmp_path, more_guards={"state": {"never": never}})
+    runner = TrainingLoop(short(), tmp_path, more_guards={"state": {"never": never}})
     result = runner.run()
     assert (result.ending, result.ending.exit_code) == (StopReason.guard_exhausted, 8)
-    assert runner.host.iteration == PATIENCE
+    assert runner.single.host.iteration == PATIENCE
     assert not (tmp_path / "checkpoints").exists()
     assert result.history[-1]["guards/never/environments"] == PATIENCE

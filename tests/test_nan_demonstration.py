@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from toys import GUARDS_OFF, tiny_config
 
-from rlstable.runner.runner import Result, Runner
+from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.result import Result
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 HEALTHY = {"fault": None}
 ONE_IN_A_THOUSAND = {"fault": "physics", "probability": 1e-3}
 
 
-def train(folder: Path, env: dict[str, Any], guards: dict[str, Any]) -> tuple[Runner, Result]:
+def train(folder: Path, env: dict[str, Any], guards: dict[str, Any]) -> tuple[TrainingLoop, Result]:
     """Trains on an environment, and judges the policy on the healthy one."""
     config = tiny_config(
         guards=guards,
@@ -33,7 +34,7 @@ def train(folder: Path, env: dict[str, Any], guards: dict[str, Any]) -> tuple[Ru
         network={"policy_hidden_layer_sizes": (32,), "value_hidden_layer_sizes": (32,)},
         logging={"console": "off"},
     )  # fmt: skip
-    runner = Runner(config, folder)
+    runner = TrainingLoop(config, folder)
     return runner, runner.run()
 
 
@@ -55,15 +56,15 @@ def clean_return(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 def test_without_guards_the_parameters_are_nan(tmp_path: Path) -> None:
     runner, result = train(tmp_path, ONE_IN_A_THOUSAND, GUARDS_OFF)
-    assert not finite(runner.state.params)
-    assert not finite(runner.state.normalizer)
+    assert not finite(runner.single.state.params)
+    assert not finite(runner.single.state.normalizer)
     assert result.metrics["eval/episode_reward"] is None  # the policy's actions are NaN, every episode is aborted
 
 
 def test_with_the_default_guards_the_policy_is_as_good_as_a_clean_one(tmp_path: Path, clean_return: float) -> None:
     runner, result = train(tmp_path, ONE_IN_A_THOUSAND, {})
-    assert finite((runner.state.params, runner.state.opt_state, runner.state.normalizer))
-    assert finite(runner.state.env_state)
+    assert finite((runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer))
+    assert finite(runner.single.state.env_state)
     value = result.metrics["eval/episode_reward"]
     assert value is not None
     assert value >= 0.95 * clean_return

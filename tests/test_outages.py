@@ -22,7 +22,7 @@ from rlstable.config import Config
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.io.sinks import Wandb
 from rlstable.policy import load_policy
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -49,9 +49,9 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     """The run with which nothing interferes."""
-    runner = Runner(quick(), tmp_path_factory.mktemp("healthy"))
+    runner = TrainingLoop(quick(), tmp_path_factory.mktemp("healthy"))
     runner.run()
     return runner
 
@@ -82,25 +82,25 @@ def fill(folder: Path) -> None:
                     lines.write(b"\n" * (-path.stat().st_size % 4096))
 
 
-def run_on_a_full_disk(disk: Path, room: int | None, **sections: Any) -> Runner:
+def run_on_a_full_disk(disk: Path, room: int | None, **sections: Any) -> TrainingLoop:
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
-            runner._sinks.wait()  # its row is there
+            runner.single.log.logbook.wait()  # its row is there
             fill(disk)
         if room is not None and step == room * ITERATION:
             (disk / "filler").unlink()
 
-    runner = Runner(quick(**sections), disk, watch)
+    runner = TrainingLoop(quick(**sections), disk, watch)
     assert runner.run().ending is (StopReason.not_saved if room is None else StopReason.completed)
     return runner
 
 
 def test_a_run_whose_disk_is_full_to_the_end_trains_on_and_keeps_what_was_saved(
-    disk: Path, healthy: Runner, capsys: pytest.CaptureFixture[str]
+    disk: Path, healthy: TrainingLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep_one = {"checkpoint": {"every": 1, "keep": 1, "asynchronous": False}}  # nothing that could be thinned
     runner = run_on_a_full_disk(disk, None, **keep_one)
-    same(runner.state, healthy.state)
+    same(runner.single.state, healthy.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error " in printed
     assert "No space left on device" in printed
@@ -112,19 +112,19 @@ def test_a_run_whose_disk_is_full_to_the_end_trains_on_and_keeps_what_was_saved(
     assert steps_in(disk / "checkpoints") == [3]  # the fourth met the full disk
     assert load_policy(disk, "latest").host["host"]["iteration"] == 3
     (disk / "filler").unlink()
-    again = Runner(quick(resume="auto"), disk)
-    assert again.step == 3 * ITERATION
+    again = TrainingLoop(quick(resume="auto"), disk)
+    assert again.single.host.step == 3 * ITERATION
     again.run()
-    same(again.state, healthy.state)
+    same(again.single.state, healthy.state)
     rows = [json.loads(line)["step"] for line in (disk / "metrics.jsonl").read_text().splitlines()]
     assert rows == [ITERATION * n for n in range(1, 15)]
 
 
 def test_a_run_whose_disk_has_room_again_saves_again(
-    disk: Path, healthy: Runner, capsys: pytest.CaptureFixture[str]
+    disk: Path, healthy: TrainingLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runner = run_on_a_full_disk(disk, ROOM)
-    same(runner.state, healthy.state)
+    same(runner.single.state, healthy.state)
     assert steps_in(disk / "checkpoints") == [13, 14]
     told = kinds(disk)
     assert "sink_recovered" in told and "checkpoint_saved_again" in told and told[-1] == "stopped"
@@ -136,7 +136,7 @@ def test_a_run_whose_disk_has_room_again_saves_again(
 
 
 def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
-    tmp_path: Path, healthy: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, healthy: TrainingLoop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Weights & Biases behind a port that nobody listens to; by default it is waited for 60 s."""
     wandb = pytest.importorskip("wandb")
@@ -146,10 +146,10 @@ def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setattr("rlstable.io.logbook.Wandb", functools.partial(Wandb, timeout=2.0))
     began = time.monotonic()
-    runner = Runner(quick(logging={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
+    runner = TrainingLoop(quick(logging={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
     assert runner.run().ending is StopReason.completed
     assert time.monotonic() - began < 60
-    same(runner.state, healthy.state)
+    same(runner.single.state, healthy.state)
     [failed] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines() if "wandb" in line]
     assert (failed["kind"], failed["step"], failed["at"]) == ("wandb_failed", 0, "start")
     assert "127.0.0.1:9" in failed["error"] and "connection refused" in failed["error"]
@@ -179,7 +179,7 @@ def read_only() -> Iterator[type[ReadOnly]]:
 
 
 def test_a_folder_that_becomes_read_only_loses_nothing(
-    tmp_path: Path, healthy: Runner, capsys: pytest.CaptureFixture[str], read_only: type[ReadOnly]
+    tmp_path: Path, healthy: TrainingLoop, capsys: pytest.CaptureFixture[str], read_only: type[ReadOnly]
 ) -> None:
     """As a kernel makes a file system whose disk fails."""
 
@@ -198,44 +198,44 @@ def test_a_folder_that_becomes_read_only_loses_nothing(
 
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
-            runner._sinks.wait()
+            runner.single.log.logbook.wait()
             read_only.on = tmp_path
-            lines = runner._sinks._record._sinks._sinks[0]
+            lines = runner.single.log.logbook._record._sinks._sinks[0]
             for file in (lines._metrics, lines._events):
                 file._file = Deaf(file._file.fileno())
 
-    runner = Runner(quick(), tmp_path, watch)
+    runner = TrainingLoop(quick(), tmp_path, watch)
     assert runner.run().ending is StopReason.not_saved
-    same(runner.state, healthy.state)
+    same(runner.single.state, healthy.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error OSError: [Errno 30] Read-only file system" in printed
     assert "result.json could not be written: [Errno 30] Read-only file system" in printed
     assert steps_in(tmp_path / "checkpoints") == [2, 3]
     assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 3
     read_only.on = None
-    again = Runner(quick(resume="auto"), tmp_path)
-    assert again.step == 3 * ITERATION
+    again = TrainingLoop(quick(resume="auto"), tmp_path)
+    assert again.single.host.step == 3 * ITERATION
     again.close()
 
 
 @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0], ids=["back", "forth"])
 def test_a_clock_that_is_set_changes_nothing_but_the_time_that_is_written(
-    tmp_path: Path, healthy: Runner, monkeypatch: pytest.MonkeyPatch, jump: float
+    tmp_path: Path, healthy: TrainingLoop, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     def watch(step: int, _: Any) -> None:
         if step == FULL * ITERATION:
-            runner._sinks.wait()  # a row's time is that of its writing
+            runner.single.log.logbook.wait()  # a row's time is that of its writing
             clock, clock_ns = time.time, time.time_ns
             monkeypatch.setattr(time, "time", lambda: clock() + jump)
             monkeypatch.setattr(time, "time_ns", lambda: clock_ns() + int(jump * 1e9))
 
     off = {"enabled": False}
     config = quick(supervise={"recovery": off, "incident": off, "max_wall_time": 3600})
-    runner = Runner(config, tmp_path, watch)
+    runner = TrainingLoop(config, tmp_path, watch)
     began = time.monotonic()
     assert runner.run().ending is StopReason.completed
-    same(runner.state, healthy.state)
-    assert 0 < runner.host.elapsed < time.monotonic() - began
+    same(runner.single.state, healthy.state)
+    assert 0 < runner.single.host.elapsed < time.monotonic() - began
     assert steps_in(tmp_path / "checkpoints") == [13, 14]
     assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 14
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -15,7 +15,7 @@ from toys import GUARDS_OFF, tiny_config
 from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -55,21 +55,21 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def recovered(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     """A storm of seven iterations: two attempts fail in it, the third gets through."""
-    runner = Runner(config(fault=storm(iterations=7)), tmp_path_factory.mktemp("recovered"))
+    runner = TrainingLoop(config(fault=storm(iterations=7)), tmp_path_factory.mktemp("recovered"))
     runner.run()
     return runner
 
 
 def test_without_supervision_the_storm_ends_the_run(tmp_path: Path) -> None:
-    runner = Runner(config({"enabled": False}, fault=storm(iterations=7)), tmp_path)
+    runner = TrainingLoop(config({"enabled": False}, fault=storm(iterations=7)), tmp_path)
     assert runner.run().ending is StopReason.physics_unstable
-    assert runner.host.iteration == 3 + PATIENCE
+    assert runner.single.host.iteration == 3 + PATIENCE
     assert not events(tmp_path, "rolled_back")
 
 
-def test_with_supervision_it_goes_back_and_gets_through(recovered: Runner) -> None:
+def test_with_supervision_it_goes_back_and_gets_through(recovered: TrainingLoop) -> None:
     left = read_result(recovered.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", 20 * ITERATION, 2)
@@ -84,7 +84,7 @@ def test_with_supervision_it_goes_back_and_gets_through(recovered: Runner) -> No
     assert np.isfinite(load_policy(recovered.run_dir).act(np.zeros(4, np.float32))).all()
 
 
-def test_logged_steps_never_run_backwards(recovered: Runner) -> None:
+def test_logged_steps_never_run_backwards(recovered: TrainingLoop) -> None:
     rows = [json.loads(line) for line in (recovered.run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows]
     assert steps == [ITERATION * n for n in range(1, len(steps) + 1)]
@@ -95,8 +95,8 @@ def test_logged_steps_never_run_backwards(recovered: Runner) -> None:
     assert trained == [1, 2, 3, 4, 5, 6, 3, 4, 5, *range(3, 21)]
 
 
-def test_the_remedy_is_in_effect_and_is_taken_back_after_a_healthy_stretch(recovered: Runner) -> None:
-    rates = {n: row["training/learning_rate"] for n, row in enumerate(recovered.history, 1) if _learned(row)}
+def test_the_remedy_is_in_effect_and_is_taken_back_after_a_healthy_stretch(recovered: TrainingLoop) -> None:
+    rates = {n: row["training/learning_rate"] for n, row in enumerate(recovered.single.log.history, 1) if _learned(row)}
     full = recovered.config.ppo.learning_rate
     back = events(recovered.run_dir, "remedy_taken_back")
     assert [(event["remedy"], event["step"] // ITERATION) for event in back] == [("scale_learning_rate 0.5", 14)]
@@ -112,9 +112,9 @@ def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
 
     def look(step: int, row: dict[str, Any]) -> None:
         if row["training/iteration"] == 3:
-            seen.append((np.asarray(runner.state.key), np.asarray(runner.state.env_state.obs)))
+            seen.append((np.asarray(runner.single.state.key), np.asarray(runner.single.state.env_state.obs)))
 
-    runner = Runner(config(fault=storm(iterations=7), total_steps=8 * ITERATION), tmp_path, look)
+    runner = TrainingLoop(config(fault=storm(iterations=7), total_steps=8 * ITERATION), tmp_path, look)
     runner.run()
     assert len(seen) == 3
     for first, second in itertools.combinations(seen, 2):
@@ -123,7 +123,7 @@ def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -> None:
-    runner = Runner(config({"attempts": 3}, fault=storm()), tmp_path)
+    runner = TrainingLoop(config({"attempts": 3}, fault=storm()), tmp_path)
     result = runner.run()
     assert result.ending is StopReason.physics_unstable
     assert len(events(tmp_path, "rolled_back")) == 3
@@ -135,14 +135,14 @@ def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -
     )
     assert "timestep" in left["advice"]
     # What is on disk is the last good state.
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.state.params))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.single.state.params))
     assert load_policy(tmp_path).act(np.zeros(4, np.float32)).shape == (2,)
 
 
 def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: Path) -> None:
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 1}}
     fault = {"site": "gradient", "probability": 1.0, "start": 1}
-    result = Runner(config({"attempts": 2}, guards=guards, fault=fault), tmp_path).run()
+    result = TrainingLoop(config({"attempts": 2}, guards=guards, fault=fault), tmp_path).run()
     assert result.ending is StopReason.recovery_exhausted
     left = read_result(tmp_path)
     assert left is not None and (left["cause"], left["exit_code"]) == ("state_not_finite", 9)
@@ -152,36 +152,38 @@ def test_a_state_that_a_guard_calls_bad_is_never_kept(tmp_path: Path) -> None:
     """The parameters are NaN from the third iteration on, with patience for five: it goes back to the second."""
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 5}}
     fault = {"site": "gradient", "probability": 1.0, "start": 2, "iterations": 2}
-    runner = Runner(config({"every": 1}, guards=guards, fault=fault, checkpoint={"every": 1}), tmp_path)
+    runner = TrainingLoop(config({"every": 1}, guards=guards, fault=fault, checkpoint={"every": 1}), tmp_path)
     assert runner.run().ending is StopReason.completed
     (back,) = events(tmp_path, "rolled_back")
     assert (back["cause"], back["to_iteration"], back["lost_steps"]) == ("state_not_finite", 2, 5 * ITERATION)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.state.params))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.single.state.params))
 
 
 SAVED = {"every": 1, "asynchronous": False}
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     """The same storm in a run that is saved after every iteration."""
-    runner = Runner(config(fault=storm(iterations=7), checkpoint=SAVED), tmp_path_factory.mktemp("saved"))
+    runner = TrainingLoop(config(fault=storm(iterations=7), checkpoint=SAVED), tmp_path_factory.mktemp("saved"))
     runner.run()
     return runner
 
 
 @pytest.mark.parametrize("cut", [6, 9], ids=["after the first rollback", "after the second"])
-def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, saved: Runner, cut: int) -> None:
+def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, saved: TrainingLoop, cut: int) -> None:
     """Attempts, remedies in effect and the healthy stretch are saved with the state."""
     fault = storm(iterations=7)
     # The callback of the first row after a rollback stops it, one iteration later it is saved.
-    part = Runner(config(fault=fault, checkpoint=SAVED), tmp_path / "part", lambda step, _: step > cut * ITERATION)
+    part = TrainingLoop(
+        config(fault=fault, checkpoint=SAVED), tmp_path / "part", lambda step, _: step > cut * ITERATION
+    )
     assert part.run().ending is StopReason.stopped
-    rest = Runner(config(fault=fault, checkpoint=SAVED, resume="auto"), tmp_path / "part")
-    assert rest.host.attempts == part.host.attempts
+    rest = TrainingLoop(config(fault=fault, checkpoint=SAVED, resume="auto"), tmp_path / "part")
+    assert rest.single.host.attempts == part.single.host.attempts
     rest.run()
-    same(rest.state, saved.state)
-    assert rest.host.attempts == saved.host.attempts
+    same(rest.single.state, saved.single.state)
+    assert rest.single.host.attempts == saved.single.host.attempts
     steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [ITERATION * n for n in range(1, 27)]  # the third iteration was saved, and is what it goes back to
 
@@ -203,8 +205,10 @@ def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_
     every = 4 if to == 4 else 1
     sections = {"guards": guards, "fault": fault, "eval": {"num_evals": 0}, "total_steps": 14 * ITERATION}
 
-    def runner(folder: str, *more: Any, **resume: Any) -> Runner:
-        return Runner(config({"every": every, "relax_after": 100}, **sections, **resume), tmp_path / folder, *more)
+    def runner(folder: str, *more: Any, **resume: Any) -> TrainingLoop:
+        return TrainingLoop(
+            config({"every": every, "relax_after": 100}, **sections, **resume), tmp_path / folder, *more
+        )
 
     whole = runner("whole")
     whole.run()
@@ -212,18 +216,18 @@ def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_
     assert part.run().ending is StopReason.stopped
     # Once more, so that what is kept comes from a checkpoint and goes into one.
     again = runner("part", lambda step, _: step == 7 * ITERATION, resume="auto")
-    assert (again.step, again.run().ending) == (6 * ITERATION, StopReason.stopped)
+    assert (again.single.host.step, again.run().ending) == (6 * ITERATION, StopReason.stopped)
     rest = runner("part", resume="auto")
     rest.run()
     assert {
         event["to_iteration"] for name in ("whole", "part") for event in events(tmp_path / name, "rolled_back")
     } == {to}
-    assert rest.host.attempts == whole.host.attempts
-    same(rest.state, whole.state)
+    assert rest.single.host.attempts == whole.single.host.attempts
+    same(rest.single.state, whole.single.state)
 
 
 def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
-    tmp_path: Path, recovered: Runner, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recovered: TrainingLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a queue does it with resume=auto. Every part has time for six iterations; two rollbacks are among them."""
 
@@ -236,12 +240,12 @@ def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
     limited = config(limit=10.5, fault=storm(iterations=7), resume="auto", checkpoint=kept)
     ends: list[tuple[str, int]] = []
     while not ends or ends[-1][0] == "time_limit":
-        runner = Runner(limited, tmp_path)
-        ends.append((runner.run().ending.name, runner.host.iteration))
+        runner = TrainingLoop(limited, tmp_path)
+        ends.append((runner.run().ending.name, runner.single.host.iteration))
     # The first two end in the storm, unsaved; the next ones go on from the checkpoint that the rollback left.
     assert ends == [*(("time_limit", iteration) for iteration in (3, 5, 11, 17)), ("completed", 20)]
-    same(runner.state, recovered.state)
-    assert runner.host.attempts == recovered.host.attempts
+    same(runner.single.state, recovered.single.state)
+    assert runner.single.host.attempts == recovered.single.host.attempts
 
 
 def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> None:
@@ -250,17 +254,17 @@ def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> N
     recovery = {"every": 100}
     fault = {"site": "gradient", "probability": 1.0, "start": 5, "iterations": 4}
     saves = {"every": 4, "asynchronous": False}
-    runner = Runner(config(recovery, fault=fault, checkpoint=saves, **sections), tmp_path)
-    save, failed = runner._checkpoints.save, []
+    runner = TrainingLoop(config(recovery, fault=fault, checkpoint=saves, **sections), tmp_path)
+    save, failed = runner.single.checkpoints.save, []
 
     def full(iteration: int, *args: Any, **kwargs: Any) -> bool:
         if iteration == 4 and not failed:
             failed.append(iteration)
-            runner._checkpoints.refuse(iteration, OSError("No space left on device"))
+            runner.single.checkpoints.refuse(iteration, OSError("No space left on device"))
             return False
         return save(iteration, *args, **kwargs)
 
-    runner._checkpoints.save = full  # type: ignore[method-assign]
+    runner.single.checkpoints.save = full  # type: ignore[method-assign]
     runner.run()
     assert failed == [4]
     assert [event["iteration"] for event in events(tmp_path, "checkpoint_saved_again")] == [5]
@@ -278,24 +282,24 @@ def test_a_crash_in_the_middle_of_an_attempt_neither_forgets_nor_repeats_it(tmp_
         if row["supervise/rollbacks"] == 2:
             raise Crash
 
-    first = Runner(config(fault=storm()), tmp_path, crash)
+    first = TrainingLoop(config(fault=storm()), tmp_path, crash)
     with pytest.raises(Crash):
         first.run()
-    second = Runner(config({"attempts": 3}, fault=storm(), resume="auto"), tmp_path)
-    assert second.host.attempts.count == 2
+    second = TrainingLoop(config({"attempts": 3}, fault=storm(), resume="auto"), tmp_path)
+    assert second.single.host.attempts.count == 2
     assert second.run().ending is StopReason.physics_unstable
-    assert second.host.attempts.count == 3
+    assert second.single.host.attempts.count == 3
 
 
 def test_on_two_devices_too(tmp_path: Path) -> None:
-    runner = Runner(config(fault=storm(iterations=4), devices=2), tmp_path)
+    runner = TrainingLoop(config(fault=storm(iterations=4), devices=2), tmp_path)
     assert runner.run().ending is StopReason.completed
-    assert runner.host.attempts.count == 1
+    assert runner.single.host.attempts.count == 1
 
 
 def test_a_healthy_run_is_not_changed_by_being_watched(tmp_path: Path) -> None:
     never = storm(start=1000)
-    on = Runner(config(fault=never), tmp_path / "on")
-    off = Runner(config({"enabled": False}, fault=never), tmp_path / "off")
+    on = TrainingLoop(config(fault=never), tmp_path / "on")
+    off = TrainingLoop(config({"enabled": False}, fault=never), tmp_path / "off")
     assert on.run().metrics["eval/episode_reward"] == off.run().metrics["eval/episode_reward"]
-    same(on.state, off.state)
+    same(on.single.state, off.single.state)

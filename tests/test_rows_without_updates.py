@@ -10,7 +10,7 @@ from test_runner import ITERATION, lines, quick
 from toys import GUARDS_OFF
 
 from rlstable.io.run_folder import read_result
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 def test_row_without_an_accepted_update_lacks_the_means_over_updates(tmp_path: Path) -> None:
     fault = {"site": "gradient", "probability": 1.0, "start": 1, "iterations": 1}
-    result = Runner(quick(fault=fault), tmp_path).run()
+    result = TrainingLoop(quick(fault=fault), tmp_path).run()
     assert [row["training/accepted_share"] for row in result.history] == [1.0, 0.0, 1.0, 1.0]
     missing = result.history[0].keys() - result.history[1].keys()
     assert {"training/learning_rate", "training/value_learning_rate", "training/v_loss", "training/entropy"} <= missing
@@ -27,14 +27,14 @@ def test_row_without_an_accepted_update_lacks_the_means_over_updates(tmp_path: P
 
 
 def test_number_that_was_learned_from_and_is_nan_stays_in_the_row(tmp_path: Path) -> None:
-    result = Runner(quick(guards=GUARDS_OFF, fault={"site": "gradient", "probability": 1.0}), tmp_path).run()
+    result = TrainingLoop(quick(guards=GUARDS_OFF, fault={"site": "gradient", "probability": 1.0}), tmp_path).run()
     assert math.isnan(result.history[-1]["training/grad_norm"] or 0.0)
 
 
 def test_page_and_verbose_console_show_the_rate_of_each_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Runner(quick(logging={"console": "plain", "verbose": True}), tmp_path).run()
+    TrainingLoop(quick(logging={"console": "plain", "verbose": True}), tmp_path).run()
     assert "rate 0.003  value rate 0.003" in capsys.readouterr().out
     shown = (tmp_path / "report.html").read_text()
     (figure,) = [part for part in shown.split("<figure") if "<figcaption>Learning rate" in part]
@@ -46,7 +46,7 @@ def test_advice_after_a_rate_far_too_high_names_the_limiter(tmp_path: Path) -> N
     """No guard trips: the KL limiter passes over every minibatch, until the patience of the update guard ends."""
     guards = {"update": {"patience": 2}, "limiters": {"kl": 1e-9}}
     config = quick(guards=guards, ppo={"learning_rate": 1e6}, total_steps=20 * ITERATION)
-    runner = Runner(config, tmp_path)
+    runner = TrainingLoop(config, tmp_path)
     result = runner.run()
     assert result.ending is StopReason.no_update_accepted
     left = read_result(tmp_path)

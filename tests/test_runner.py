@@ -22,8 +22,9 @@ from rlstable.device.precision import SINGLE
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy.policy import policy_arrays
-from rlstable.runner.runner import Result, Runner
-from rlstable.runner.seed_run import mesh_of
+from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.result import Result
+from rlstable.runner.seed_run import SeedRun, mesh_of
 from rlstable.runner.setup import Program
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.stop_reasons import StopReason
@@ -53,13 +54,13 @@ def leaves(state: Any) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runner, Result]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
     """One whole run that the tests below look at."""
-    runner = Runner(quick(), tmp_path_factory.mktemp("run"))
+    runner = TrainingLoop(quick(), tmp_path_factory.mktemp("run"))
     return runner, runner.run()
 
 
-def test_a_run_completes_and_says_so(run: tuple[Runner, Result]) -> None:
+def test_a_run_completes_and_says_so(run: tuple[TrainingLoop, Result]) -> None:
     _, result = run
     assert result.ending is StopReason.completed
     assert result.step == 4 * ITERATION
@@ -69,7 +70,7 @@ def test_a_run_completes_and_says_so(run: tuple[Runner, Result]) -> None:
     assert left["return"] == result.metrics["eval/episode_reward"]
 
 
-def test_what_stands_in_the_run_folder(run: tuple[Runner, Result]) -> None:
+def test_what_stands_in_the_run_folder(run: tuple[TrainingLoop, Result]) -> None:
     _, result = run
     names = {path.name for path in result.run_dir.iterdir()}
     files = {"config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html"}
@@ -80,7 +81,7 @@ def test_what_stands_in_the_run_folder(run: tuple[Runner, Result]) -> None:
     assert lines(result.run_dir / "events.jsonl")[-1]["kind"] == "stopped"
 
 
-def test_every_health_metric_is_there_and_finite(run: tuple[Runner, Result]) -> None:
+def test_every_health_metric_is_there_and_finite(run: tuple[TrainingLoop, Result]) -> None:
     _, result = run
     row = next(row for row in reversed(result.history) if "episode/length" in row and "eval/episode_reward" in row)
     wanted = [
@@ -114,7 +115,7 @@ def test_limiters_report_only_where_they_are_on(tmp_path: Path) -> None:
         eval={"num_evals": 0},
         ppo={"clipping_epsilon_value": 1e6},
     )
-    row = Runner(config, tmp_path).run().history[-1]
+    row = TrainingLoop(config, tmp_path).run().history[-1]
     active = {name: row[f"limiters/{name}/active"] for name in ("reward", "observation", "log_ratio", "gradient_norm")}
     assert active["observation"] == pytest.approx(1.0, abs=0.05)
     assert active["gradient_norm"] == 1.0
@@ -128,7 +129,7 @@ def test_limiters_report_only_where_they_are_on(tmp_path: Path) -> None:
 
 
 def test_the_default_limiters_are_idle_and_those_that_are_off_report_nothing(
-    tmp_path: Path, run: tuple[Runner, Result]
+    tmp_path: Path, run: tuple[TrainingLoop, Result]
 ) -> None:
     idle = {name: value for name, value in run[1].history[-1].items() if name.startswith("limiters/")}
     assert idle == {
@@ -138,7 +139,7 @@ def test_the_default_limiters_are_idle_and_those_that_are_off_report_nothing(
             "kl", "gradient_norm", "update_norm", "normalizer",
         )
     }  # fmt: skip
-    row = Runner(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]
+    row = TrainingLoop(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]
     assert not [name for name in row if name.startswith("limiters/")]
 
 
@@ -149,11 +150,11 @@ def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: in
     scheduled = start > 2**32  # one of them, since a schedule's total is part of the program
     schedule = {"learning_rate_schedule": "linear", "learning_rate_schedule_min_lr": 1e-5}
     config = quick(total_steps=total, eval={"num_evals": 0}, ppo=schedule if scheduled else {})
-    runner = Runner(config, tmp_path)
-    counters = dataclasses.replace(runner.state.counters, env_steps=WideCounter.of(start))
-    placed = jax.device_put(counters, runner.state.key.sharding)
-    runner.state = dataclasses.replace(runner.state, counters=placed)
-    runner.step = start
+    runner = TrainingLoop(config, tmp_path)
+    counters = dataclasses.replace(runner.single.state.counters, env_steps=WideCounter.of(start))
+    placed = jax.device_put(counters, runner.single.state.key.sharding)
+    runner.single.state = dataclasses.replace(runner.single.state, counters=placed)
+    runner.single.host.step = start
     result = runner.run()
     assert result.ending is StopReason.completed
     assert result.step == total
@@ -164,14 +165,14 @@ def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: in
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    whole = Runner(quick(total_steps=6 * ITERATION), tmp_path / "whole")
+    whole = TrainingLoop(quick(total_steps=6 * ITERATION), tmp_path / "whole")
     whole.run()
-    Runner(quick(total_steps=3 * ITERATION), tmp_path / "parts").run()
-    resumed = Runner(quick(total_steps=6 * ITERATION, resume="auto"), tmp_path / "parts")
-    assert resumed.step == 3 * ITERATION
+    TrainingLoop(quick(total_steps=3 * ITERATION), tmp_path / "parts").run()
+    resumed = TrainingLoop(quick(total_steps=6 * ITERATION, resume="auto"), tmp_path / "parts")
+    assert resumed.single.host.step == 3 * ITERATION
     result = resumed.run()
     assert result.step == 6 * ITERATION
-    for ours, theirs in zip(leaves(resumed.state), leaves(whole.state), strict=True):
+    for ours, theirs in zip(leaves(resumed.single.state), leaves(whole.single.state), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     rows = lines(tmp_path / "parts" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [(n + 1) * ITERATION for n in range(6)]
@@ -187,62 +188,62 @@ def test_a_resume_is_exact_where_environments_and_pool_are_drawn_anew(tmp_path: 
             **sections,
         )
 
-    whole = Runner(config(), tmp_path / "whole")
+    whole = TrainingLoop(config(), tmp_path / "whole")
     whole.run()
     # Stopped at the third iteration, where both are due.
-    Runner(config(), tmp_path / "parts", lambda step, _: step == 3 * ITERATION).run()
-    resumed = Runner(config(resume="auto"), tmp_path / "parts")
-    assert resumed.step == 3 * ITERATION
+    TrainingLoop(config(), tmp_path / "parts", lambda step, _: step == 3 * ITERATION).run()
+    resumed = TrainingLoop(config(resume="auto"), tmp_path / "parts")
+    assert resumed.single.host.step == 3 * ITERATION
     resumed.run()
-    for ours, theirs in zip(leaves(resumed.state), leaves(whole.state), strict=True):
+    for ours, theirs in zip(leaves(resumed.single.state), leaves(whole.single.state), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_resume_auto_starts_afresh_where_there_is_nothing(tmp_path: Path) -> None:
-    assert Runner(quick(resume="auto"), tmp_path).step == 0
+    assert TrainingLoop(quick(resume="auto"), tmp_path).single.host.step == 0
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(run: tuple[Runner, Result]) -> None:
+def test_a_folder_that_holds_a_run_is_not_overwritten(run: tuple[TrainingLoop, Result]) -> None:
     before = (run[1].run_dir / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already; go on with it by resume=auto"):
-        Runner(quick(), run[1].run_dir)
+        TrainingLoop(quick(), run[1].run_dir)
     assert (run[1].run_dir / "metrics.jsonl").read_bytes() == before
 
 
-def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tuple[Runner, Result]) -> None:
+def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tuple[TrainingLoop, Result]) -> None:
     before = (run[1].run_dir / "config.yaml").read_bytes()
     other = quick(network={"policy_hidden_layer_sizes": (9,)}, resume="auto", total_steps=10 * ITERATION)
     with pytest.raises(ConfigError, match=r"float32\[8\] there and float32\[9\] here"):
-        Runner(other, run[1].run_dir)
+        TrainingLoop(other, run[1].run_dir)
     assert (run[1].run_dir / "config.yaml").read_bytes() == before
-    with contextlib.closing(Runner(quick(resume="auto"), run[1].run_dir)) as resumed:
-        assert resumed.step == 4 * ITERATION
+    with contextlib.closing(TrainingLoop(quick(resume="auto"), run[1].run_dir)) as resumed:
+        assert resumed.single.host.step == 4 * ITERATION
 
 
-def test_resuming_on_another_number_of_devices_is_a_clear_error(run: tuple[Runner, Result]) -> None:
+def test_resuming_on_another_number_of_devices_is_a_clear_error(run: tuple[TrainingLoop, Result]) -> None:
     with pytest.raises(ConfigError, match=r"was trained on 1 devices, here are 2; .* resume it with devices=1"):
-        Runner(quick(devices=2, resume="auto"), run[1].run_dir)
+        TrainingLoop(quick(devices=2, resume="auto"), run[1].run_dir)
 
 
 def test_resuming_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"resume: .* holds no checkpoint"):
-        Runner(quick(resume=str(tmp_path)), tmp_path)
+        TrainingLoop(quick(resume=str(tmp_path)), tmp_path)
 
 
 def test_an_environment_whose_reset_is_never_clean(tmp_path: Path) -> None:
     config = quick(env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
     with pytest.raises(ConfigError, match=r"env\.name: .*its observation is not finite"):
-        Runner(config, tmp_path)
+        TrainingLoop(config, tmp_path)
 
 
 def test_too_many_devices() -> None:
     with pytest.raises(ConfigError, match="devices: 99 asked for, 8 cpu there"):
-        Runner(quick(devices=99), "nowhere")
+        TrainingLoop(quick(devices=99), "nowhere")
 
 
 def test_the_run_ends_where_the_return_is_reached(tmp_path: Path) -> None:
     config = quick(eval={"num_evals": 4, "num_envs": 4, "target_return": -1e6})
-    result = Runner(config, tmp_path).run()
+    result = TrainingLoop(config, tmp_path).run()
     assert (result.ending, result.step) == (StopReason.target_reached, ITERATION)
 
 
@@ -253,7 +254,7 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
         seen.append(step)
         return step >= 2 * ITERATION
 
-    result = Runner(quick(), tmp_path, callback).run()
+    result = TrainingLoop(quick(), tmp_path, callback).run()
     assert seen == [ITERATION, 2 * ITERATION]
     assert result.ending is StopReason.stopped
 
@@ -263,10 +264,10 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
 )
 def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, ending: StopReason) -> None:
     before = signal.getsignal(number)
-    result = Runner(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()
+    result = TrainingLoop(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()
     assert (result.ending, result.step) == (ending, ITERATION)
     assert signal.getsignal(number) is before
-    assert Runner(quick(resume="auto"), tmp_path).step == ITERATION
+    assert TrainingLoop(quick(resume="auto"), tmp_path).single.host.step == ITERATION
 
 
 def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
@@ -275,21 +276,21 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
     """Evaluation is waited for before the iteration that it follows: after it, counts and redraws would be missing."""
     iterated: list[int] = []
     seen: list[tuple[str, int, int]] = []
-    compiling, finish = StopRequest.compiling, Runner.finish_iteration
+    compiling, finish = StopRequest.compiling, SeedRun.finish_iteration
 
     def look(self: StopRequest, name: str) -> Any:
         if name in ("training", "evaluation"):
-            seen.append((name, runner.host.iteration, len(iterated)))
+            seen.append((name, runner.single.host.iteration, len(iterated)))
         return compiling(self, name)
 
-    def after(self: Runner, *args: Any) -> Any:
+    def after(self: SeedRun, *args: Any) -> Any:
         ending = finish(self, *args)
         iterated.append(self.host.iteration)  # only now it is whole
         return ending
 
     monkeypatch.setattr(StopRequest, "compiling", look)
-    monkeypatch.setattr(Runner, "finish_iteration", after)
-    runner = Runner(quick(), tmp_path)
+    monkeypatch.setattr(SeedRun, "finish_iteration", after)
+    runner = TrainingLoop(quick(), tmp_path)
     runner.run()
     # It compiles beside training; there is something to wait for only where that was quicker.
     assert seen in ([("training", 0, 0)], [("training", 0, 0), ("evaluation", 1, 1)])
@@ -298,11 +299,11 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
 def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) -> None:
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 3}}
-    runner = Runner(quick(guards=guards, env=faulty, eval={"num_evals": 0}), tmp_path)
+    runner = TrainingLoop(quick(guards=guards, env=faulty, eval={"num_evals": 0}), tmp_path)
     for _ in range(2):
-        assert runner.advance() is None
-        runner.save_if_due()
-        assert not runner._checkpoints.all()
+        assert not runner.advance()
+        runner.single.save_if_due()
+        assert not runner.single.checkpoints.all()
     runner.close()
 
 
@@ -311,13 +312,13 @@ def test_a_signal_in_the_middle_of_what_is_due_saves_nothing_that_lacks_the_rest
     saved: list[list[int]] = []
 
     def look(*_: Any) -> None:
-        runner.save_if_due()
-        saved.append(runner._checkpoints.all())
+        runner.single.save_if_due()
+        saved.append(runner.single.checkpoints.all())
 
-    runner = Runner(quick(eval={"num_evals": 0}), tmp_path, look)
-    assert runner.advance() is None
+    runner = TrainingLoop(quick(eval={"num_evals": 0}), tmp_path, look)
+    assert not runner.advance()
     assert saved == [[]]
-    runner.save_if_due()
+    runner.single.save_if_due()
     runner.close()
     assert steps_in(tmp_path / "checkpoints") == [1]
 
@@ -329,15 +330,15 @@ def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
     def late(step: int, _: Any) -> None:
         runner._stop_request._started -= 1e5 if step == 3 * ITERATION else 0.0
 
-    runner = Runner(config, tmp_path, late)
+    runner = TrainingLoop(config, tmp_path, late)
     result = runner.run()
     assert (result.ending, result.ending.exit_code) == (StopReason.time_limit, 75)
     assert result.step == 3 * ITERATION
-    assert Runner(quick(total_steps=10**9, resume="auto"), tmp_path).step == result.step
+    assert TrainingLoop(quick(total_steps=10**9, resume="auto"), tmp_path).single.host.step == result.step
 
 
 def test_a_time_that_compiling_takes_up_still_has_room_for_an_iteration(tmp_path: Path) -> None:
-    result = Runner(quick(supervise={"max_wall_time": 1e-3}), tmp_path).run()
+    result = TrainingLoop(quick(supervise={"max_wall_time": 1e-3}), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.time_limit, ITERATION)
 
 
@@ -345,7 +346,7 @@ def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_
     """Only the state guard is on, so that NaN reaches the parameters in the first iteration."""
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 2}}
-    result = Runner(quick(guards=guards, env=faulty, total_steps=50 * ITERATION), tmp_path).run()
+    result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=50 * ITERATION), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.state_not_finite, 2 * ITERATION)
     assert result.ending.exit_code == 3
     assert not (tmp_path / "checkpoints").exists()
@@ -355,7 +356,7 @@ def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_
 
 def test_trips_are_events_with_their_causes(tmp_path: Path) -> None:
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.2}}
-    result = Runner(quick(env=faulty, eval={"num_evals": 0}), tmp_path).run()
+    result = TrainingLoop(quick(env=faulty, eval={"num_evals": 0}), tmp_path).run()
     tripped = [event for event in lines(tmp_path / "events.jsonl") if event["kind"] == "guard_tripped"]
     assert {event["guard"] for event in tripped} == {"quarantine"}
     assert sum(event["reward"] for event in tripped) == result.history[-1]["guards/quarantine/trips"] > 0
@@ -367,27 +368,27 @@ def test_evaluation_with_every_episode_aborted_is_null_with_a_warning(tmp_path: 
         eval={"num_evals": 1, "num_envs": 4, "env_kwargs": {"fault": "physics", "probability": 1.0}},
         total_steps=ITERATION,
     )
-    result = Runner(config, tmp_path).run()
+    result = TrainingLoop(config, tmp_path).run()
     assert result.metrics["eval/episode_reward"] is None
     assert result.metrics["eval/aborted_share"] == 1.0
     assert "evaluation_void" in [event["kind"] for event in lines(tmp_path / "events.jsonl")]
 
 
 def test_environments_are_reset_between_evaluations_where_asked(tmp_path: Path) -> None:
-    runner = Runner(quick(ppo={"num_resets_per_eval": 2}, eval={"num_evals": 1, "num_envs": 4}), tmp_path)
+    runner = TrainingLoop(quick(ppo={"num_resets_per_eval": 2}, eval={"num_evals": 1, "num_envs": 4}), tmp_path)
     runner.run()
-    steps = np.asarray(runner.state.env_state.info["steps"])
+    steps = np.asarray(runner.single.state.env_state.info["steps"])
     # The last reset fell in the middle of the run, two iterations of 8 steps before its end, and episodes end at 12.
     assert steps.max() <= 12
 
 
 def test_the_pool_is_refilled(tmp_path: Path) -> None:
     env = {"name": "toys:PointMass", "reset": "pool", "reset_pool_refresh": 2, "reset_pool_size": 8}
-    runner = Runner(quick(env=env, eval={"num_evals": 0}), tmp_path)
-    before = np.asarray(runner.state.reset_pool.matrices["float32"])
+    runner = TrainingLoop(quick(env=env, eval={"num_evals": 0}), tmp_path)
+    before = np.asarray(runner.single.state.reset_pool.matrices["float32"])
     runner.run()
-    after = np.asarray(runner.state.reset_pool.matrices["float32"])
-    assert len(runner.state.reset_pool) == 8 and before.shape == after.shape
+    after = np.asarray(runner.single.state.reset_pool.matrices["float32"])
+    assert len(runner.single.state.reset_pool) == 8 and before.shape == after.shape
     assert not np.array_equal(before, after)
 
 
@@ -405,13 +406,13 @@ def test_nothing_compiles_after_the_first_iteration_and_evaluation(tmp_path: Pat
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     config = quick(total_steps=8 * ITERATION, eval={"num_evals": 8, "num_envs": 4}, checkpoint={"every": 1})
-    Runner(config, tmp_path, callback).run()
+    TrainingLoop(config, tmp_path, callback).run()
     assert armed
     assert compiled == []
 
 
 def test_memory_and_split_of_time_are_measured(tmp_path: Path) -> None:
-    result = Runner(quick(total_steps=20 * ITERATION, eval={"num_evals": 0}), tmp_path).run()
+    result = TrainingLoop(quick(total_steps=20 * ITERATION, eval={"num_evals": 0}), tmp_path).run()
     row = result.history[-1]
     assert row["timing/rollout_sps"] > 0
     assert row["timing/learning_sps"] > 0
@@ -419,48 +420,48 @@ def test_memory_and_split_of_time_are_measured(tmp_path: Path) -> None:
 
 
 def test_two_devices_train_and_resume_exactly(tmp_path: Path) -> None:
-    whole = Runner(quick(devices=2, total_steps=4 * ITERATION), tmp_path / "whole")
+    whole = TrainingLoop(quick(devices=2, total_steps=4 * ITERATION), tmp_path / "whole")
     result = whole.run()
     assert result.step == 4 * ITERATION
     assert result.history[-1]["training/updates"] == 16
-    Runner(quick(devices=2, total_steps=2 * ITERATION), tmp_path / "parts").run()
-    resumed = Runner(quick(devices=2, total_steps=4 * ITERATION, resume="auto"), tmp_path / "parts")
+    TrainingLoop(quick(devices=2, total_steps=2 * ITERATION), tmp_path / "parts").run()
+    resumed = TrainingLoop(quick(devices=2, total_steps=4 * ITERATION, resume="auto"), tmp_path / "parts")
     resumed.run()
-    for ours, theirs in zip(leaves(resumed.state), leaves(whole.state), strict=True):
+    for ours, theirs in zip(leaves(resumed.single.state), leaves(whole.single.state), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("network", ["bfloat16", "float16"])
 def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -> None:
-    runner = Runner(quick(precision={"network": network}), tmp_path)
+    runner = TrainingLoop(quick(precision={"network": network}), tmp_path)
     result = runner.run()
     assert result.ending is StopReason.completed
-    trained = (runner.state.params, runner.state.opt_state, runner.state.normalizer)
+    trained = (runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer)
     assert {str(leaf.dtype) for leaf in leaves(trained) if leaf.dtype.kind == "f"} == {"float32"}
     assert all(np.isfinite(leaf).all() for leaf in leaves(trained))
     row = result.history[-1]
     assert row["training/accepted_share"] == 1.0
     assert ("training/loss_scale" in row) == (network == "float16")
-    program = str(runner.ppo.networks.dtype)
+    program = str(runner.single.supervisor.setup.ppo.networks.dtype)
     assert network in program
 
 
 def test_loss_scale_that_overflows_is_halved_until_gradients_are_finite(tmp_path: Path) -> None:
     """float16 ends at 65,504: a scale of 2^24 overflows it, and dynamic scaling finds one that does not."""
     scale = {"initial": 2.0**24, "cap": 2.0**24}
-    runner = Runner(quick(precision={"network": "float16", "loss_scale": scale}, guards=GUARDS_OFF), tmp_path)
+    runner = TrainingLoop(quick(precision={"network": "float16", "loss_scale": scale}, guards=GUARDS_OFF), tmp_path)
     result = runner.run()
-    assert float(runner.state.tuning.loss_scale) < 2.0**24
+    assert float(runner.single.state.tuning.loss_scale) < 2.0**24
     assert 0 < result.history[-1]["training/updates"] < 16  # the overflowing ones were skipped
-    assert all(np.isfinite(leaf).all() for leaf in leaves(runner.state.params))
+    assert all(np.isfinite(leaf).all() for leaf in leaves(runner.single.state.params))
 
 
 def test_tensorboard_and_offline_wandb_have_the_same_rows(tmp_path: Path) -> None:
     config = quick(logging={"console": "off", "tensorboard": True, "wandb": {"mode": "offline"}})
-    Runner(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     assert list(tmp_path.glob("wandb/offline-run-*"))
-    Runner(quick(logging=config.logging.model_dump(), resume="auto", total_steps=5 * ITERATION), tmp_path).run()
+    TrainingLoop(quick(logging=config.logging.model_dump(), resume="auto", total_steps=5 * ITERATION), tmp_path).run()
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) >= 1
 
 
@@ -468,7 +469,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state was donated to the iteration that failed, so nothing may look at it any more."""
-    runner = Runner(quick(), tmp_path)
+    runner = TrainingLoop(quick(), tmp_path)
 
     class Failing:
         def memory_analysis(self) -> None:
@@ -478,7 +479,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
             jax.tree.map(lambda leaf: leaf.delete(), state)
             raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner.supervisor.assembly, "compiled", lambda _: Program(Failing(), SINGLE))
+    monkeypatch.setattr(runner.single.supervisor.setup, "compiled", lambda _: Program(Failing(), SINGLE))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)
@@ -502,24 +503,24 @@ class OldTuning(NamedTuple):
 
 def test_a_checkpoint_of_an_older_rlstable_goes_on(tmp_path: Path) -> None:
     config = quick(checkpoint={"asynchronous": False})
-    Runner(config, tmp_path, lambda step, _: step == 2 * ITERATION).run()
-    whole = Runner(quick(resume="auto"), tmp_path)
+    TrainingLoop(config, tmp_path, lambda step, _: step == 2 * ITERATION).run()
+    whole = TrainingLoop(quick(resume="auto"), tmp_path)
     whole.close()
-    now = whole.state.tuning
-    old = dataclasses.replace(whole.state, tuning=OldTuning(*(getattr(now, name) for name in OldTuning._fields)))
+    now = whole.single.state.tuning
+    old = dataclasses.replace(whole.single.state, tuning=OldTuning(*(getattr(now, name) for name in OldTuning._fields)))
     with Checkpoints(tmp_path, config.checkpoint) as checkpoints:
         host = load_policy(tmp_path, "latest").host
         for name in ("attempts", "rungs", "plan"):
             del host["host"][name]
-        checkpoints.save(2, old, policy_arrays(whole.state), host)
-    resumed = Runner(quick(resume="auto"), tmp_path)
-    assert float(resumed.state.tuning.clip_scale) == 1.0
+        checkpoints.save(2, old, policy_arrays(whole.single.state), host)
+    resumed = TrainingLoop(quick(resume="auto"), tmp_path)
+    assert float(resumed.single.state.tuning.clip_scale) == 1.0
     assert resumed.run().ending is StopReason.completed
 
 
 def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
-    first = Runner(quick(), tmp_path).run()
-    again = Runner(quick(resume="auto"), tmp_path).run()
+    first = TrainingLoop(quick(), tmp_path).run()
+    again = TrainingLoop(quick(resume="auto"), tmp_path).run()
     assert again.ending is StopReason.completed
     left = read_result(tmp_path)
     assert left is not None
@@ -528,9 +529,9 @@ def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
 
 
 def test_numbers_typed_on_resume_count_and_searched_ones_go_on(tmp_path: Path) -> None:
-    Runner(quick(), tmp_path).run()
+    TrainingLoop(quick(), tmp_path).run()
     other = {"learning_rate": 1e-5, "num_updates_per_batch": 1}
-    result = Runner(quick(ppo=other, resume="auto", total_steps=5 * ITERATION), tmp_path).run()
+    result = TrainingLoop(quick(ppo=other, resume="auto", total_steps=5 * ITERATION), tmp_path).run()
     assert result.history[-1]["training/learning_rate"] == pytest.approx(1e-5)
     assert result.history[-1]["training/updates"] == 4 * 4 + 2
 
@@ -538,7 +539,7 @@ def test_numbers_typed_on_resume_count_and_searched_ones_go_on(tmp_path: Path) -
 def test_a_last_iteration_that_is_not_finite_is_no_completion(tmp_path: Path) -> None:
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
     guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 100}}
-    result = Runner(quick(guards=guards, env=faulty, total_steps=ITERATION), tmp_path).run()
+    result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=ITERATION), tmp_path).run()
     assert result.ending is StopReason.state_not_finite
     assert result.metrics == {}  # nobody evaluates a NaN
 
@@ -546,18 +547,18 @@ def test_a_last_iteration_that_is_not_finite_is_no_completion(tmp_path: Path) ->
 def test_a_reset_that_is_never_clean_is_a_mistake_without_guards_too(tmp_path: Path) -> None:
     config = quick(guards=GUARDS_OFF, env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
     with pytest.raises(ConfigError, match="its observation is not finite"):
-        Runner(config, tmp_path)
+        TrainingLoop(config, tmp_path)
 
 
 def test_bootstrapping_needs_an_environment_that_tells(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
-        Runner(quick(ppo={"bootstrap_on_timeout": True}), tmp_path)
+        TrainingLoop(quick(ppo={"bootstrap_on_timeout": True}), tmp_path)
 
 
 def test_resume_auto_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) -> None:
     config = {"checkpoint": {"enabled": False}, "resume": "auto", "total_steps": 2 * ITERATION}
     for _ in range(2):
-        Runner(quick(**config), tmp_path).run()
+        TrainingLoop(quick(**config), tmp_path).run()
     assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [64, 128]
 
 

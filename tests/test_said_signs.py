@@ -12,8 +12,7 @@ from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
 from rlstable.report.run_record import read_story
 from rlstable.report.timeline import lanes
-from rlstable.runner.loop import Fleet
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise import advice
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import StopReason, describe
@@ -38,7 +37,7 @@ def signs(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Runner(quick(logging={"console": "plain"}, total_steps=6 * ITERATION), tmp_path).run()
+    TrainingLoop(quick(logging={"console": "plain"}, total_steps=6 * ITERATION), tmp_path).run()
     (event,) = signs(tmp_path)
     assert (event["step"], event["sign"], event["text"], event["value"]) == (3 * ITERATION, NAME, TEXT, 1.0)
     printed = capsys.readouterr().out.splitlines()
@@ -56,7 +55,7 @@ def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_run_without_the_key_says_nothing(tmp_path: Path) -> None:
-    Runner(quick(logging={"console": "off", "signs": False}), tmp_path).run()
+    TrainingLoop(quick(logging={"console": "off", "signs": False}), tmp_path).run()
     assert signs(tmp_path) == []
     left = read_result(tmp_path)
     assert left is not None and left["signs"] == {}
@@ -65,9 +64,9 @@ def test_run_without_the_key_says_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [2, 3, 4])
 def test_resumed_run_says_the_same_signs(tmp_path: Path, cut: int) -> None:
-    Runner(quick(total_steps=5 * ITERATION), tmp_path / "whole").run()
-    Runner(quick(total_steps=cut * ITERATION), tmp_path / "parts").run()
-    Runner(quick(total_steps=5 * ITERATION, resume="auto"), tmp_path / "parts").run()
+    TrainingLoop(quick(total_steps=5 * ITERATION), tmp_path / "whole").run()
+    TrainingLoop(quick(total_steps=cut * ITERATION), tmp_path / "parts").run()
+    TrainingLoop(quick(total_steps=5 * ITERATION, resume="auto"), tmp_path / "parts").run()
 
     def left(folder: Path) -> list[Any]:
         said = [{key: event[key] for key in event if key != "time"} for event in signs(folder)]
@@ -78,7 +77,7 @@ def test_resumed_run_says_the_same_signs(tmp_path: Path, cut: int) -> None:
 
 
 def test_seeds_say_their_signs_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Fleet(quick(seeds=2, logging={"console": "plain"}), tmp_path).run()
+    TrainingLoop(quick(seeds=2, logging={"console": "plain"}), tmp_path).run()
     printed = capsys.readouterr().out.splitlines()
     for seed in (0, 1):
         assert printed.count(f"! step {3 * ITERATION}  sign {NAME} of seed {seed}: {TEXT}") == 1

@@ -13,8 +13,8 @@ from toys import mesh, tiny_config
 
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.resume import _differs
-from rlstable.runner.runner import Runner
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -45,12 +45,12 @@ def small(**sections: Any) -> Config:
 
 
 @pytest.fixture(scope="module")
-def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Runner]:
+def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, TrainingLoop]:
     """What training needs of memory, and the run that has it."""
     assembly = TrainingSetup(config(), mesh())
     needs = footprint(assembly.compiled(assembly.shapes()).executable)
     assert needs is not None
-    runner = Runner(config(total_steps=ITERATION), tmp_path_factory.mktemp("unlimited"))
+    runner = TrainingLoop(config(total_steps=ITERATION), tmp_path_factory.mktemp("unlimited"))
     runner.run()
     return needs.peak, runner
 
@@ -58,27 +58,29 @@ def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Runner]:
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 8])
 def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
-    tmp_path: Path, unlimited: tuple[int, Runner], times: int
+    tmp_path: Path, unlimited: tuple[int, TrainingLoop], times: int
 ) -> None:
     """The loss of the first iteration, on the same data, is the same to 1e-5."""
     needed, whole = unlimited
-    runner = Runner(config(needed / times, total_steps=ITERATION), tmp_path)
+    runner = TrainingLoop(config(needed / times, total_steps=ITERATION), tmp_path)
     assert runner.run().ending is StopReason.completed
     planned = events(tmp_path, "memory_planned")
     assert planned and all(event["step"] == 0 for event in planned)
-    assert runner.host.plan.gradient_accumulation is not None
-    assert (runner.host.plan.envs_per_pass, runner.host.plan.num_envs) == (None, None)
+    assert runner.single.host.plan.gradient_accumulation is not None
+    assert (runner.single.host.plan.envs_per_pass, runner.single.host.plan.num_envs) == (None, None)
     for name in ("training/total_loss", "training/policy_loss", "training/v_loss", "training/grad_norm"):
-        assert runner.history[0][name] == pytest.approx(whole.history[0][name], rel=1e-5, abs=1e-6), name
-    for ours, theirs in zip(jax.tree.leaves(runner.state.params), jax.tree.leaves(whole.state.params), strict=True):
+        assert runner.single.log.history[0][name] == pytest.approx(whole.history[0][name], rel=1e-5, abs=1e-6), name
+    for ours, theirs in zip(
+        jax.tree.leaves(runner.single.state.params), jax.tree.leaves(whole.single.state.params), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
-    tmp_path: Path, unlimited: tuple[int, Runner]
+    tmp_path: Path, unlimited: tuple[int, TrainingLoop]
 ) -> None:
-    result = Runner(config(unlimited[0] / 100), tmp_path).run()
+    result = TrainingLoop(config(unlimited[0] / 100), tmp_path).run()
     assert (result.ending, result.ending.exit_code, result.step) == (StopReason.out_of_memory, 10, 0)
     left = read_result(tmp_path)
     assert left is not None
@@ -111,22 +113,22 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, [2])
-    runner = Runner(small(), tmp_path)
+    runner = TrainingLoop(small(), tmp_path)
     assert runner.run().ending is StopReason.completed
     (planned,) = events(tmp_path, "memory_planned")
     assert (planned["plan"], planned["step"]) == ("gradient_accumulation 2", 2 * ITERATION)
     # Two iterations were done and saved: nothing is lost. It is no attempt of recovery's either.
-    assert runner.host.attempts.count == 0
-    assert [row["step"] for row in runner.history] == [ITERATION * n for n in (1, 2, 3, 4)]
-    again = Runner(small(resume="auto", total_steps=5 * ITERATION), tmp_path)
-    assert again.host.plan.gradient_accumulation == 2
+    assert runner.single.host.attempts.count == 0
+    assert [row["step"] for row in runner.single.log.history] == [ITERATION * n for n in (1, 2, 3, 4)]
+    again = TrainingLoop(small(resume="auto", total_steps=5 * ITERATION), tmp_path)
+    assert again.single.host.plan.gradient_accumulation == 2
     assert again.run().ending is StopReason.completed
     assert len(events(tmp_path, "memory_planned")) == 1
     # What the plan was made for is another now, so it is made anew.
     ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 8}
-    other = Runner(small(resume="auto", total_steps=6 * ITERATION, ppo=ppo), tmp_path)
+    other = TrainingLoop(small(resume="auto", total_steps=6 * ITERATION, ppo=ppo), tmp_path)
     other.close()
-    assert other.host.plan == MemoryPlan()
+    assert other.single.host.plan == MemoryPlan()
 
 
 def test_key_added_since_the_save_does_not_discard_the_memory_plan() -> None:
@@ -145,14 +147,14 @@ def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.")
 
     monkeypatch.setattr(TrainingSetup, "compiled", never)
-    result = Runner(small(), tmp_path).run()
+    result = TrainingLoop(small(), tmp_path).run()
     assert result.ending is StopReason.out_of_memory
     assert events(tmp_path, "memory_planned")[-1]["plan"] == "gradient_accumulation 512, envs_per_pass 8, num_envs 1"
 
 
 def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, [2])
-    result = Runner(small(supervise={"recovery": {"enabled": False}}), tmp_path).run()
+    result = TrainingLoop(small(supervise={"recovery": {"enabled": False}}), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.out_of_memory, 2 * ITERATION)
     left = read_result(tmp_path)
     assert left is not None and "supervise.recovery.enabled=true" in left["advice"]
@@ -160,9 +162,9 @@ def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monke
 
 def test_a_refusal_in_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, [0])
-    runner = Runner(small(), tmp_path)
+    runner = TrainingLoop(small(), tmp_path)
     assert runner.run().ending is StopReason.completed
-    assert runner.step == 4 * ITERATION
+    assert runner.single.host.step == 4 * ITERATION
 
 
 def test_any_other_error_of_the_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,15 +173,15 @@ def test_any_other_error_of_the_device_is_an_error(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(TrainingSetup, "compiled", broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
-        Runner(small(), tmp_path).run()
+        TrainingLoop(small(), tmp_path).run()
 
 
 def test_environments_in_passes_are_the_same_environments(tmp_path: Path) -> None:
     """Seven at a time, the last pass being a short one."""
-    whole = Runner(small(total_steps=ITERATION), tmp_path / "whole")
-    passes = Runner(
+    whole = TrainingLoop(small(total_steps=ITERATION), tmp_path / "whole")
+    passes = TrainingLoop(
         small(total_steps=ITERATION, env={"name": "toys:PointMass", "envs_per_pass": 7}), tmp_path / "passes"
     )
     whole.run(), passes.run()
-    for ours, theirs in zip(jax.tree.leaves(passes.state), jax.tree.leaves(whole.state), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(passes.state), jax.tree.leaves(whole.single.state), strict=True):
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=1e-5)

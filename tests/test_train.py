@@ -217,15 +217,15 @@ def test_a_sweep_survives_a_job_that_fails_first(
 
 def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is taken away takes the jobs that have not begun with it."""
-    from rlstable.runner.runner import Runner
+    from rlstable.runner.loop import TrainingLoop
 
-    loop = Runner._loop
+    train = TrainingLoop._train
 
-    def told_to_stop(self: Runner) -> object:
+    def told_to_stop(self: TrainingLoop) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
-        return loop(self)
+        return train(self)
 
-    monkeypatch.setattr(Runner, "_loop", told_to_stop)
+    monkeypatch.setattr(TrainingLoop, "_train", told_to_stop)
     assert run(monkeypatch, tmp_path, "-m", *TINY, "seed=0,1") == 143
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     results = [json.loads((sweep / name / "result.json").read_text()) for name in ("0", "1")]

@@ -12,8 +12,7 @@ from toys import GUARDS_OFF
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
 from rlstable.report.run_record import read_story
-from rlstable.runner.loop import Fleet
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -33,7 +32,7 @@ def warnings(folder: Path) -> list[str]:
 
 
 def test_healthy_run_has_an_empty_list_of_warnings(tmp_path: Path) -> None:
-    Runner(quick(), tmp_path).run()
+    TrainingLoop(quick(), tmp_path).run()
     assert warnings(tmp_path) == []
     assert "<dt>warnings</dt>" not in (tmp_path / "report.html").read_text()
 
@@ -41,7 +40,7 @@ def test_healthy_run_has_an_empty_list_of_warnings(tmp_path: Path) -> None:
 def test_completed_run_that_rejected_most_transitions_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = Runner(quick(**TORN, logging=PLAIN), tmp_path).run()
+    result = TrainingLoop(quick(**TORN, logging=PLAIN), tmp_path).run()
     assert (result.ending, result.ending.exit_code) == (StopReason.completed, 0)
     assert warnings(tmp_path)[:2] == ["transitions_rejected", "evaluations_void"]
     said = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
@@ -54,14 +53,14 @@ def test_completed_run_that_rejected_most_transitions_says_so(
 
 
 def test_run_without_guards_whose_returns_are_nan_says_so(tmp_path: Path) -> None:
-    result = Runner(quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION), tmp_path).run()
+    result = TrainingLoop(quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION), tmp_path).run()
     assert result.ending is StopReason.state_not_finite  # all steps were trained, but the policy is not finite
     assert warnings(tmp_path) == ["evaluations_void", "no_finite_return"]
 
 
 def test_seeds_say_their_warnings_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION, seeds=2, logging=PLAIN)
-    Fleet(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     left = read_result(tmp_path)
     assert left is not None
     own = [(warning["seed"], warning["name"]) for warning in left["warnings"]]
@@ -71,9 +70,9 @@ def test_seeds_say_their_warnings_by_number(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_resumed_run_warns_as_the_uninterrupted_one(tmp_path: Path) -> None:
-    Runner(quick(**TORN, total_steps=4 * ITERATION), tmp_path / "whole").run()
-    Runner(quick(**TORN, total_steps=2 * ITERATION), tmp_path / "parts").run()
-    Runner(quick(**TORN, total_steps=4 * ITERATION, resume="auto"), tmp_path / "parts").run()
+    TrainingLoop(quick(**TORN, total_steps=4 * ITERATION), tmp_path / "whole").run()
+    TrainingLoop(quick(**TORN, total_steps=2 * ITERATION), tmp_path / "parts").run()
+    TrainingLoop(quick(**TORN, total_steps=4 * ITERATION, resume="auto"), tmp_path / "parts").run()
     whole, parts = (read_result(tmp_path / name) for name in ("whole", "parts"))
     assert whole is not None and parts is not None
     assert whole["warnings"][0] == parts["warnings"][0]
@@ -82,6 +81,6 @@ def test_resumed_run_warns_as_the_uninterrupted_one(tmp_path: Path) -> None:
 
 def test_short_run_in_which_nothing_was_learned_does_not_complete(tmp_path: Path) -> None:
     """Four iterations are within the patience of the update guard, and not one update was accepted."""
-    result = Runner(quick(fault={"site": "gradient", "probability": 1.0}), tmp_path).run()
+    result = TrainingLoop(quick(fault={"site": "gradient", "probability": 1.0}), tmp_path).run()
     assert result.history[-1]["training/updates"] == 0
     assert (result.ending, result.ending.exit_code) == (StopReason.no_update_accepted, 4)

@@ -84,6 +84,11 @@ def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
     return jax.tree.map(lay, specs, tree, is_leaf=_is_spec)
 
 
+def fetch(tree: Any) -> Any:
+    """Copies arrays to the host, without a copy on a CPU, where `jax.device_get` takes four times as long."""
+    return jax.tree.map(np.asarray, tree) if jax.default_backend() == "cpu" else jax.device_get(tree)
+
+
 def copied(tree: Any) -> Any:
     """Arrays in memory of their own, where and as they are."""
     with jax.enable_x64(True):  # or physics in float64 would be narrowed

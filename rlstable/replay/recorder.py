@@ -15,7 +15,7 @@ from rlstable.envs import capture
 from rlstable.envs.vector import VectorEnv, inner
 from rlstable.ppo.state import Slot
 from rlstable.runner.setup import TrainingSetup
-from rlstable.runner.supervisor import Factories
+from rlstable.runner.setup_cache import Factories
 
 
 @jax.tree_util.register_dataclass
@@ -96,18 +96,18 @@ class RecordedEnv(VectorEnv):
 
 
 def recording(watched: int, length: int) -> Factories:
-    """Factories of training that records; for `Runner`.
+    """Factories of training that records; for `TrainingLoop`.
 
     Args:
         watched: Which environment, counted on its device.
         length: How many steps are kept.
     """
 
-    def assemble(*args: Any) -> TrainingSetup:
-        assembly = TrainingSetup(*args)
-        fields = {field.name: getattr(assembly.env, field.name) for field in dataclasses.fields(VectorEnv)}
-        assembly.env = RecordedEnv(**fields, watched=watched, length=length)
-        assembly.ppo = dataclasses.replace(assembly.ppo, env=assembly.env)
-        return assembly
+    def record(*args: Any) -> TrainingSetup:
+        setup = TrainingSetup(*args)
+        fields = {field.name: getattr(setup.env, field.name) for field in dataclasses.fields(VectorEnv)}
+        setup.env = RecordedEnv(**fields, watched=watched, length=length)
+        setup.ppo = dataclasses.replace(setup.ppo, env=setup.env)
+        return setup
 
-    return Factories(assembly=assemble)
+    return Factories(setup=record)

@@ -19,8 +19,8 @@ from rlstable.io.run_folder import steps_in
 from rlstable.io.store import open_manager, read_arrays, read_json
 from rlstable.replay.recorder import recording
 from rlstable.runner.host_state import HostState
-from rlstable.runner.runner import Runner
-from rlstable.runner.supervisor import Factories
+from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.setup_cache import Factories
 from rlstable.supervise.incident import Incident
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -187,23 +187,24 @@ def _config(incident: Incident, start: Place, bad: Place) -> Config:
     return config.model_copy(update=changed)
 
 
-def _train(config: Config, folder: Path, bad: Place, builds: Factories) -> Any:
+def _train(config: Config, folder: Path, bad: Place, factories: Factories) -> Any:
     """Trains until the incident's iteration is done; what was recorded, on the host."""
-    runner: Runner
+    loop: TrainingLoop
 
     def look(_step: int, _row: Any) -> None:
-        if Place(runner.host.iteration, runner.host.attempts.lost_iterations).at >= bad.at:
+        host = loop.single.host
+        if Place(host.iteration, host.attempts.lost_iterations).at >= bad.at:
             raise _ThereAgain  # before anything is made of this iteration: it may have been the run's last
 
-    runner = Runner(config, folder, look, builds=builds)
+    loop = TrainingLoop(config, folder, look, factories=factories)
     try:
-        ending = runner.run().ending
+        ending = loop.run().ending
     except _ThereAgain:
-        return jax.device_get(runner.state.incident)
+        return jax.device_get(loop.single.state.incident)
     if ending is StopReason.interrupted:
         raise KeyboardInterrupt
     raise ConfigError(
-        f"{folder}: trained again, this run ended after {runner.host.iteration} iterations, before iteration "
+        f"{folder}: trained again, this run ended after {loop.single.host.iteration} iterations, before iteration "
         f"{bad.iteration}, the incident's ({ending.name}: {ending.meaning}), so it was another one; "
         "the history needs the machine, the versions and the code that the run had"
     )

@@ -45,7 +45,7 @@ class Candidate(NamedTuple):
 
 def confirm(
     runs: Sequence[SeedRun],
-    judge: Callable[[list[PolicySnapshot]], list[EvaluationMetrics]],
+    evaluate: Callable[[list[PolicySnapshot]], list[EvaluationMetrics]],
     batch: int,
     requested_stop: Callable[[float], StopReason | None],
 ) -> None:
@@ -56,8 +56,8 @@ def confirm(
 
     Args:
         runs: Runs that end now, all of one configuration apart from their seed.
-        judge: Evaluates policies, as `Evaluator.evaluate`.
-        batch: Number of policies that `judge` takes.
+        evaluate: Evaluates policies, as `Evaluator.evaluate`.
+        batch: Number of policies that `evaluate` takes.
         requested_stop: Gives the stop reason that a signal or the clock requests, from the seconds of the next
             evaluation.
     """
@@ -72,7 +72,7 @@ def confirm(
                 return _give_up(due, because=ending.name)
             started = time.perf_counter()
             policies = [candidate.policy for candidate in part]
-            found = judge(policies + policies[-1:] * (batch - len(part)))
+            found = evaluate(policies + policies[-1:] * (batch - len(part)))
             seconds = time.perf_counter() - started
             for candidate, evaluation in zip(part, found, strict=False):
                 value = evaluation["eval/episode_reward"]

@@ -19,24 +19,28 @@ class HostState:
     """The little that lives on the host; saved with the training state.
 
     Attributes:
-        iteration: Iterations done, without those that were given up.
-        last_return: Of the last evaluation; None where every episode was aborted.
-        best_return: Best evaluation so far.
-        idle: Iterations in a row of which no update was accepted.
-        drawn: Whether anything was drawn from the pool of clean first states since it was filled.
+        iteration: Iterations done, rolled back iterations not included.
+        step: Environment steps trained, rolled back steps not included. A number that outlives the donated state.
+        episodes: Training episodes that ended.
+        last_return: Return of the last evaluation; None if every episode was aborted.
+        best_return: Return of the best evaluation so far.
+        idle: Iterations in a row without an accepted update.
+        drawn: Whether the pool of clean first states was used since its last refill.
         elapsed: Seconds of training so far, over all processes.
-        evaluated: Seconds of evaluation likewise.
+        evaluated: Seconds of evaluation so far, over all processes.
         wandb_run_id: For resuming the same wandb run.
-        attempts: What recovery has tried.
-        rungs: Where on the ladder of precision it stands.
-        plan: How it makes do with the memory there is.
-        incidents: What was written of bad simulations.
-        watch: What the return watch remembers.
-        signs: What the signs of trouble remember.
+        attempts: Memory of recovery.
+        rungs: Memory of the precision ladder.
+        plan: The memory plan.
+        incidents: Memory of the incidents written.
+        watch: Memory of the return watch.
+        signs: Memory of the signs of trouble.
         tally: Counts over the whole run.
     """
 
     iteration: int = 0
+    step: int = 0
+    episodes: int = 0
     last_return: float | None = None
     best_return: float | None = None
     idle: int = 0
@@ -52,6 +56,16 @@ class HostState:
     signs: SignMemory = dataclasses.field(default_factory=SignMemory)
     tally: Tally = dataclasses.field(default_factory=Tally)
 
+    @property
+    def logged_step(self) -> int:
+        """Environment steps trained, rolled back steps included: never runs backwards."""
+        return self.step + self.attempts.lost_steps
+
+    def become(self, other: HostState) -> None:
+        """Takes every field of another host state."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(other, field.name))
+
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
         """The state in a checkpoint of any version: missing fields have their defaults, unknown ones are ignored."""
@@ -60,7 +74,7 @@ class HostState:
         kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "incidents": Caught}
         kinds["tally"] = Tally
         if "watch" not in saved and saved.get("best_return") is not None:
-            # Saved before there was a watch: what was gained since the start is not known, so all of it counts.
+            # Saved without a return watch: the return at the start is unknown, so all of the return counts.
             start = min(0.0, 2.0 * saved["best_return"])
             watch = {"training": {"start": start}, "evaluation": {"start": start}}
             saved = {**saved, "watch": {**watch, "best_evaluation": saved["best_return"]}}

@@ -1,8 +1,4 @@
-"""A fleet: several seeds of one configuration, trained at once by one compiled program.
-
-Each seed is a run with its own folder, guards, remedies, rollbacks and stop reason. All seeds share the compiled
-iteration. A finished seed stays in the batch because the program's shape is fixed; its results are ignored.
-"""
+"""The training loop on the host: iterate, evaluate, log, save, stop. A run with one seed is a fleet of one."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import contextlib
 import functools
 import time
 import traceback
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +15,49 @@ from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
+from rlstable.device.sharding import fetch
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
-from rlstable.io.logbook import Logbook
-from rlstable.io.presence import Presence
-from rlstable.io.run_folder import (
-    forget_result,
-    free_reserve,
-    has_checkpoint,
-    open_run_dir,
-    read_result,
-    seed_folder,
-    seed_folders,
-    seed_of,
-)
-from rlstable.io.seed_console import SeedConsole
-from rlstable.io.thinning import History
-from rlstable.io.trusted_folders import remember
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
-from rlstable.report.run_record import last_row
-from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
-from rlstable.runner.finish import close
+from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
 from rlstable.runner.result import Result, Row
-from rlstable.runner.runner import Runner
-from rlstable.runner.seed_run import Callback, SeedRun, mesh_of
+from rlstable.runner.seed_log import Callback
+from rlstable.runner.seed_run import SeedRun, mesh_of
 from rlstable.runner.setup import Program, TrainingSetup
-from rlstable.runner.slots import FleetSlots
+from rlstable.runner.setup_cache import Factories, LogEvent, ProgramKey
+from rlstable.runner.slots import Slots
 from rlstable.runner.stopping import StopRequest
-from rlstable.runner.supervisor import Factories, LogEvent, ProgramKey
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, stays_ended
+from rlstable.supervise.stop_reasons import StopReason
 
 
-class Fleet:
-    """`config.seeds` runs that train together.
+class TrainingLoop:
+    """Trains `config.seeds` seeds at once with one compiled program.
+
+    Each seed has its own guards, remedies, rollbacks and stop reason. A finished seed stays in the batch because the
+    program's shape is fixed; its results are ignored. With several seeds, each has a folder `seed-<seed>`.
 
     Attributes:
-        config: What to run.
-        run_dir: Where they are kept, each in a folder `seed-<seed>`.
-        seeds: The runs that were not at their end before, by seed.
-        history: Rows of all of them together, those of long runs thinned (`io.thinning`).
+        config: The configuration.
+        run_dir: The run folder.
+        seeds: The seeds that this process trains, by seed.
 
     Args:
-        config: What to run.
-        run_dir: Where it is kept.
-        callback: Called as `callback(step, row)` with every row of all seeds together; returning True ends them.
+        config: The configuration.
+        run_dir: The run folder.
+        callback: Called as `callback(step, row)` with every row, of several seeds with every row of all seeds
+            together; returning True stops the run.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
-        signals: Entered already, where signals are to be heard before `run`.
+        signals: Signals that are already listened for; None to listen from `run` on.
+        factories: None for those of an ordinary run; `rlstable.replay` has a program that records more.
 
     Raises:
-        ConfigError: Anything about the configuration, the environment or the folder that cannot work.
+        ConfigError: The configuration, the environment or the folder is unusable.
     """
 
     def __init__(
@@ -84,350 +67,271 @@ class Fleet:
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
+        factories: Factories | None = None,
     ):
         self.config = config
         self.run_dir = Path(run_dir)
-        self.history: list[Row] = History()
-        self.seeds: dict[int, SeedRun] = {}
-        self._callback = callback
-        self._more_guards = more_guards
-        self._results: dict[int, Result] = {}
-        self._fields: dict[int, Fields] = {}
-        self._slots = FleetSlots(config.each_seed)
-        self._last_evaluation: Row = {}
+        several = config.seeds > 1
+        title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
+        self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
+        self._stop_request = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
+        self._slots = Slots(config.each_seed)
         self._programs: dict[ProgramKey, Program] = {}
-        self._rows = RowsOfSeeds()
         self._last_seconds = 0.0
-        self._reached = 0
-        self._ending: StopReason | None = None
         self._advice: str | None = None
+        self.seeds: dict[int, SeedRun] = {}
         mesh = mesh_of(config)
-        if mesh.size > 1:
+        if several and mesh.size > 1:
             raise ConfigError(
                 f"seeds: {config.seeds} train together on one device, here are {mesh.size}; set devices=1"
             )
-        title = f"{config.env.name}, {config.seeds} seeds"
-        self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
-        self._stop_request = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
-        self._logbook = Logbook(_without_wandb(config), self.run_dir, self._console)
-        resumes, self._lock = open_run_dir(self.run_dir, config.resume, config.seeds)
+        self._folder = (FleetFolder if several else SingleFolder)(config, self.run_dir, callback, self._console)
+        if several:
+            factories = Factories(SharedBuilds(TrainingSetup), SharedBuilds(self._make_evaluator), shared=True)
+
+        def open_seed(config: Config, folder: Path, callback: Callback | None, console: Console) -> SeedRun:
+            return SeedRun(config, folder, callback, more_guards, console, self._stop_request, factories)
+
+        self.seeds = self._folder.open(open_seed)
         try:
-            self._open(resumes)
-            machine = next(iter(self.seeds.values())).machine if self.seeds else None
-            settings = config.model_dump(mode="json")
-            self._presence = Presence(self.run_dir, self._lock, self._logbook, settings, machine, self._event)
-            remember(self.run_dir / "config.yaml", config)  # every seed says it where that is impossible
-            ahead = [run.logged_step for run in self._going.values()]
-            # Rows of iterations that some have still to catch up with were right, and those are the same again.
-            self._logbook.start(None, max(ahead) if ahead and config.resume is not None else None)
+            if several:
+                self._agree_on_program()
         except BaseException:
             self.close()
-            for folder in seed_folders(self.run_dir):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()  # a mistake leaves nothing behind; what is not empty stays
             raise
 
     @property
-    def step(self) -> int:
-        """Environment steps that every unfinished seed was trained for, lost steps included."""
-        return min((run.logged_step for run in self._going.values()), default=self._reached)
+    def single(self) -> SeedRun:
+        """The seed of a run with one seed."""
+        (run,) = self.seeds.values()
+        return run
 
     def run(self) -> Result:
-        """Trains every seed to its ending. Whatever these are, the folders say which."""
+        """Trains every seed until it stops. However the run ends, the run folder has the stop reason."""
         with self._stop_request.listening():
             return self._run()
 
-    def _run(self) -> Result:
-        self._ending = StopReason.error
-        try:
-            self._loop()
-            self._ending = None  # that of its seeds
-        except OutOfMemory as error:
-            self._advice = str(error)
-            self._ending = StopReason.out_of_memory
-        except KeyboardInterrupt:
-            self._ending = StopReason.interrupted  # the second one, which does not wait for the iteration
-            raise
-        except Exception as error:
-            for log_event in (self._event, *(run.event for run in self._going.values())):
-                log_event("error", message=f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            result = self._finish()
-        return result
-
-    def close(self) -> None:
-        """Gives the folders free, as `run` does at its end; for a fleet that is not to be run. May be called again."""
-        for run in self.seeds.values():
-            run.close()
-        self._logbook.close()
-        free_reserve(self.run_dir)
-        self._lock.release()
-
-    def _open(self, resumes: bool) -> None:
-        """Opens every unfinished seed, so that one program can continue with all of them."""
-        if resumes:
-            self._require_the_same_seeds()
-        shown: set[str] = set()
-        builds = Factories(SharedBuilds(TrainingSetup), SharedBuilds(self._make_evaluator), shared=True)
-        group = "/".join(self.run_dir.absolute().parts[-2:])
-        for seed in self.config.each_seed:
-            folder = seed_folder(self.run_dir, seed)
-            fields = read_result(folder) if resumes else None
-            if fields is not None and stays_ended(fields, self.config):
-                ending = StopReason[fields["stop_reason"]]
-                self._fields[seed], self._results[seed] = fields, Result(ending, folder, fields["step"], {}, [])
-                self._rows.recall(seed, last_row(folder))
-                continue
-            console = SeedConsole(self._console, seed, shown)
-            hear = functools.partial(self._rows.take, seed)
-            own = self.config.of_seed(seed, group)
-            self.seeds[seed] = run = SeedRun(own, folder, hear, self._more_guards, console, self._stop_request, builds)
-            if resumes:
-                self._rows.recall(seed, last_row(folder))
-            self._reached = max(self._reached, run.logged_step)
-        self._agree()
-
-    def _require_the_same_seeds(self) -> None:
-        """Checks that none of the seeds that were saved would be left behind."""
-        there = [seed_of(folder) for folder in seed_folders(self.run_dir) if has_checkpoint(folder)]
-        if not set(there) <= set(self.config.each_seed):
-            raise ConfigError(
-                f"seeds: {self.run_dir} holds seeds {min(there)} to {max(there)}, and not all of them are among those "
-                f"from {self.config.seed} on; set seed={min(there)} seeds={max(there) - min(there) + 1}, or more"
-            )
-
-    def _make_evaluator(
-        self, config: Config, networks: Networks, compiling: Compiling, _: LogEvent, single: Any
-    ) -> Evaluator:
-        """The evaluator of all seeds, which tells of itself as all of them."""
-        return make_evaluator(config, networks, compiling, self._event, single)
-
-    def _agree(self) -> None:
-        """Ends seeds that need another program, and gives the others the smallest plan that any seed has."""
-        precision = self.config.precision
-        for seed, run in self._going.items():
-            if run.supervisor.level != Level(precision.matmul, precision.network):
-                self._end(seed, run.needs_own_program(f"it is at the precision {run.supervisor.level} by now"))
-        plan = smallest([run.host.plan for run in self._going.values()])
-        for run in self._going.values():
-            run.take_plan(plan)
-
-    @property
-    def _going(self) -> dict[int, SeedRun]:
-        """The seeds that have not ended."""
-        return {seed: run for seed, run in self.seeds.items() if seed not in self._results}
-
-    @property
-    def _training(self) -> dict[int, SeedRun]:
-        """The seeds that the next iteration is for; after a crash those that were saved earlier catch up first."""
-        before = self.step + self.config.env_steps_per_iteration
-        return {seed: run for seed, run in self._going.items() if run.logged_step < before}
-
-    def _loop(self) -> None:
-        trained = [seed for seed, run in self._going.items() if run.step >= self.config.total_steps]
-        self._confirm(dict.fromkeys(trained, StopReason.completed))
-        for seed in trained:
-            self._end(seed, StopReason.completed)
-        if self._going:
-            training = self._training
-            self._slots.fill(training)
-            if any(run.evaluates for run in training.values()):
-                self._evaluator.begin(self._slots.policies(training))  # compiled while the iteration is traced
-            self._program()
-        stopped = self._stop_request.ending  # while the program compiled, or before that
-        if stopped is not None:
-            for seed in self._going:
-                self._end(seed, stopped)
-        while self._going:
-            self._advance()
-
-    def _advance(self) -> None:
-        """One iteration of the seeds that train, and what is due after it."""
+    def advance(self) -> dict[int, StopReason]:
+        """Runs one iteration and what is due after it; returns the stop reasons of the seeds that have ended."""
         iterate, training = self._program(), self._training
         if any(run.evaluates_next for run in training.values()):
+            # Between two iterations: a signal during compilation saves the state as it is.
             self._evaluator.prepare(self._slots.policies(training))
         started = time.perf_counter()
+        number = max(run.host.iteration for run in training.values()) + 1
         try:
-            with self._console.working("an iteration", self._last_seconds or None), interruptible():
-                found = iterate.each(self._slots.states(training))
-                reports = jax.device_get(self._slots.put(found, training))
+            with self._console.working(f"iteration {number}", self._last_seconds or None), interruptible():
+                results = iterate.each(self._slots.states(training))
+                metrics = fetch(self._slots.put(results, training))
         except jax.errors.JaxRuntimeError as error:
             if not exhausted(error):
                 raise
             for run in training.values():
                 run.shrink_after_oom()
             self._take_plan_of(training)
-            return
+            return {}
         self._last_seconds = time.perf_counter() - started
-        self._take_in(training, reports)
+        return self._finish_iteration(iterate, training, metrics)
 
-    def _take_in(self, training: dict[int, SeedRun], reports: dict[int, Metrics]) -> None:
-        """Evaluates, logs, saves and ends the seeds that an iteration trained."""
-        self._logbook.wait()  # a seed that is saved is not ahead of the row of all
-        with contextlib.suppress(OSError, ConfigError):  # said by the seeds, which cannot save
-            self._presence.ensure()
-        forget_result(self.run_dir)
-        due = [seed for seed, run in training.items() if run.record_iteration(reports[seed], self._last_seconds)]
-        evaluations = self._evaluate(due, training)
-        self._compare([seed for seed, run in training.items() if run.suspects(evaluations.get(seed, {}))], training)
-        # Once for all of them, or some would stop an iteration before the others.
-        requested_stop = self._stop_request.requested(self._last_seconds)
-        endings = {
-            seed: self._finish_iteration(run, reports[seed], evaluations.get(seed, {}), requested_stop)
-            or requested_stop
-            for seed, run in training.items()
-        }
-        waiting = self._going.keys() - training.keys()
-        over = all(endings.values()) and (requested_stop is not None or not waiting)
-        if not waiting and self._tell(training, over):
-            for seed, run in training.items():
-                run.save_if_due()
-                endings[seed] = endings[seed] or StopReason.stopped
-        # Only now that all of them are saved: to end takes its time. Those that wait are as they were saved.
-        ended = {
-            seed: ending for seed in sorted(self._going) if (ending := endings.get(seed, requested_stop)) is not None
-        }
-        ended = {seed: self.seeds[seed].final_stop_reason(ending) for seed, ending in ended.items()}
-        self._confirm(ended)
-        for seed, ending in ended.items():
-            self._end(seed, ending)
-            if seed in training:
-                self._slots.leave(seed, training[seed].state)
+    def close(self) -> None:
+        """Releases the folders, as `run` does at its end, for a run that is not started. May be called again."""
+        for run in self.seeds.values():
+            run.close()
+        self._folder.close()
+
+    def _run(self) -> Result:
+        stop_reason: StopReason | None = StopReason.error
+        try:
+            self._train()
+            stop_reason = None  # every seed has its own
+        except OutOfMemory as error:
+            self._advice = str(error)
+            stop_reason = StopReason.out_of_memory
+        except KeyboardInterrupt:
+            stop_reason = StopReason.interrupted  # the second one, which does not wait for the iteration
+            raise
+        except Exception as error:
+            for log_event in (self._folder.event, *(run.event for run in self._unfinished.values())):
+                log_event("error", message=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            result = self._finish(stop_reason)
+        return result
+
+    def _train(self) -> None:
+        trained = [seed for seed, run in self._unfinished.items() if run.finished]
+        self._end(dict.fromkeys(trained, StopReason.completed))
+        if not self._unfinished:
+            return
+        training = self._training
+        self._slots.fill(training)
+        if any(run.evaluates for run in training.values()):
+            self._evaluator.begin(self._slots.policies(training))  # compiles while the iteration is traced
+        self._program()
+        stopped = self._stop_request.stop_reason  # before or during the compilation
+        if stopped is not None:
+            self._end(dict.fromkeys(self._unfinished, stopped))
+        while self._unfinished:
+            self.advance()
 
     def _finish_iteration(
-        self, run: SeedRun, report: Metrics, evaluation: Row, requested_stop: StopReason | None
+        self, iterate: Program, training: dict[int, SeedRun], metrics: dict[int, Metrics]
+    ) -> dict[int, StopReason]:
+        """Evaluates, logs, saves and ends the seeds that an iteration trained."""
+        self._folder.wait()
+        self._folder.ensure()
+        due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
+        if self.config.seeds == 1:
+            self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
+        evaluations = self._evaluate(due, training)
+        self._compare([seed for seed, run in training.items() if run.suspects(evaluations.get(seed, {}))], training)
+        # Once for all seeds, or some would stop an iteration before the others.
+        requested = self._stop_request.requested(self._last_seconds)
+        finished = {
+            seed: self._finish_seed(run, metrics[seed], evaluations.get(seed, {}), requested) or requested
+            for seed, run in training.items()
+        }
+        waiting = self._unfinished.keys() - training.keys()
+        over = all(finished.values()) and (requested is not None or not waiting)
+        if not waiting and self._folder.row(training, self._unfinished.values(), over):
+            requested = requested or StopReason.stopped
+        requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
+        stop_reasons = {seed: finished.get(seed) or requested for seed in self._unfinished}
+        # Every seed is saved before the first one ends, which takes time. Seeds that wait are as they were saved.
+        for seed, run in training.items():
+            if stop_reasons[seed] is not None:
+                run.save_if_due()
+        ended = self._end({seed: reason for seed, reason in sorted(stop_reasons.items()) if reason is not None})
+        for seed in ended.keys() & training.keys():
+            self._slots.leave(seed, training[seed].state)
+        return ended
+
+    def _finish_seed(
+        self, run: SeedRun, metrics: Metrics, evaluation: Row, requested: StopReason | None
     ) -> StopReason | None:
-        """The stop reason of a seed, None if it continues; an error ends this seed alone."""
+        """Finishes the iteration of one seed; with several seeds, an error ends this seed alone."""
         try:
-            return run.finish_iteration(report, evaluation, lambda: requested_stop)
+            return run.finish_iteration(metrics, evaluation, requested)
         except Exception as error:
+            if self.config.seeds == 1:
+                raise
             traceback.print_exc()
             run.event("error", message=f"{type(error).__name__}: {error}")
             return StopReason.error
 
     def _evaluate(self, due: list[int], training: dict[int, SeedRun]) -> dict[int, EvaluationMetrics]:
-        """Evaluates all seeds and returns the results of some: a program for fewer seeds would be another program."""
+        """Evaluates all slots and returns the metrics of some seeds: fewer slots would need another program."""
         if not due:
             return {}
         try:
             found = self._evaluator.evaluate(self._slots.policies(training))
         except OutOfMemory:
             for run in training.values():
-                run.save_if_good()  # the run ends, with all that was learnt
+                run.save_if_good()  # the run ends with everything that was learned
             raise
-        return {seed: evaluation for seed, evaluation in zip(self.config.each_seed, found, strict=True) if seed in due}
+        return {seed: metrics for seed, metrics in zip(self.config.each_seed, found, strict=True) if seed in due}
 
     def _compare(self, suspected: list[int], training: dict[int, SeedRun]) -> None:
-        """Plays the best policies of some seeds and their present ones in the same episodes, all places each time."""
+        """Plays the best and the present policies of some seeds in the same episodes, all slots each time.
+
+        Without memory for these episodes, nothing is compared.
+        """
         if not suspected:
             return
-        places = dict(zip(self.config.each_seed, self._slots.policies(training), strict=True))
-        best = places | {seed: training[seed].best_policy_snapshot for seed in suspected}
-        now = places | {seed: training[seed].fresh_policy_snapshot for seed in suspected}
+        slots = dict(zip(self.config.each_seed, self._slots.policies(training), strict=True))
+        sides = {seed: training[seed].sides() for seed in suspected}
         with contextlib.suppress(OutOfMemory):
-            sides = [self._evaluator.play(list(policies.values())) for policies in (best, now)]
-            for seed, of_best, of_now in zip(self.config.each_seed, *sides, strict=True):
+            best, present = (
+                self._evaluator.play(list((slots | {seed: pair[side] for seed, pair in sides.items()}).values()))
+                for side in (0, 1)
+            )
+            for seed, of_best, of_present in zip(self.config.each_seed, best, present, strict=True):
                 if seed in suspected:
-                    training[seed].compare(of_best, of_now)
+                    training[seed].compare(of_best, of_present)
+
+    def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
+        """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
+        stop_reasons = {seed: self.seeds[seed].final_stop_reason(reason) for seed, reason in stop_reasons.items()}
+        runs = [self.seeds[seed] for seed, reason in stop_reasons.items() if reason in CONFIRMED_AT]
+        if runs:
+            # In full batches of the evaluation program.
+            requested = self._stop_request.requested
+            confirm(runs, lambda policies: self._evaluator.evaluate(policies), self.config.seeds, requested)
+        for seed, reason in stop_reasons.items():
+            self._end_seed(seed, reason)
+        return stop_reasons
+
+    def _end_seed(self, seed: int, stop_reason: StopReason) -> None:
+        run = self.seeds[seed]
+        if self._advice is not None and run.advice is None:
+            run.advice = self._advice
+        self._folder.end_seed(seed, run, stop_reason)
+
+    def _program(self) -> Program:
+        """The program of the next iteration, in the memory that there is, and a state in every slot."""
+        training = self._training
+        self._slots.fill(training)
+        supervisor = next(iter(training.values())).supervisor
+        while supervisor.program_key not in self._programs:
+            states = self._slots.states(training)
+            needed, program = supervisor.fitting(functools.partial(supervisor.setup.compiled, *states))
+            if program is not None:
+                self._programs[supervisor.program_key] = program
+            else:
+                for run in training.values():
+                    run.shrink(needed)
+                self._take_plan_of(training)
+        return self._programs[supervisor.program_key]
+
+    def _take_plan_of(self, training: dict[int, SeedRun]) -> None:
+        """Gives the waiting seeds the memory plan of the training ones, and idle slots states of its shapes."""
+        plan = next(iter(training.values())).host.plan
+        for run in self._unfinished.values():
+            run.take_plan(plan)
+        self._slots.fill(training, renew=True)
+
+    def _agree_on_program(self) -> None:
+        """Ends resumed seeds that need another program; the others take the smallest memory plan of any seed."""
+        precision = self.config.precision
+        for seed, run in self._unfinished.items():
+            if run.supervisor.level != Level(precision.matmul, precision.network):
+                self._end_seed(seed, run.needs_own_program(f"it is at the precision {run.supervisor.level} by now"))
+        plan = smallest([run.host.plan for run in self._unfinished.values()])
+        for run in self._unfinished.values():
+            run.take_plan(plan)
+
+    @property
+    def _unfinished(self) -> dict[int, SeedRun]:
+        """The seeds that have not ended."""
+        return {seed: run for seed, run in self.seeds.items() if seed not in self._folder.results}
+
+    @property
+    def _training(self) -> dict[int, SeedRun]:
+        """The seeds of the next iteration; after a crash, seeds that were saved earlier catch up first."""
+        unfinished = self._unfinished
+        behind = min(run.host.logged_step for run in unfinished.values()) + self.config.env_steps_per_iteration
+        return {seed: run for seed, run in unfinished.items() if run.host.logged_step < behind}
 
     @property
     def _evaluator(self) -> Evaluator:
         return next(iter(self.seeds.values())).supervisor.evaluator
 
-    def _program(self) -> Program:
-        """The program of the next iteration, in as much memory as there is, and a state in every place."""
-        training = self._training
-        self._slots.fill(training)
-        supervisor = next(iter(training.values())).supervisor
-        while supervisor.which not in self._programs:
-            states = self._slots.states(training)
-            needed, program = supervisor.fitting(functools.partial(supervisor.assembly.compiled, *states))
-            if program is not None:
-                self._programs[supervisor.which] = program
-            else:
-                for run in training.values():
-                    run.shrink(needed)
-                self._take_plan_of(training)
-        return self._programs[supervisor.which]
+    def _make_evaluator(
+        self, config: Config, networks: Networks, compiling: Compiling, _: LogEvent, single: Any
+    ) -> Evaluator:
+        """The evaluator of all seeds, whose events are those of the whole run."""
+        return make_evaluator(config, networks, compiling, self._folder.event, single)
 
-    def _take_plan_of(self, training: dict[int, SeedRun]) -> None:
-        """Has those that wait make do with the plan of those that train, and fills the places with states for it."""
-        plan = next(iter(training.values())).host.plan
-        for run in self._going.values():
-            run.take_plan(plan)
-        self._slots.fill(training, renew=True)
-
-    def _tell(self, training: Collection[int], over: bool) -> bool:
-        """One row of all seeds, once those that train have logged theirs; whether the callback wants to stop."""
-        returns = [own["return"] for own in self._fields.values()]
-        row = self._rows.together(training, [*returns, *(run.host.last_return for run in self._going.values())], over)
-        if row is None:
-            return False
-        if "eval/episode_reward" in row:
-            self._last_evaluation = {key: row[key] for key in row if key.startswith(("eval/", "seeds/"))}
-        self._reached = max(self._reached, self.step)
-        self._logbook.log(self._reached, row)
-        self.history.append({"step": self._reached, **row})
-        return self._callback is not None and self._callback(self._reached, row) is True
-
-    def _confirm(self, ended: dict[int, StopReason]) -> None:
-        """Confirms the best policies of seeds that end now, in full batches of the one evaluation program."""
-        runs = [self.seeds[seed] for seed, ending in ended.items() if ending in CONFIRMED_AT]
-        if runs:
-            confirm(
-                runs,
-                lambda policies: self._evaluator.evaluate(policies),
-                self.config.seeds,
-                self._stop_request.requested,
-            )
-
-    def _end(self, seed: int, ending: StopReason) -> None:
-        """Ends one seed; the others continue."""
-        run = self.seeds[seed]
-        if self._advice is not None and run.advice is None:
-            run.advice = self._advice
-        self._reached = max(self._reached, run.logged_step)
-        ending = run.final_stop_reason(ending)
-        self._fields[seed] = run.fields(ending)
-        self._results[seed] = run.finish(ending)
-        of_its_own = not ending.succeeded and ending not in FROM_OUTSIDE
-        self._event("seed_given_up" if of_its_own else "seed_ended", seed=seed, stop_reason=ending.name)
-
-    def _event(self, kind: str, **fields: Any) -> None:
-        self._logbook.event(max(self.step, self._reached), kind, fields)
-
-    def _leave(self, ending: StopReason) -> None:
-        """Saves what is not saved, and finishes."""
-        self._ending = ending
-        self._logbook.wait()
-        for run in self._going.values():
+    def _leave(self, stop_reason: StopReason) -> None:
+        """Saves good states that are not saved, and ends the run; called by another thread during compilation."""
+        self._folder.wait()
+        for run in self._unfinished.values():
             run.save_if_due()
-        self._finish()
+        self._finish(stop_reason)
 
-    def _finish(self) -> Result:
-        """Ends the unfinished seeds and reports how all seeds ended."""
+    def _finish(self, stop_reason: StopReason | None) -> Result:
+        """Ends the unfinished seeds and the run."""
         with contextlib.closing(self):
-            for seed in self._going:
-                self._end(seed, self._ending or StopReason.error)
-            fields = fields_of(self._fields, self._ending)
-            if self._advice is not None:
-                fields["advice"] = self._advice
-            self._event("stopped", **fields)
-            ending = StopReason[fields["stop_reason"]]
-            saved = any(map(has_checkpoint, seed_folders(self.run_dir)))
-            close(ending, fields, self.run_dir, self._console, report=self.config.logging.report, saved=saved)
-            results = tuple(self._results[seed] for seed in self.config.each_seed if seed in self._results)
-            return Result(ending, self.run_dir, self.step, self._last_evaluation, self.history, results)
-
-
-def start(config: Config, run_dir: str | Path, *args: Any, **kwargs: Any) -> Runner | Fleet:
-    """A `Runner` for one seed or a `Fleet` for several; arguments and errors as for either."""
-    kind = Fleet if config.seeds > 1 else Runner
-    return kind(config, run_dir, *args, **kwargs)
-
-
-def _without_wandb(config: Config) -> Config:
-    """For the rows of all seeds together: Weights & Biases has those of each, as a group."""
-    wandb = config.logging.wandb.model_copy(update={"mode": "disabled"})
-    return config.model_copy(update={"logging": config.logging.model_copy(update={"wandb": wandb})})
+            for seed in self._unfinished:
+                self._end_seed(seed, stop_reason or StopReason.error)
+            return self._folder.finish(stop_reason, self._advice)

@@ -1,16 +1,19 @@
-"""Going on with a run from its checkpoints: what was saved, as the present configuration takes it."""
+"""Resumes a run from its newest readable checkpoint, under the present configuration."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.renamed import updated
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
-from rlstable.runner.configuration_changes import Change, changes, value_at
+from rlstable.runner.configuration_changes import changes, value_at
 from rlstable.runner.host_state import HostState
 from rlstable.runner.supervisor import Supervisor
 from rlstable.supervise.ladder import Level, Rungs
@@ -28,66 +31,54 @@ _PLANNED_FOR = (
 )  # fmt: skip
 
 
-class Resumed(NamedTuple):
-    """A run as it was saved.
-
-    Attributes:
-        state: The training state, of the level and with the environments that it was saved with.
-        host: What was saved beside it.
-        version: The rlstable that saved it.
-        versions: Of that and of the libraries it stood on.
-        other_precision: Whether another precision is configured now.
-        other_envs: Whether there are to be more or fewer environments from now on.
-        changes: The settings that differ from those that trained the checkpoint.
-    """
-
-    state: TrainState
-    host: HostState
-    version: str
-    versions: dict[str, str]
-    other_precision: bool
-    other_envs: bool
-    changes: list[Change]
-
-
 def resume(
-    checkpoints: Checkpoints, config: Config, devices: int, supervisor: Supervisor, fresh: TrainState
-) -> Resumed:
-    """Reads the newest checkpoint that can be read.
+    checkpoints: Checkpoints,
+    config: Config,
+    devices: int,
+    supervisor: Supervisor,
+    host: HostState,
+    fresh: TrainState,
+    key: Callable[[], jax.Array],
+    event: Callable[..., None],
+) -> TrainState:
+    """Reads the newest readable checkpoint.
 
-    Numbers that schedules and searches moved are kept, newly typed ones count from here. The supervisor continues from
-    its state in the checkpoint.
+    Numbers that schedules and searches moved are kept; newly typed numbers start from here.
 
     Args:
-        checkpoints: The run's.
+        checkpoints: The run's checkpoints.
         config: The present configuration.
-        devices: How many there are.
-        supervisor: Receives what was saved, and which state is the last good one.
-        fresh: A training state at its beginning.
+        devices: Number of devices.
+        supervisor: Receives the saved level and snapshots.
+        host: Receives the saved host state.
+        fresh: A training state before its first iteration.
+        key: Returns the random key for resets.
+        event: Called as `event(kind, **fields)`.
+
+    Returns:
+        The training state for the present configuration.
 
     Raises:
-        ConfigError: There is no checkpoint, none can be read, or it does not go with the configuration.
+        ConfigError: There is no readable checkpoint, or it does not fit the configuration.
     """
     new = config.model_dump(mode="json")
-    host = HostState()
 
     def like(saved: Mapping[str, Any]) -> Saved:
         """The shapes of the saved training state, at the level and size of its training."""
-        nonlocal host
         if saved["devices"] != devices:
             raise ConfigError(
                 f"devices: the run in {checkpoints.directory.parent} was trained on {saved['devices']} devices, here "
                 f"are {devices}; its environments and random numbers are theirs, so resume it with "
                 f"devices={saved['devices']}"
             )
-        host = HostState.of(saved["host"])
+        host.become(HostState.of(saved["host"]))
         num_envs = _num_envs(saved)
         configured = [saved["config"]["precision"][key] for key in Level._fields]
         if configured != [new["precision"][key] for key in Level._fields]:
             host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
         if any(_differs(value_at(saved["config"], path), value_at(new, path)) for path in _PLANNED_FOR):
             host.plan = MemoryPlan()
-        supervisor.recall(host)
+        supervisor.recall()
         state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
         # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
         beside = {name: getattr(state, name) | {"tuning": fresh.tuning} for name in NAMES}
@@ -102,15 +93,21 @@ def resume(
         "loss_scale": old["precision"] != new["precision"],
     }
     tuning = {name: getattr(fresh.tuning, name) for name, changed in retyped.items() if changed}
-    return Resumed(
-        supervisor.read(tree, {name: saved.get(name) for name in NAMES}, host.iteration, **tuning),
-        host,
-        saved["version"],
-        saved.get("versions", {"rlstable": saved["version"]}),
-        retyped["loss_scale"],
-        _num_envs(saved) != supervisor.num_envs,
-        changes(saved.get("config"), config, checkpoints.directory.parent),
-    )
+    state = supervisor.read(tree, {name: saved.get(name) for name in NAMES}, **tuning)
+    other_envs = _num_envs(saved) != supervisor.num_envs
+    if other_envs:
+        state = supervisor.setup.reset_envs_and_pool(state, key())
+        event("environments_redrawn", num_envs=supervisor.num_envs)
+    if other_envs or retyped["loss_scale"]:
+        state = supervisor.to_current_level(state, key())
+    state = supervisor.setup.with_empty_slots(state)
+    event("resumed", iteration=host.iteration, version=saved["version"])
+    for change in changes(saved.get("config"), config, checkpoints.directory.parent):
+        event("configuration_changed", **change._asdict())
+    different = differences(saved.get("versions", {"rlstable": saved["version"]}), supervisor.versions)
+    if different:
+        event("versions_changed", **different)
+    return state
 
 
 def _num_envs(saved: Mapping[str, Any]) -> int:

@@ -1,18 +1,24 @@
-"""Saves the states of a run into a folder that is in place, and counts the steps that are not saved."""
+"""Saves the states of one seed, and counts the steps that are not saved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from rlstable.config import ConfigError
+from rlstable import __version__
+from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.presence import Presence
 from rlstable.io.space import free_bytes, size_of
-from rlstable.supervise.signs import SignMemory
+from rlstable.policy.policy import policy_arrays, policy_spec
+from rlstable.ppo.state import TrainState
+from rlstable.runner.host_state import HostState
+from rlstable.runner.seed_log import SeedLog
+from rlstable.runner.supervisor import Supervisor
 from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
 _ROOM = 2  # checkpoints that must still fit on the disk
@@ -22,72 +28,114 @@ NOTHING_SAVED = "nothing_saved"
 
 
 class Saving:
-    """Saves the states of a run, and keeps count of steps that are not saved.
+    """Saves the states of one seed, and counts the steps that are not saved.
 
     Attributes:
-        presence: Of the run folder.
+        presence: Checks that the run folder is in place.
 
     Args:
-        checkpoints: On disk.
-        presence: Of the run folder.
-        step: Environment steps that were trained and saved before; of a new run 0.
-        signs: Gives the memory of what was said.
-        event: Called as `event(kind, **fields)`.
+        config: The whole configuration.
+        host: The run's host state, saved beside the training state.
+        supervisor: Holds the snapshots, saved with the training state.
+        log: Logs events; its record is complete before a state is saved.
+        checkpoints: The checkpoints on disk.
+        presence: Checks that the run folder is in place.
     """
 
     def __init__(
         self,
+        config: Config,
+        host: HostState,
+        supervisor: Supervisor,
+        log: SeedLog,
         checkpoints: Checkpoints,
         presence: Presence,
-        step: int,
-        signs: Callable[[], SignMemory],
-        event: Callable[..., None],
     ):
         self.presence = presence
+        self._config = config
+        self._host = host
+        self._supervisor = supervisor
+        self._log = log
         self._checkpoints = checkpoints
-        self._signs = signs
-        self._event = event
         self._failures = 0
         self._tight = False
+        self._healthy = self._due = False
         self._good: tuple[int, int] | None = None
-        self._steps: dict[int, int] = {}  # environment steps by iteration, of what this process has saved
-        self._begun_at = step
+        self._last_score: float | None = None
+        self._steps: dict[int, int] = {}  # environment steps by iteration, of the checkpoints of this process
+        self._begun_at = host.step
 
-    def good(self, iteration: int, step: int) -> None:
-        """Takes note of a good state, which is to be saved sooner or later."""
-        self._good = iteration, step
+    def iteration(self, healthy: bool) -> None:
+        """Records an iteration, not saveable yet: the evaluation and reset due after it have not happened."""
+        self._due, self._healthy = False, healthy
 
-    def save(
-        self,
-        iteration: int,
-        step: int,
-        state: Any,
-        policy: Mapping[str, Any],
-        host: Mapping[str, Any],
-        score: float | None,
-    ) -> None:
-        """Saves a state, in a run folder that is written again first if it is gone; arguments as for `Checkpoints`."""
-        self.good(iteration, step)
+    def finish_iteration(self) -> None:
+        """Records that the state of the iteration may be saved, if it is good."""
+        self._due = self._healthy
+        if self._healthy:
+            self._good = self._host.iteration, self._host.step
+
+    def save_if_due(self, state: TrainState) -> None:
+        """Saves a good state that is not saved, between two iterations."""
+        if self._due:
+            self.save(state, None)
+
+    def save(self, state: TrainState, score: float | None) -> None:
+        """Saves a state, in a run folder that is written again first if it is gone.
+
+        Args:
+            state: The training state.
+            score: Return of its evaluation; None if it was not evaluated.
+        """
+        if not self._config.checkpoint.enabled:
+            return
+        host, logbook = self._host, self._log.logbook
+        host.wandb_run_id = logbook.wandb_run_id
+        saved, origins = self._supervisor.snapshots.save(state, host.iteration)
+        saved = dataclasses.replace(saved, incident=None)
+        policy, beside = policy_arrays(state), {**self._beside(score), **origins}
+        logbook.wait()  # a run that resumes from here has all rows until here
+        self._good = host.iteration, host.step
         self._checkpoints.wait()
         on_disk = self._checkpoints.on_disk()
-        self._steps = {i: at for i, at in self._steps.items() if i in on_disk} | {iteration: step}
+        self._steps = {i: at for i, at in self._steps.items() if i in on_disk} | {host.iteration: host.step}
         try:
             if self.presence.ensure():
                 self._checkpoints.reopen()
         except (OSError, ConfigError) as error:
             if self.presence.taken:
                 self._checkpoints.abandon()
-            self._checkpoints.refuse(iteration, error)
+            self._checkpoints.refuse(host.iteration, error)
         else:
-            self.look_at_room(state)
-            self._checkpoints.save(iteration, state, policy, host, score=score)
+            self.look_at_room(saved)
+            self._checkpoints.save(host.iteration, saved, policy, beside, score=score)
+        self._last_score, self._due = score, False
+
+    def _beside(self, score: float | None) -> dict[str, Any]:
+        """The JSON beside the arrays of a checkpoint."""
+        setup, versions = self._supervisor.setup, self._supervisor.versions
+        return {
+            "host": dataclasses.asdict(self._host),
+            "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul),
+            "config": self._config.model_dump(mode="json"),
+            "devices": self._supervisor.devices,
+            "num_envs": self._supervisor.num_envs,
+            "level": self._supervisor.level,
+            "backend": setup.loaded.backend,
+            "step": self._host.step,
+            "return": score,
+            "version": __version__,
+            "versions": versions,
+        }
 
     def look_at_room(self, state: Any) -> None:
-        """Says when the disk has room for fewer than two more checkpoints; again only after there was room for more.
+        """Warns when the disk has room for fewer than two more checkpoints; again only after there was room for more.
 
         Args:
             state: The training state, by whose size the first checkpoint is estimated.
         """
+        if not self._config.checkpoint.enabled:
+            return
         steps = self._checkpoints.on_disk()
         sizes = [size_of(self._checkpoints.directory / str(step)) for step in steps[-1:]]
         needed = max(sizes or [sum(leaf.nbytes for leaf in jax.tree.leaves(state)), _LEAST_SIZE])
@@ -95,15 +143,14 @@ class Saving:
         tight = free is not None and free < _ROOM * needed
         if tight and not self._tight and free is not None:
             megabytes = {"free_mb": round(free / _MEGABYTE, 1), "checkpoint_mb": round(needed / _MEGABYTE, 1)}
-            self._event("disk_nearly_full", **megabytes)
+            self._log.event("disk_nearly_full", **megabytes)
         self._tight = tight or (self._tight and free is not None and free < (_ROOM + 1) * needed)
 
-    def hear(self, kind: str, step: int) -> None:
-        """Takes in an event of checkpoints; while saves fail it says, ever more rarely, how much is not saved.
+    def hear(self, kind: str) -> None:
+        """Counts failed saves, and warns at growing intervals how many steps are not saved.
 
         Args:
-            kind: Of the event.
-            step: Environment steps trained, those given up included.
+            kind: Kind of an event of `Checkpoints`.
         """
         if kind == "checkpoint_saved_again":
             self._failures = 0
@@ -116,8 +163,8 @@ class Saving:
                 f"no good state was saved in the last {steps:,} steps, {self._failures:,} saves in a row have failed; "
                 f"make room on the disk of {folder}, or see that it can be written"
             )
-            self._signs().say(NOTHING_SAVED, step, text)
-            self._event("sign", sign=NOTHING_SAVED, text=text, value=steps)
+            self._host.signs.say(NOTHING_SAVED, self._host.logged_step, text)
+            self._log.event("sign", sign=NOTHING_SAVED, text=text, value=steps)
 
     @property
     def vanished(self) -> bool:
@@ -126,14 +173,33 @@ class Saving:
         return not self._checkpoints.failing and (bool(self._since_saved()) or not self.presence.whole)
 
     def unsaved_steps(self) -> int:
-        """Environment steps of the last good state that no checkpoint has; waits for a save under way."""
+        """Environment steps up to the last good state that no checkpoint has; waits for a save under way."""
+        if not self._config.checkpoint.enabled:
+            return 0
         self._checkpoints.wait()
         return self._since_saved()
 
-    def ending(self, asked: StopReason) -> StopReason:
-        """The ending of a run by what is saved; one that says that the last state is saved may not be true.
+    def final_stop_reason(self, stop_reason: StopReason, state: TrainState) -> StopReason:
+        """The stop reason after a check of what is saved; `not_saved` replaces one that promises the last state.
 
-        If the last state was bad, so that nothing tried to save it, a best policy in the folder is enough. If no state
+        May be called again with the result.
+
+        Args:
+            stop_reason: Why the run ends.
+            state: The last training state.
+        """
+        if self._config.checkpoint.enabled:
+            if stop_reason in SAVED and self._healthy and self.vanished:
+                self.save(state, self._last_score)  # into a run folder that is written again
+            stop_reason = self._by_what_is_saved(stop_reason)
+        if stop_reason.succeeded and not finite(policy_arrays(state)):
+            stop_reason = StopReason.state_not_finite
+        return stop_reason
+
+    def _by_what_is_saved(self, asked: StopReason) -> StopReason:
+        """The stop reason, or `not_saved` if no checkpoint has what the stop reason promises.
+
+        If the last state was bad, so that it was not saved, a best policy in the folder is enough. If no state
         was ever good, nothing is saved.
         """
         if asked not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):

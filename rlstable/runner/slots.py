@@ -1,4 +1,4 @@
-"""The places of a program for several seeds: each has a training state in it, whether its seed trains or not."""
+"""Slots of a program for several seeds; each slot holds a training state, whether its seed trains or not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.seed_run import SeedRun
 
 
-class FleetSlots:
+class Slots:
     """Slots of a batch of seeds: finished seeds keep their last states, waiting seeds have copies.
 
     Results of slots without a training seed are ignored.

@@ -38,20 +38,20 @@ class StopRequest:
         self._signals = signals
 
     @property
-    def ending(self) -> StopReason | None:
-        """The ending that a signal asks for, None where there was none."""
+    def stop_reason(self) -> StopReason | None:
+        """The stop reason of the first signal; None without a signal."""
         number = None if self._signals is None else self._signals.received
         if number is None:
             return None
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
     def requested(self, next_one: float) -> StopReason | None:
-        """The ending that a signal or the clock asks for after an iteration.
+        """The stop reason that a signal or the clock requests after an iteration.
 
         Args:
-            next_one: Seconds that another one would take.
+            next_one: Seconds of another iteration.
         """
-        by_signal = self.ending
+        by_signal = self.stop_reason
         if by_signal is not None or self._limit is None:
             return by_signal
         return StopReason.time_limit if time.monotonic() - self._started + next_one > self._limit else None
@@ -74,12 +74,12 @@ class StopRequest:
 
     def _leave(self) -> None:
         """Departs and ends the process."""
-        ending = self.ending or StopReason.interrupted
+        stop_reason = self.stop_reason or StopReason.interrupted
         try:
-            self._depart(ending)
+            self._depart(stop_reason)
             if self._signals is not None:
                 self._signals.hand_on()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(ending.exit_code)
+            os._exit(stop_reason.exit_code)

@@ -98,12 +98,18 @@ class Telemetry:
                     row |= {f"guards/{name}/{cause}": count for cause, count in by_cause if count}
         return row
 
-    def split_is_due(self, iteration: int) -> bool:
-        """Whether to measure how the time divides: at the 3rd iteration and every 200th after, in runs long enough."""
-        return self._worth_splitting and (iteration - _SPLIT_FIRST) % _SPLIT_EVERY == 0 and iteration >= _SPLIT_FIRST
+    def measure_split(self, iteration: int, iterate: Iterate, state: TrainState) -> None:
+        """Times the rollout alone, at the 3rd iteration and every 200th after it, in runs long enough.
 
-    def measure_split(self, iterate: Iterate, state: TrainState) -> None:
-        """Times collecting alone, by the same program with no epochs, on a copy of the state that is thrown away."""
+        The same program runs without epochs, on a copy of the state.
+
+        Args:
+            iteration: The iteration that has just been trained.
+            iterate: The training program.
+            state: The training state.
+        """
+        if not self._worth_splitting or iteration < _SPLIT_FIRST or (iteration - _SPLIT_FIRST) % _SPLIT_EVERY:
+            return
         try:
             collecting = self._time_collecting(iterate, state)
         except RuntimeError:

@@ -1,6 +1,6 @@
-"""Going back and trying again: which remedy is next, when it is taken back, and when to give up.
+"""Recovery: chooses the next remedy after a failure, takes remedies back, and limits the attempts.
 
-All of it depends on iterations and on causes, never on the clock, so that a resumed run decides as the run would have.
+Every choice depends on iterations and causes, never on the clock, so a resumed run makes the same choices.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class Attempts:
 
     Attributes:
         count: Rollbacks of the whole run.
-        lost_steps: Environment steps that were trained and given up.
-        lost_iterations: Likewise.
-        recent: When the attempts of the window were made, each `{"at", "cause", "remedy"}`; `at` counts iterations,
-            those given up included.
-        position: How many remedies of the list have been used since the last healthy stretch.
-        collapse_position: Likewise of the list for collapses of the return.
+        lost_steps: Environment steps that were rolled back.
+        lost_iterations: Iterations that were rolled back.
+        recent: Attempts of the window, each `{"at", "cause", "remedy"}`; `at` counts iterations, rolled back iterations
+            included.
+        position: Number of remedies of the list used since the last healthy stretch.
+        collapse_position: The same for the list of remedies after a collapse of the return.
         applied: Remedies in effect, as written in the configuration, the latest last.
         healthy: Healthy iterations in a row since the last attempt or relaxation.
-        stretch: As many of them as it takes to take a remedy back; grows when that was a mistake.
-        relaxed: The remedy that was taken back last, until it has proved superfluous.
+        stretch: Healthy iterations after which a remedy is taken back; doubles if that was too early.
+        relaxed: The remedy taken back last, until the next healthy stretch.
     """
 
     count: int = 0
@@ -46,85 +46,94 @@ class Plan(NamedTuple):
     """The plan for the next attempt.
 
     Attributes:
-        number: Of the attempt in the whole run, from 1.
-        remedy: What it changes.
+        remedy: The change; None after too many attempts, or if no remedy is applicable.
+        attempts: Memory of recovery with this attempt in it; its `count` is the number of the attempt.
     """
 
-    number: int
-    remedy: Remedy
+    remedy: Remedy | None
+    attempts: Attempts
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Decides what to do of a cause that guards hand over.
+    """Chooses remedies. Every method returns the new memory of recovery and leaves its arguments unchanged.
 
     Attributes:
-        config: The list of remedies and how often they may be tried.
-        attempts: What has been tried.
+        config: The list of remedies and the number of attempts.
     """
 
     config: RecoveryConfig
-    attempts: Attempts
-
-    def __post_init__(self) -> None:
-        self.attempts.stretch = self.attempts.stretch or self.config.relax_after
 
     def plan(
-        self, cause: str, at: int, applicable: Callable[[Remedy], bool] = lambda _: True, collapse: bool = False
-    ) -> Plan | None:
-        """The next attempt, which is counted by this; None where there have been too many.
+        self,
+        attempts: Attempts,
+        cause: str,
+        at: int,
+        applicable: Callable[[Remedy], bool] = lambda _: True,
+        collapse: bool = False,
+    ) -> Plan:
+        """Plans the next attempt.
 
         Args:
-            cause: Why the last one failed.
-            at: Iterations so far, those given up included.
-            applicable: Whether a remedy can change anything now; one that cannot is passed over.
+            attempts: Memory of recovery.
+            cause: Name of the stop reason that the attempt is to avoid.
+            at: Iterations so far, rolled back iterations included.
+            applicable: Whether a remedy can change anything now; other remedies are skipped.
             collapse: Whether the return collapsed: the remedy is then one of `collapse_remedies`.
         """
-        own, config = self.attempts, self.config
-        own.recent = [attempt for attempt in own.recent if at - attempt["at"] < config.window]
-        if not config.enabled or len(own.recent) >= config.attempts:
-            return None
-        remedy = self._next(applicable, collapse)
+        config, new = self.config, self._copy(attempts)
+        new.recent = [attempt for attempt in new.recent if at - attempt["at"] < config.window]
+        if not config.enabled or len(new.recent) >= config.attempts:
+            return Plan(None, new)
+        remedy = self._next(new, applicable, collapse)
         if remedy is None:
-            return None
-        own.count += 1
-        own.healthy = 0
-        if own.relaxed is not None:
-            # It was taken back too early: wait longer the next time, so that this does not go to and fro for ever.
-            own.stretch *= 2
-            own.relaxed = None
+            return Plan(None, new)
+        new.count += 1
+        new.healthy = 0
+        if new.relaxed is not None:
+            # The remedy was taken back too early: wait longer the next time, so that this does not alternate for ever.
+            new.stretch *= 2
+            new.relaxed = None
         written = remedy.model_dump(mode="json")
-        own.recent.append({"at": at, "cause": cause, "remedy": written})
+        new.recent.append({"at": at, "cause": cause, "remedy": written})
         if remedy.lasts:
-            own.applied.append(written)
-        return Plan(own.count, remedy)
+            new.applied.append(written)
+        return Plan(remedy, new)
 
-    def healthy(self, good: bool) -> Remedy | None:
-        """Counts an iteration; after a long healthy stretch, the remedy to take back."""
-        own = self.attempts
-        own.healthy = own.healthy + 1 if good else 0
-        if own.healthy < own.stretch:
-            return None
-        own.healthy = 0
-        own.relaxed = None
-        own.position = own.collapse_position = 0
-        if not own.applied:
-            return None
-        own.relaxed = own.applied.pop()
-        return Remedy.model_validate(own.relaxed)
+    def after(self, attempts: Attempts, good: bool) -> tuple[Attempts, Remedy | None]:
+        """Counts an iteration; after a long healthy stretch, the second item is the remedy to take back.
 
-    def _next(self, applicable: Callable[[Remedy], bool], collapse: bool) -> Remedy | None:
-        """The remedy taken back last if it is one of this list, else the next of the list, again and again."""
-        own = self.attempts
+        Args:
+            attempts: Memory of recovery.
+            good: Whether the iteration was healthy and learned something.
+        """
+        new = self._copy(attempts)
+        new.healthy = new.healthy + 1 if good else 0
+        if new.healthy < new.stretch:
+            return new, None
+        new.healthy = 0
+        new.relaxed = None
+        new.position = new.collapse_position = 0
+        if not new.applied:
+            return new, None
+        new.relaxed = new.applied.pop()
+        return new, Remedy.model_validate(new.relaxed)
+
+    def _copy(self, attempts: Attempts) -> Attempts:
+        stretch = attempts.stretch or self.config.relax_after
+        return dataclasses.replace(attempts, stretch=stretch, recent=[*attempts.recent], applied=[*attempts.applied])
+
+    def _next(self, new: Attempts, applicable: Callable[[Remedy], bool], collapse: bool) -> Remedy | None:
+        """The remedy taken back last if the list has it, else the next of the list, from the start after the end."""
         remedies = self.config.collapse_remedies if collapse else self.config.remedies
         place = "collapse_position" if collapse else "position"
-        if own.relaxed is not None:
-            again = Remedy.model_validate(own.relaxed)
+        if new.relaxed is not None:
+            again = Remedy.model_validate(new.relaxed)
             if again in remedies and applicable(again):
                 return again
         for _ in remedies:
-            remedy = remedies[getattr(own, place) % len(remedies)]
-            setattr(own, place, getattr(own, place) + 1)
+            remedy = remedies[getattr(new, place) % len(remedies)]
+            setattr(new, place, getattr(new, place) + 1)
             if applicable(remedy):
                 return remedy
         return None

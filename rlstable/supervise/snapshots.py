@@ -84,7 +84,7 @@ class Snapshot:
         """`state` with what was kept in its place, and its environments as they are. Its own arrays may be gone."""
         kept = dict(self._kept)
         if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state.fault)):
-            del kept["fault"]  # a fault on purpose is of the world, which does not go back
+            del kept["fault"]  # injected faults are part of the environment, so a rollback does not undo them
         placed = {name: sharding.place(part, mesh, getattr(SPECS, name)) for name, part in kept.items()}
         return dataclasses.replace(state, **placed)
 
@@ -117,50 +117,96 @@ class Snapshot:
         self.iteration, self.step = iteration, step
 
 
-def save(snapshots: Mapping[str, Snapshot], state: TrainState, iteration: int) -> tuple[TrainState, Origins]:
-    """Adds the snapshots to a checkpoint of `state`, so that a resumed run has the same states to go back to.
+class Snapshots:
+    """The three snapshots of a run: `last_good`, `best` and `candidate`.
+
+    Attributes:
+        last_good: See the module; likewise the next two.
+        best: See the module.
+        candidate: See the module.
 
     Args:
-        snapshots: By name.
-        state: The training state.
-        iteration: Its number.
-
-    Returns:
-        The state, with the snapshots that are of other states; and which each of them is, for `load`.
+        mesh: The devices.
     """
-    found = {name: own.to_save(iteration) for name, own in snapshots.items()}
-    beside: dict[str, Any] = {name: kept for name, (kept, _) in found.items() if kept is not None}
-    saved = Saved(**_fields(state), **beside) if beside else state
-    return saved, {name: origin for name, (_, origin) in found.items()}
+
+    def __init__(self, mesh: Any):
+        self._mesh = mesh
+        self._by_name = {name: Snapshot() for name in NAMES}
+        self.last_good = self._by_name["last_good"]
+        self.best = self._by_name["best"]
+        self.candidate = self._by_name["candidate"]
+
+    def look(self, is_best: bool | None) -> None:
+        """Makes the candidate the best state if the return after the candidate is the best so far.
+
+        Args:
+            is_best: Whether the return is the best so far; None if no return was measured.
+        """
+        if is_best and not self.candidate.empty:
+            self.best.become(self.candidate)
+
+    def forget_later(self, state: TrainState, iteration: int, step: int) -> None:
+        """Drops snapshots ahead of a run that has rolled back.
+
+        Snapshots are identified by their iteration, which occurs again after a rollback.
+
+        Args:
+            state: The state from which the run continues, under its remedy.
+            iteration: Iterations done at `state`.
+            step: Environment steps trained at `state`.
+        """
+        self.candidate.clear()
+        if not self.best.empty and iteration <= self.best.iteration:
+            # The state under its remedy, so that one checkpoint holds both.
+            self.best.keep(state, iteration, step)
+
+    def with_best_policy(self, state: TrainState) -> TrainState:
+        """Replaces networks, optimizer and statistics by those of the best state, to end a run with.
+
+        Counters stay: the steps were trained, and a later resume continues after them.
+        """
+        return state if self.best.empty else self.best.learnt(state, self._mesh)
+
+    def save(self, state: TrainState, iteration: int) -> tuple[TrainState, Origins]:
+        """Adds the snapshots to a checkpoint, so that a resumed run can roll back to the same states.
+
+        Args:
+            state: The training state.
+            iteration: Its number.
+
+        Returns:
+            The state with the snapshots of other states, and the origins for `load`.
+        """
+        found = {name: snapshot.to_save(iteration) for name, snapshot in self._by_name.items()}
+        beside: dict[str, Any] = {name: kept for name, (kept, _) in found.items() if kept is not None}
+        saved = Saved(**_fields(state), **beside) if beside else state
+        return saved, {name: origin for name, (_, origin) in found.items()}
+
+    def load(self, saved: Saved, iteration: int, origins: Origins, **tuning: Any) -> TrainState:
+        """Reads what `save` returned.
+
+        Args:
+            saved: A checkpoint, in the shape of `template`.
+            iteration: Of the checkpoint.
+            origins: Of the snapshots; a snapshot without an origin stays empty.
+            **tuning: Numbers of `Tuning` that the configuration has changed.
+
+        Returns:
+            The training state.
+        """
+        state = TrainState(**_fields(saved))
+        for name, snapshot in self._by_name.items():
+            origin = origins.get(name)
+            if origin is not None:
+                kept = None if origin["iteration"] == iteration else getattr(saved, name)
+                snapshot.load(kept, origin, state, tuning)
+        return dataclasses.replace(state, tuning=dataclasses.replace(saved.tuning, **tuning))
 
 
 def template(state: TrainState) -> Saved:
     """The tree of a checkpoint that holds all snapshots; its parts `NAMES` may be missing there."""
     beside: dict[str, Any] = dict.fromkeys(NAMES, _parts(state))
     return Saved(**_fields(state), **beside)
-
-
-def load(
-    snapshots: Mapping[str, Snapshot], saved: Saved, iteration: int, origins: Origins, **tuning: Any
-) -> TrainState:
-    """Takes back what `save` gave.
-
-    Args:
-        snapshots: By name, to be filled.
-        saved: What was read into the template.
-        iteration: Of the checkpoint.
-        origins: What `save` said of the snapshots; those that it does not name stay empty.
-        **tuning: Numbers of `Tuning` that are others from now on.
-
-    Returns:
-        The training state.
-    """
-    state = TrainState(**_fields(saved))
-    for name, own in snapshots.items():
-        origin = origins.get(name)
-        if origin is not None:
-            own.load(None if origin["iteration"] == iteration else getattr(saved, name), origin, state, tuning)
-    return dataclasses.replace(state, tuning=dataclasses.replace(saved.tuning, **tuning))
 
 
 def _fields(state: TrainState) -> dict[str, Any]:

@@ -94,13 +94,13 @@ from jax import monitoring
 kept = []
 monitoring.register_event_listener(lambda name, **_: kept.append(name.rsplit("/", 1)[-1]))
 from rlstable.cli.compose import compose
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 tiny = ["ppo.num_envs=4", "ppo.batch_size=4", "ppo.num_minibatches=1", "ppo.unroll_length=2", "total_steps=8"]
 config = compose(["env=inverted_pendulum", "env.backend=native", "logging=quiet", "devices=1", "eval.num_evals=1",
                   "checkpoint=off", "eval.num_envs=2", "eval.target_return=null", "env.episode_length=10", *tiny])
 from rlstable.compilation import xla
 xla._WORTH_SECONDS = 0.0
-Runner(config, sys.argv[1]).run()
+TrainingLoop(config, sys.argv[1]).run()
 print(kept.count("cache_hits"), kept.count("cache_misses"))
 """
 

@@ -34,7 +34,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import TrainingSetup
-from rlstable.runner.supervisor import Factories, Supervisor
+from rlstable.runner.setup_cache import Factories, Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}

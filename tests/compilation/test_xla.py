@@ -22,7 +22,7 @@ from rlstable.compilation import background, xla
 from rlstable.compilation.xla import compiler_options, folder_of_programs, keep_programs, quick_options
 from rlstable.config import Config
 from rlstable.policy.evaluator import make_evaluator, policy_of
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.memory import footprint
 
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_costs_nothing_else(cache: Path
     (cache / "file").write_text("")
     said = keep_programs(str(cache / "file"))
     assert said is not None and "Not a directory" in said
-    run = Runner(tiny_config(logging={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
+    run = TrainingLoop(tiny_config(logging={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
     run.close()
     assert '"compile_cache_unusable"' in (tmp_path / "run" / "events.jsonl").read_text()
 
@@ -147,7 +147,7 @@ def test_folder_that_other_users_can_write_to_is_not_used_and_said_once(
     assert said is not None and f"{shared}, above {shared}/" in said and "(mode 0777)" in said
     assert "set compile_cache to a folder that only you can write" in said
     assert folder_of_programs() is None
-    Runner(tiny_config(logging={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
+    TrainingLoop(tiny_config(logging={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["error"] for event in events if event["kind"] == "compile_cache_unusable"] == [said]
     assert capsys.readouterr().out.count("compile_cache_unusable") == 1
@@ -213,13 +213,13 @@ def test_nothing_is_compiled_twice(tmp_path: Path) -> None:
     background.build(lambda: None).result()  # what a run of another test began, and did not need, is built
     monitoring.register_event_duration_secs_listener(listen)
     try:
-        runner = Runner(config, tmp_path, callback=lambda step, row: marks.update({step: len(compiled)}) and None)
+        runner = TrainingLoop(config, tmp_path, callback=lambda step, row: marks.update({step: len(compiled)}) and None)
         runner.run()
     finally:
         monitoring.unregister_event_duration_listener(listen)
     for program in ("jit(program)", "jit(_untrained)", "jit(iteration)", "jit(numbered)"):
         assert compiled.count(program) == 1, program
-    evaluated = [row["step"] for row in runner.history if "eval/episode_reward" in row]
+    evaluated = [row["step"] for row in runner.single.log.history if "eval/episode_reward" in row]
     assert len(evaluated) == 5
     # Since the second evaluation; a copy of the last good state and a measured split were among what followed.
     assert compiled[marks[evaluated[1]] :] == []

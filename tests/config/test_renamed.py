@@ -15,7 +15,7 @@ from rlstable.config import ConfigError
 from rlstable.config.renamed import updated, with_new_names
 from rlstable.io.run_folder import read_result
 from rlstable.policy.saved_run import open_run
-from rlstable.runner.loop import start
+from rlstable.runner.loop import TrainingLoop
 
 # A run and a fleet of two seeds, 2,560 steps of env=fast each, saved by rlstable 0.1.0 before its keys were renamed.
 ARCHIVE = Path(__file__).parents[1] / "data" / "runs_of_the_version_before.tar.gz"
@@ -82,7 +82,7 @@ def test_run_folder_of_the_version_before_resumes(
     runs: Path, folder: str, seeds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = compose([f"resume={runs / folder}", "total_steps=3200", "logging.console=off", "devices=1"])
-    assert start(config, runs / folder).run().ending.name == "completed"
+    assert TrainingLoop(config, runs / folder).run().ending.name == "completed"
     for seed in range(seeds):
         each = runs / folder if seeds == 1 else runs / folder / f"seed-{seed}"
         assert (read_result(each) or {})["step"] == 3200

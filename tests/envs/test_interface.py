@@ -21,7 +21,7 @@ from rlstable.doctor.checkup import examine
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.policy.evaluator import evaluation_env
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.train import main
 
 SCALAR = "it must be a float scalar, for example jnp.zeros(())"
@@ -195,7 +195,7 @@ def test_mistake_is_exit_code_2_before_anything_is_compiled(
 
 def test_doctor_and_python_say_the_same(tmp_path: Path) -> None:
     config = tiny_config(env={"name": "mistaken:Mistaken", "kwargs": {"mistake": "reward_vector"}})
-    for start in (lambda: Runner(config, tmp_path / "run"), lambda: examine(config)):
+    for start in (lambda: TrainingLoop(config, tmp_path / "run"), lambda: examine(config)):
         with pytest.raises(ConfigError, match=r"mistaken:Mistaken: reset returns reward as float32\[1\]"):
             start()
     assert not (tmp_path / "run").exists()

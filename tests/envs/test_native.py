@@ -32,8 +32,8 @@ from rlstable.guards.env import env_guards
 from rlstable.policy.evaluator import Evaluator
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import judge
-from rlstable.runner.loop import start
-from rlstable.runner.runner import Runner
+from rlstable.runner import telemetry
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import Program
 from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise.incident import read
@@ -278,7 +278,7 @@ def test_an_explosion_reaches_the_quarantine():
 @pytest.mark.slow
 def test_an_explosion_in_a_run_is_kept_and_stepped_again(tmp_path: Path) -> None:
     config = settings(env={"kwargs": {"gear": 1e13}, "backend": "native"}, supervise=INCIDENTS)
-    Runner(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     found = read(tmp_path / "incidents" / "1-1")
     assert found.facts["causes"][0] == "quarantine/physics"
     report = judge(found, step_again(found))
@@ -304,23 +304,23 @@ def settings(**sections: Any) -> Config:
 @pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_goes_on_exactly_where_it_stopped(tmp_path: Path, devices: int) -> None:
-    whole = Runner(settings(devices=devices), tmp_path / "whole")
+    whole = TrainingLoop(settings(devices=devices), tmp_path / "whole")
     assert whole.run().ending is StopReason.completed
     assert '"kind": "backend_chosen", "backend": "native"' in (tmp_path / "whole" / "events.jsonl").read_text()
-    halves = Runner(settings(devices=devices), tmp_path / "halves", callback=lambda step, _: step >= 128)
+    halves = TrainingLoop(settings(devices=devices), tmp_path / "halves", callback=lambda step, _: step >= 128)
     assert halves.run().ending is StopReason.stopped
-    again = Runner(settings(devices=devices, resume="auto"), tmp_path / "halves")
-    assert again.step == 128
+    again = TrainingLoop(settings(devices=devices, resume="auto"), tmp_path / "halves")
+    assert again.single.host.step == 128
     again.run()
-    assert_same(again.state, whole.state)
+    assert_same(again.single.state, whole.single.state)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile")
 def test_a_run_with_physics_in_float64(tmp_path: Path) -> None:
-    runner = Runner(settings(precision={"matmul": "x64"}), tmp_path)
+    runner = TrainingLoop(settings(precision={"matmul": "x64"}), tmp_path)
     assert runner.run().ending is StopReason.completed
-    assert runner.state.env_state.pipeline_state.qpos.dtype == np.float64
+    assert runner.single.state.env_state.pipeline_state.qpos.dtype == np.float64
 
 
 @pytest.mark.slow
@@ -364,9 +364,11 @@ def test_a_run_that_is_interrupted_in_c_is_interrupted(
         step(*args)
 
     monkeypatch.setattr(owner, begins.__name__, begin)
-    monkeypatch.setattr(Telemetry, "split_is_due", lambda *_: True)
+    monkeypatch.setattr(telemetry, "_SPLIT_WORTH", 0)
+    monkeypatch.setattr(telemetry, "_SPLIT_FIRST", 1)
+    monkeypatch.setattr(telemetry, "_SPLIT_EVERY", 1)
     monkeypatch.setattr(Simulations, "step", interrupted)
-    run = start(settings(seeds=seeds), tmp_path)
+    run = TrainingLoop(settings(seeds=seeds), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run.run()
     assert raised
@@ -384,12 +386,12 @@ def test_first_states_that_are_interrupted_in_c_are_interrupted(
 
     monkeypatch.setattr(Simulations, "start", begin)
     with pytest.raises(KeyboardInterrupt):
-        start(settings(), tmp_path)
+        TrainingLoop(settings(), tmp_path)
 
 
 @pytest.mark.usefixtures("quick_compile")
 def test_a_run_without_a_model_says_what_it_took(tmp_path: Path) -> None:
-    runner = Runner(settings(env={"name": "toys:PointMass"}), tmp_path)
+    runner = TrainingLoop(settings(env={"name": "toys:PointMass"}), tmp_path)
     runner.close()
     event = (tmp_path / "events.jsonl").read_text()
     assert '"kind": "backend_fallback", "backend": "toy"' in event and "it has no MuJoCo model" in event

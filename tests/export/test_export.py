@@ -24,7 +24,7 @@ from rlstable.export.function import policy_function
 from rlstable.policy import load_policy
 from rlstable.policy.environment import make_stage
 from rlstable.policy.saved_run import open_run
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 GAUSSIAN = {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 2.0}
@@ -38,7 +38,7 @@ def trained(folder: Path, **sections: Any) -> Path:
         "eval": {"num_evals": 0},
         "logging": {"console": "off"},
     }
-    Runner(tiny_config(**defaults | sections), folder).run()
+    TrainingLoop(tiny_config(**defaults | sections), folder).run()
     return folder
 
 

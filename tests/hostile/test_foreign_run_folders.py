@@ -20,7 +20,7 @@ from rlstable.io.archive import sealed, unsealed
 from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 COPY = "rlstable_test_stranger"
@@ -44,7 +44,7 @@ def made_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         logging={"console": "off"},
         supervise={"recovery": {"enabled": False}, "incident": {"keep": 1}},
     )
-    Runner(config, folder).run()
+    TrainingLoop(config, folder).run()
     return folder
 
 

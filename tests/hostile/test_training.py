@@ -14,7 +14,7 @@ from toys import tiny_config
 
 from rlstable import load_policy
 from rlstable.io.run_folder import read_result
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -53,11 +53,11 @@ def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = No
         eval={"num_evals": 2, "num_envs": 4}, logging={"console": "off"}, supervise={},
         checkpoint={"every": 1, "asynchronous": False},
     )  # fmt: skip
-    runner = Runner(config, folder)
+    runner = TrainingLoop(config, folder)
     result = runner.run()
     left = read_result(folder)
     assert left is not None and left["stop_reason"] == result.ending.name
-    state = runner.state
+    state = runner.single.state
     for leaf in jax.tree.leaves((state.params, state.opt_state, state.normalizer)):
         if np.issubdtype(np.asarray(leaf).dtype, np.floating):
             assert np.isfinite(leaf).all()

@@ -19,7 +19,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -45,20 +45,20 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    Runner(quick(), tmp_path).run()
+    TrainingLoop(quick(), tmp_path).run()
     return tmp_path
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
-    first = Runner(quick(), tmp_path)
+    first = TrainingLoop(quick(), tmp_path)
     with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: {tmp_path} is in use by process {os.getpid()} on "):
-        Runner(quick(resume="auto"), tmp_path)
+        TrainingLoop(quick(resume="auto"), tmp_path)
     assert first.run().ending is StopReason.completed  # unharmed
     assert not (tmp_path / ".lock").exists()
-    with contextlib.closing(Runner(quick(resume="auto"), tmp_path)) as second:
-        assert second.step == 3 * ITERATION
+    with contextlib.closing(TrainingLoop(quick(resume="auto"), tmp_path)) as second:
+        assert second.single.host.step == 3 * ITERATION
     second.close()
-    assert Runner(quick(4, resume="auto"), tmp_path).run().step == 4 * ITERATION
+    assert TrainingLoop(quick(4, resume="auto"), tmp_path).run().step == 4 * ITERATION
 
 
 def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
@@ -67,20 +67,20 @@ def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
     with monkeypatch.context() as broken:
         broken.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            Runner(quick(), tmp_path)
+            TrainingLoop(quick(), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    runner = Runner(quick(), tmp_path)
+    runner = TrainingLoop(quick(), tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(runner.supervisor.assembly, "compiled", lambda _: 1 / 0)
+        broken.setattr(runner.single.supervisor.setup, "compiled", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             runner.run()
-    runner = Runner(quick(resume="auto"), tmp_path)
+    runner = TrainingLoop(quick(resume="auto"), tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(runner, "_finish", lambda _: 1 / 0)  # the last thing there is
         with pytest.raises(ZeroDivisionError):
             runner.run()
-    with contextlib.closing(Runner(quick(resume="auto"), tmp_path)) as again:
-        assert again.step == 3 * ITERATION
+    with contextlib.closing(TrainingLoop(quick(resume="auto"), tmp_path)) as again:
+        assert again.single.host.step == 3 * ITERATION
 
 
 def test_where_folders_cannot_be_locked_the_run_goes_on_and_says_so(
@@ -90,7 +90,7 @@ def test_where_folders_cannot_be_locked_the_run_goes_on_and_says_so(
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    assert Runner(quick(1), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(quick(1), tmp_path).run().ending is StopReason.completed
     assert events(tmp_path)[0] == {"kind": "lock_unsupported", "error": "No locks available"}
 
 
@@ -102,21 +102,21 @@ def test_nothing_is_compiled_for_a_folder_that_cannot_be_written(
     with pytest.raises(
         ConfigError, match=r"^hydra\.run\.dir: cannot write to .*: Not a directory; choose another folder"
     ):
-        Runner(quick(), tmp_path / "file" / "run")
+        TrainingLoop(quick(), tmp_path / "file" / "run")
 
 
 def test_a_damaged_newest_checkpoint_costs_its_iteration_and_nothing_else(finished: Path, tmp_path: Path) -> None:
-    whole = Runner(quick(5), tmp_path / "whole")
+    whole = TrainingLoop(quick(5), tmp_path / "whole")
     whole.run()
     [path] = (finished / "checkpoints/3/state/d").iterdir()
     path.write_bytes(path.read_bytes()[:-100])
-    resumed = Runner(quick(5, resume="auto"), finished)
-    assert resumed.step == 2 * ITERATION
+    resumed = TrainingLoop(quick(5, resume="auto"), finished)
+    assert resumed.single.host.step == 2 * ITERATION
     resumed.run()
     damaged, went_on = events(finished)[1:3]
     assert (damaged["kind"], damaged["iteration"]) == ("checkpoint_damaged", 3)
     assert went_on == {"kind": "resumed", "iteration": 2, "version": versions()["rlstable"]}
-    for ours, theirs in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(resumed.single.state), jax.tree.leaves(whole.single.state), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
     rows = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert rows == [n * ITERATION for n in range(1, 6)]
@@ -128,13 +128,13 @@ def test_a_run_without_a_whole_checkpoint_does_not_begin_afresh(finished: Path) 
         path.unlink()
     before = (finished / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"checkpoints: none of 3 checkpoints can be read \(3: FileNotFoundError: "):
-        Runner(quick(resume="auto"), finished)
+        TrainingLoop(quick(resume="auto"), finished)
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_failed_save_is_tried_again_before_its_time(tmp_path: Path) -> None:
     config = quick(8, checkpoint={"every": 3}, fault={"site": "disk", "start": 2, "iterations": 2})
-    Runner(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     saves = [(event["kind"], event["iteration"]) for event in events(tmp_path) if "checkpoint" in event["kind"]]
     assert saves == [("checkpoint_failed", 3), ("checkpoint_failed", 4), ("checkpoint_saved_again", 6)]
     assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 8
@@ -143,10 +143,10 @@ def test_a_failed_save_is_tried_again_before_its_time(tmp_path: Path) -> None:
 def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = load_policy(finished, "latest").host["versions"]
     assert saved == {**versions(), "device": "cpu"}
-    Runner(quick(4, resume="auto"), finished).run()
+    TrainingLoop(quick(4, resume="auto"), finished).run()
     assert "versions_changed" not in [event["kind"] for event in events(finished)]
-    monkeypatch.setattr("rlstable.runner.seed_run.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
-    Runner(quick(5, resume="auto"), finished).run()
+    monkeypatch.setattr("rlstable.runner.supervisor.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
+    TrainingLoop(quick(5, resume="auto"), finished).run()
     [event] = [event for event in events(finished) if event["kind"] == "versions_changed"]
     assert event == {
         "kind": "versions_changed",
@@ -157,11 +157,11 @@ def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypa
 
 def test_how_it_ended_before_is_forgotten_once_it_goes_on_and_not_sooner(finished: Path) -> None:
     """A killed process leaves no ending, so what stands there must not be that of the time before."""
-    runner = Runner(quick(5, resume="auto"), finished)
+    runner = TrainingLoop(quick(5, resume="auto"), finished)
     assert (finished / "result.json").exists()
     runner.advance()
     assert not (finished / "result.json").exists()
-    runner.finish(StopReason.stopped)
+    runner.single.finish(StopReason.stopped)
     assert json.loads((finished / "result.json").read_text())["stop_reason"] == "stopped"
 
 
@@ -181,5 +181,5 @@ def test_a_checkpoint_is_never_ahead_of_its_rows(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(JsonLines, "log", slowly)
     monkeypatch.setattr(Checkpoints, "save", looked_at)
-    Runner(quick(), tmp_path).run()
+    TrainingLoop(quick(), tmp_path).run()
     assert found == [(1, 1), (2, 2), (3, 3)]

@@ -28,7 +28,7 @@ from rlstable.policy import Policy, load_policy
 from rlstable.policy.policy import Carry, NonFiniteAction, choose_action, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -38,8 +38,8 @@ SAFE = (0.5, -0.25)
 HEALTHY = np.linspace(-2.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
 
 
-def trained(folder: Path, **sections: Any) -> Runner:
-    runner = Runner(
+def trained(folder: Path, **sections: Any) -> TrainingLoop:
+    runner = TrainingLoop(
         tiny_config(
             guards={"limiters": {"observation": 5.0, "policy_std_max": 2.0}},
             devices=1,
@@ -55,14 +55,20 @@ def trained(folder: Path, **sections: Any) -> Runner:
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     return trained(tmp_path_factory.mktemp("run"))
 
 
-def test_loaded_policy_is_the_trained_policy(runner: Runner) -> None:
+def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     observations = jax.random.normal(jax.random.PRNGKey(3), (100, 4)) * 10
     expected = choose_action(
-        runner.ppo.networks, "default", runner.state.params, runner.state.normalizer, observations, None, True
+        runner.single.supervisor.setup.ppo.networks,
+        "default",
+        runner.single.state.params,
+        runner.single.state.normalizer,
+        observations,
+        None,
+        True,
     )
     policy = rlstable.load_policy(runner.run_dir)
     np.testing.assert_allclose(policy.act(observations), expected, atol=1e-6)
@@ -70,7 +76,7 @@ def test_loaded_policy_is_the_trained_policy(runner: Runner) -> None:
     assert policy.host["step"] == 128
 
 
-def test_a_sampled_action_needs_a_key_and_follows_it(runner: Runner) -> None:
+def test_a_sampled_action_needs_a_key_and_follows_it(runner: TrainingLoop) -> None:
     policy = rlstable.load_policy(runner.run_dir, "latest")
     with pytest.raises(ValueError, match="needs a random key"):
         policy.act(jnp.zeros(4), deterministic=False)
@@ -81,7 +87,7 @@ def test_a_sampled_action_needs_a_key_and_follows_it(runner: Runner) -> None:
     assert not np.array_equal(first, other)
 
 
-def test_a_fresh_process_needs_neither_the_environment_nor_brax(runner: Runner, tmp_path: Path) -> None:
+def test_a_fresh_process_needs_neither_the_environment_nor_brax(runner: TrainingLoop, tmp_path: Path) -> None:
     code = f"""
 import sys, numpy as np, rlstable
 action = rlstable.load_policy({str(runner.run_dir)!r}).act(np.zeros(4))
@@ -113,8 +119,8 @@ def test_dictionary_observations(tmp_path: Path) -> None:
     np.testing.assert_array_equal(policy.step(policy.start(), seen)[0], policy.act(observation))
     with pytest.raises(ConfigError, match="policy_obs_key: the observation has no 'state'; it has privileged_state"):
         policy.act({"privileged_state": observation["privileged_state"]})
-    assert runner.state.params["value"]["params"]["hidden_0"]["kernel"].shape == (5, 8)
-    assert runner.state.params["policy"]["params"]["mlp"]["hidden_0"]["kernel"].shape == (4, 8)
+    assert runner.single.state.params["value"]["params"]["hidden_0"]["kernel"].shape == (5, 8)
+    assert runner.single.state.params["policy"]["params"]["mlp"]["hidden_0"]["kernel"].shape == (4, 8)
 
 
 def test_there_is_no_such_run(tmp_path: Path) -> None:

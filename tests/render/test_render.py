@@ -27,7 +27,7 @@ from rlstable.render.__main__ import main
 from rlstable.render.page import page
 from rlstable.render.recording import Recording, Reel, chosen, record
 from rlstable.render.scene import make_scene, poses
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 SHAPES = """
@@ -67,7 +67,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eval={"num_evals": 0},
         logging={"console": "off"},
     )
-    Runner(config, folder).run()
+    TrainingLoop(config, folder).run()
     return folder
 
 
@@ -128,7 +128,7 @@ def test_recordings_are_the_episodes_that_were_played(run_dir: Path, reel: Reel)
 
 def test_an_environment_without_a_model_is_refused(tmp_path: Path) -> None:
     config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, logging={"console": "off"})
-    Runner(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model, so that there is nothing to draw"):
         record(open_run(tmp_path), 2)
 

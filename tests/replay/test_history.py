@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from rlstable.replay.__main__ import main
 from rlstable.replay.history import History, make, read
 from rlstable.replay.rerun import Place, Rerun, starting_place
 from rlstable.runner.host_state import HostState
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.runner.runner import Runner
 from rlstable.supervise import incident as incidents
 from rlstable.supervise.incident import Incident
 from rlstable.supervise.stop_reasons import StopReason
@@ -41,7 +42,7 @@ def trained(run_dir: Path, iterations: int = 6, **sections: Any) -> list[Inciden
         "checkpoint": {"every": 2, "keep": 20},
         "supervise": {"recovery": {"enabled": False}, "incident": {"window": 1}},
     }
-    Runner(tiny_config(**defaults | sections), run_dir).run()
+    TrainingLoop(tiny_config(**defaults | sections), run_dir).run()
     folders = (run_dir / "incidents").iterdir()
     return [incidents.read(path) for path in sorted(folders, key=lambda path: int(path.name.split("-")[1]))]
 
@@ -281,7 +282,7 @@ def test_a_run_that_ends_before_the_incident(run: list[Incident], monkeypatch: A
     """As one whose versions or code are others."""
 
     class Ended:
-        host = HostState(iteration=2)
+        single = types.SimpleNamespace(host=HostState(iteration=2))
 
         def __init__(self, *_: Any, **__: Any):
             pass
@@ -289,7 +290,7 @@ def test_a_run_that_ends_before_the_incident(run: list[Incident], monkeypatch: A
         def run(self) -> Any:
             return Result(StopReason.physics_unstable, Path(), 128, {}, [])
 
-    monkeypatch.setattr(rerun, "Runner", Ended)
+    monkeypatch.setattr(rerun, "TrainingLoop", Ended)
     with pytest.raises(ConfigError, match=r"ended after 2 iterations, before iteration 3, .* \(physics_unstable: "):
         make(run[1], 100, print)
 

@@ -12,7 +12,7 @@ from rlstable.replay import trend
 from rlstable.replay.engines import step_again
 from rlstable.replay.history import make
 from rlstable.replay.report import judge
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.incident import read
 
 
@@ -29,7 +29,7 @@ def test_a_motor_that_no_integrator_follows(tmp_path: Path) -> None:
         logging={"console": "off"},
         supervise={"recovery": {"enabled": False}},
     )
-    Runner(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     found = read(tmp_path / "incidents" / "1-1")
     assert found.facts["causes"][0] == "quarantine/physics"
     report = judge(found, step_again(found))
@@ -60,7 +60,7 @@ def test_the_history_of_a_cart_that_its_own_friction_drives(tmp_path: Path) -> N
         logging={"console": "off"},
         supervise={"recovery": {"enabled": False}},
     )
-    Runner(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     history = make(read(tmp_path / "incidents" / "2-1"), 100, lambda _: None)
     assert history.facts["exact"]
     assert history.facts["begins"] == "where its episode begins" and history.facts["steps"] > 8

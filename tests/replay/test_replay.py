@@ -17,7 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.replay.__main__ import main
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import as_data, conclude, judge, rows
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.bad_values import Bad
 from rlstable.supervise.incident import Incident, read
 
@@ -35,7 +35,7 @@ def caught(run_dir: Path, **sections: Any) -> Incident:
         "checkpoint": {"enabled": False},
         "supervise": {"recovery": {"enabled": False}},
     }
-    Runner(tiny_config(**defaults | sections), run_dir).run()
+    TrainingLoop(tiny_config(**defaults | sections), run_dir).run()
     return read(run_dir / "incidents" / "1-1")
 
 

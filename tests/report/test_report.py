@@ -22,13 +22,13 @@ from rlstable.report.__main__ import main
 from rlstable.report.page import PANELS, page
 from rlstable.report.run_record import RunRecord, differences, read_story
 from rlstable.report.timeline import lanes
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def trained(folder: Path, **sections: Any) -> Runner:
+def trained(folder: Path, **sections: Any) -> TrainingLoop:
     defaults: dict[str, Any] = {
         "guards": {},
         "devices": 1,
@@ -36,7 +36,7 @@ def trained(folder: Path, **sections: Any) -> Runner:
         "eval": {"num_evals": 5, "num_envs": 4},
         "logging": {"console": "off", "wandb": {"name": EVIL}},
     }
-    runner = Runner(tiny_config(**defaults | sections), folder)
+    runner = TrainingLoop(tiny_config(**defaults | sections), folder)
     runner.run()
     return runner
 
@@ -89,7 +89,7 @@ def test_a_run_is_none_the_worse_for_a_page_that_fails(
 
     monkeypatch.setattr("rlstable.runner.finish.page", fail)
     runner = trained(tmp_path, logging={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
-    assert runner.step == 64
+    assert runner.single.host.step == 64
     assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out
 
 

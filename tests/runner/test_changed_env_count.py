@@ -12,7 +12,7 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -34,14 +34,16 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_path: Path) -> None:
-    first = Runner(config(2), tmp_path)
+    first = TrainingLoop(config(2), tmp_path)
     first.run()
     ppo = {**config(2).ppo.model_dump(), "num_envs": 16}
-    second = Runner(config(4, resume="auto", ppo=ppo), tmp_path)
+    second = TrainingLoop(config(4, resume="auto", ppo=ppo), tmp_path)
     (event,) = events(tmp_path, "environments_redrawn")
     assert (event["num_envs"], event["step"]) == (16, 2 * ITERATION)
-    for ours, theirs in zip(jax.tree.leaves(second.state.params), jax.tree.leaves(first.state.params), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(second.single.state.params), jax.tree.leaves(first.single.state.params), strict=True
+    ):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
     assert second.run().ending is StopReason.completed
-    assert second.state.env_state.done.shape == (16,)
-    assert second.history[-1]["step"] == 4 * ITERATION
+    assert second.single.state.env_state.done.shape == (16,)
+    assert second.single.log.history[-1]["step"] == 4 * ITERATION

@@ -20,8 +20,7 @@ from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_story
 from rlstable.runner.configuration_changes import Change, changes
-from rlstable.runner.loop import Fleet
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -43,7 +42,7 @@ def quick(**sections: Any) -> Config:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    Runner(quick(), folder).run()
+    TrainingLoop(quick(), folder).run()
     return folder
 
 
@@ -70,7 +69,7 @@ def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folde
     edit(folder / "config.yaml", "ppo", "discounting", 0.15)
     # The folder is a copy, which this user agrees to.
     config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
-    assert Runner(config, folder).run().ending is StopReason.completed
+    assert TrainingLoop(config, folder).run().ending is StopReason.completed
     assert told(folder) == [
         {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
         {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
@@ -81,7 +80,7 @@ def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folde
     assert row in html
     assert load_policy(folder, "latest").host["config"]["ppo"]["discounting"] == 0.15
     # What has been trained with once is no news when the run is resumed again.
-    Runner(compose([f"resume={folder}", "total_steps=192"]), folder).run()
+    TrainingLoop(compose([f"resume={folder}", "total_steps=192"]), folder).run()
     assert [event["key"] for event in told(folder)] == ["ppo.discounting", "total_steps", "total_steps"]
 
 
@@ -155,10 +154,10 @@ def test_console_marks_what_was_edited_and_not_what_was_typed() -> None:
 
 def test_seeds_that_train_together_tell_of_an_edit_in_the_folder_of_all(tmp_path: Path) -> None:
     with_two = {"seeds": 2, "total_steps": 64}
-    Fleet(quick(**with_two), tmp_path).run()
+    TrainingLoop(quick(**with_two), tmp_path).run()
     edit(tmp_path / "config.yaml", "ppo", "discounting", 0.15)
     now = quick(**with_two | {"total_steps": 128}, ppo={"discounting": 0.15}, resume="auto")
-    Fleet(now, tmp_path).run()
+    TrainingLoop(now, tmp_path).run()
     for seed in (0, 1):
         assert told(tmp_path / f"seed-{seed}") == [
             {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
@@ -172,4 +171,4 @@ def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None
     host.write_text(host.read_text().replace("0.95", "0.15"))
     write_config(folder, quick().model_dump(mode="json"))
     with pytest.raises(ValueError, match="the host data do not have their checksum"):
-        Runner(quick(total_steps=128, resume="auto"), folder)
+        TrainingLoop(quick(total_steps=128, resume="auto"), folder)

@@ -18,12 +18,12 @@ from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.policy.saved_run import open_run
 from rlstable.report.run_record import read_story
-from rlstable.runner import loop, supervisor
+from rlstable.runner import loop, seed_run, setup_cache
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
-from rlstable.runner.loop import Fleet
+from rlstable.runner.host_state import HostState
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.runner.runner import Runner
-from rlstable.runner.supervisor import Factories
+from rlstable.runner.setup_cache import Factories
 from rlstable.supervise.memory_plan import OutOfMemory
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -79,9 +79,9 @@ class FirstEvaluationIsLucky:
 
 
 def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> tuple[Result, FirstEvaluationIsLucky]:
-    evaluators = FirstEvaluationIsLucky(supervisor.ALONE.evaluator, **stub or {})
+    evaluators = FirstEvaluationIsLucky(setup_cache.DEFAULT_FACTORIES.evaluator, **stub or {})
     config = learning(checkpoint={"every": 3, "asynchronous": False, **checkpoint})
-    return Runner(config, folder, builds=Factories(evaluator=evaluators)).run(), evaluators
+    return TrainingLoop(config, folder, factories=Factories(evaluator=evaluators)).run(), evaluators
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -129,9 +129,11 @@ def test_all_candidates_play_the_same_fresh_episodes(run: tuple[Result, FirstEva
 
 def test_the_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
     result, evaluators = run
-    runner = Runner(learning(resume="auto"), result.run_dir)
+    runner = TrainingLoop(learning(resume="auto"), result.run_dir)
     runner.close()
-    returns = [runner.supervisor.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]]
+    returns = [
+        runner.single.supervisor.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]
+    ]
     assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
 
 
@@ -169,7 +171,7 @@ def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
                     path.write_bytes(b"")
 
     config = learning()
-    result = Runner(config, tmp_path, damage).run()
+    result = TrainingLoop(config, tmp_path, damage).run()
     assert result.ending is StopReason.completed
     [damaged] = events(tmp_path, "checkpoint_damaged")
     [confirmed] = events(tmp_path, "best_confirmed")
@@ -194,7 +196,7 @@ def test_failure_to_confirm_leaves_the_ending_and_the_unconfirmed_best(tmp_path:
     ids=["evaluations off", "checkpoints off"],
 )  # fmt: skip
 def test_run_without_scored_checkpoints_ends_without_a_confirmed_best(tmp_path: Path, sections: Any) -> None:
-    assert Runner(learning(**sections), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(learning(**sections), tmp_path).run().ending is StopReason.completed
     assert "confirmed_return" not in (read_result(tmp_path) or {})
     assert not events(tmp_path, "best_confirmed") and not events(tmp_path, "best_not_confirmed")
 
@@ -211,15 +213,12 @@ def test_candidates_whose_fresh_episodes_are_all_void_are_not_confirmed(tmp_path
     assert [event["because"] for event in events(tmp_path, "best_not_confirmed")] == ["no candidate has a return"]
 
 
-class Diverging(Runner):
-    """A run whose policy guard loses its patience in the eighth iteration."""
+def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges_in_the_eighth_iteration(_: Any, host: HostState, *args: Any) -> StopReason | None:
+        return StopReason.policy_diverged if host.iteration == 8 else None
 
-    def _cause_for_concern(self, *_: Any) -> StopReason | None:
-        return StopReason.policy_diverged if self.host.iteration == 8 else None
-
-
-def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path) -> None:
-    result = Diverging(learning(), tmp_path).run()
+    monkeypatch.setattr(seed_run, "cause_of", diverges_in_the_eighth_iteration)
+    result = TrainingLoop(learning(), tmp_path).run()
     assert result.ending is StopReason.policy_diverged
     left = read_result(tmp_path) or {}
     assert left["confirmed_iteration"] in (3, 6) and left["confirmed_return"] is not None
@@ -229,11 +228,11 @@ def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path) -> None:
 def test_signal_while_the_best_is_confirmed_ends_that(
     run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
 ) -> None:
-    runner = Runner(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
-    runner.confirmed = {}
-    confirm([runner], runner.supervisor.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
+    runner = TrainingLoop(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
+    runner.single.confirmed = {}
+    confirm([runner.single], runner.single.supervisor.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
     runner.close()
-    assert not runner.confirmed
+    assert not runner.single.confirmed
     assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"
 
 
@@ -249,11 +248,11 @@ def test_confirming_changes_no_bit_of_a_run_that_is_resumed(tmp_path: Path) -> N
     for confirm_best in (0, 3):
         folder = tmp_path / str(confirm_best)
         checkpoint = {"every": 3, "asynchronous": False, "confirm_best": confirm_best}
-        Runner(learning(checkpoint=checkpoint, total_steps=6 * ITERATION), folder).run()
+        TrainingLoop(learning(checkpoint=checkpoint, total_steps=6 * ITERATION), folder).run()
         assert ("confirmed_return" in (read_result(folder) or {})) is (confirm_best > 0)
-        longer = Runner(learning(checkpoint=checkpoint, resume="auto"), folder)
+        longer = TrainingLoop(learning(checkpoint=checkpoint, resume="auto"), folder)
         longer.run()
-        states.append(leaves(longer.state))
+        states.append(leaves(longer.single.state))
     for ours, theirs in zip(*states, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -263,7 +262,7 @@ def test_completed_run_that_is_started_again_keeps_its_record(
 ) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
     before = read_result(folder) or {}
-    Runner(learning(resume="auto"), folder).run()
+    TrainingLoop(learning(resume="auto"), folder).run()
     after = read_result(folder) or {}
     assert {key: after.get(key) for key in before} == before
     assert len(events(folder, "best_confirmed")) == 1
@@ -271,18 +270,18 @@ def test_completed_run_that_is_started_again_keeps_its_record(
 
 def test_training_on_forgets_the_record(run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
-    runner = Runner(learning(resume="auto", total_steps=15 * ITERATION), folder)
-    assert runner.confirmed
+    runner = TrainingLoop(learning(resume="auto", total_steps=15 * ITERATION), folder)
+    assert runner.single.confirmed
     runner.advance()
     runner.close()
-    assert not runner.confirmed and read_result(folder) is None
+    assert not runner.single.confirmed and read_result(folder) is None
     assert iteration_of(load_policy(folder)) == 3
 
 
 def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluators = FirstEvaluationIsLucky(loop.make_evaluator)
     monkeypatch.setattr(loop, "make_evaluator", evaluators)
-    result = Fleet(learning(seeds=2), tmp_path).run()
+    result = TrainingLoop(learning(seeds=2), tmp_path).run()
     assert result.ending is StopReason.completed
     assert {len(judged) for judged in evaluators.played} == {2}
     found, candidates, iterations = {}, 0, set()

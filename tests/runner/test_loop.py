@@ -26,9 +26,8 @@ from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_stories
-from rlstable.runner.loop import Fleet, start
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.runner.runner import Runner
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -74,19 +73,19 @@ def of_learning(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, Result]:
-    fleet = Fleet(together(), tmp_path_factory.mktemp("healthy"))
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
+    fleet = TrainingLoop(together(), tmp_path_factory.mktemp("healthy"))
     return fleet, fleet.run()
 
 
 @pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, Result]:
+def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
     """Seed 1 has a storm, and gets over it."""
-    fleet = Fleet(together(fault=storm()), tmp_path_factory.mktemp("struck"))
+    fleet = TrainingLoop(together(fault=storm()), tmp_path_factory.mktemp("struck"))
     return fleet, fleet.run()
 
 
-def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[Fleet, Result]) -> None:
+def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     assert result.ending is StopReason.completed
     assert [own.run_dir.name for own in result.seeds] == ["seed-0", "seed-1", "seed-2"]
@@ -102,7 +101,7 @@ def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[Fleet, Res
         assert np.isfinite(own.policy.act(np.zeros(4))).all()
 
 
-def test_a_row_of_all_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple[Fleet, Result]) -> None:
+def test_a_row_of_all_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     rows = lines(result.run_dir / "metrics.jsonl")
     own = [lines(seed.run_dir / "metrics.jsonl") for seed in result.seeds]
@@ -122,13 +121,13 @@ def test_a_row_of_all_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple
     assert result.history[-1]["eval/episode_reward"] == rows[-1]["eval/episode_reward"]
 
 
-def test_the_policy_is_that_of_the_best_seed(healthy: tuple[Fleet, Result]) -> None:
+def test_the_policy_is_that_of_the_best_seed(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0)
     same(result.policy.params, load_policy(best.run_dir).params)
 
 
-def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[Fleet, Result]) -> None:
+def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0).run_dir
     for use in (load_policy, open_run):
@@ -137,7 +136,7 @@ def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[Fleet, Result]) 
     assert open_run(best).config.seed == int(best.name.removeprefix("seed-"))
 
 
-def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[Fleet, Result]) -> None:
+def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     text = (result.run_dir / "report.html").read_text()
     assert "<h1>3 seeds</h1>" in text
@@ -148,7 +147,7 @@ def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[Fleet, 
     assert "Differences in the configuration" not in text
 
 
-def test_a_killed_one_has_a_page_too(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+def test_a_killed_one_has_a_page_too(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
     """Of the seeds that had begun."""
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
@@ -159,7 +158,7 @@ def test_a_killed_one_has_a_page_too(healthy: tuple[Fleet, Result], tmp_path: Pa
 
 def test_a_mistake_leaves_no_folders(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^ppo.bootstrap_on_timeout: "):
-        Fleet(together(ppo={"bootstrap_on_timeout": True}), tmp_path)
+        TrainingLoop(together(ppo={"bootstrap_on_timeout": True}), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,22 +166,22 @@ def test_a_mistake_leaves_no_folders(tmp_path: Path) -> None:
 def test_a_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, seed: int) -> None:
     """After one iteration, to 1e-5: the products of several seeds are added up in another order."""
     config = together(total_steps=ITERATION)
-    fleet = Fleet(config, tmp_path / "fleet")
+    fleet = TrainingLoop(config, tmp_path / "fleet")
     fleet.run()
-    alone = Runner(config.of_seed(seed, "alone"), tmp_path / "alone")
+    alone = TrainingLoop(config.of_seed(seed, "alone"), tmp_path / "alone")
     alone.run()
-    ours, theirs = fleet.seeds[seed].state, alone.state
+    ours, theirs = fleet.seeds[seed].state, alone.single.state
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for a, b in zip(numbers(ours), numbers(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     whole = [x for x in numbers(ours.counters) if x.dtype == np.uint32]
-    assert whole and all((a == b).all() for a, b in zip(whole, numbers(alone.state.counters), strict=True))
+    assert whole and all((a == b).all() for a, b in zip(whole, numbers(alone.single.state.counters), strict=True))
 
 
-def test_what_happens_to_one_seed_reaches_no_other(struck: tuple[Fleet, Result], tmp_path: Path) -> None:
+def test_what_happens_to_one_seed_reaches_no_other(struck: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
     """The same program, in which nothing goes wrong, leaves the others the same bits in every row and parameter."""
     _, result = struck
-    spared = Fleet(together(fault=storm(seed=99)), tmp_path).run()
+    spared = TrainingLoop(together(fault=storm(seed=99)), tmp_path).run()
     for seed in (0, 2):
         ours, theirs = result.seeds[seed], spared.seeds[seed]
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
@@ -194,7 +193,7 @@ def test_what_happens_to_one_seed_reaches_no_other(struck: tuple[Fleet, Result],
 def test_collapse_of_one_seed_reaches_no_other(site: str, tmp_path: Path) -> None:
     fault = {"site": site, "start": 3, "iterations": 1}
     struck, spared = (
-        Fleet(together(fault={**fault, "seed": seed}, total_steps=5 * ITERATION), tmp_path / str(seed)).run()
+        TrainingLoop(together(fault={**fault, "seed": seed}, total_steps=5 * ITERATION), tmp_path / str(seed)).run()
         for seed in (1, 99)
     )
     learning = [[of_learning(own.run_dir) for own in result.seeds] for result in (struck, spared)]
@@ -202,7 +201,7 @@ def test_collapse_of_one_seed_reaches_no_other(site: str, tmp_path: Path) -> Non
     assert learning[0][1][:3] == learning[1][1][:3]
 
 
-def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[Fleet, Result]) -> None:
+def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[TrainingLoop, Result]) -> None:
     fleet, result = struck
     assert result.ending is StopReason.completed
     rollbacks = [fleet.seeds[seed].host.attempts.count for seed in range(3)]
@@ -222,7 +221,7 @@ def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[Fleet, Res
 def test_a_storm_that_stays_ends_its_seed_by_name_and_no_other(tmp_path: Path) -> None:
     recovery = {"attempts": 0}
     supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
-    result = Fleet(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
+    result = TrainingLoop(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
     endings = [own.ending for own in result.seeds]
     assert endings == [StopReason.completed, StopReason.physics_unstable, StopReason.completed]
     assert (result.ending, result.ending.exit_code) == (StopReason.physics_unstable, 5)
@@ -235,7 +234,7 @@ def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) ->
     config = together(
         fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True, "patience": 100}
     )
-    result = Fleet(config, tmp_path).run()
+    result = TrainingLoop(config, tmp_path).run()
     assert [own.ending for own in result.seeds] == [
         StopReason.completed,
         StopReason.needs_own_program,
@@ -244,7 +243,7 @@ def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) ->
     left = read_result(tmp_path / "seed-1")
     assert left is not None
     assert (left["exit_code"], left["rollbacks"]) == (11, 0)
-    assert re.search(r"go on alone, .*resume=\S*seed-1: its next remedy is raise_precision", left["advice"])
+    assert re.search(r"continue alone, .*resume=\S*seed-1: its next remedy is raise_precision", left["advice"])
     assert read_result(tmp_path)["stop_reason"] == "needs_own_program"  # type: ignore[index]
 
 
@@ -254,7 +253,7 @@ def test_ladder_that_would_climb_ends_one_seed_as_needs_own_program(tmp_path: Pa
     fault = storm(probability=0.3, iterations=None)
     ladder = {"enabled": True, "patience": 2, "max_invalid": 0.05}
     guards = {"storm": {"patience": 50}}
-    result = Fleet(together(fault=fault, ladder=ladder, guards=guards), tmp_path).run()
+    result = TrainingLoop(together(fault=fault, ladder=ladder, guards=guards), tmp_path).run()
     assert [own.ending for own in result.seeds] == [
         StopReason.completed,
         StopReason.needs_own_program,
@@ -264,16 +263,16 @@ def test_ladder_that_would_climb_ends_one_seed_as_needs_own_program(tmp_path: Pa
     assert load_policy(tmp_path / "seed-1", "latest").host["step"] == 5 * ITERATION
 
 
-def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
     _, whole = healthy
 
     def stop(step: int, _: Any) -> bool:
         return step == 2 * ITERATION
 
-    first = Fleet(together(), tmp_path, stop).run()
+    first = TrainingLoop(together(), tmp_path, stop).run()
     assert {own.ending for own in first.seeds} == {StopReason.stopped}
     assert {own.step for own in first.seeds} == {2 * ITERATION}
-    again = Fleet(together(resume=str(tmp_path)), tmp_path).run()
+    again = TrainingLoop(together(resume=str(tmp_path)), tmp_path).run()
     assert again.ending is StopReason.completed
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
@@ -283,20 +282,20 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[Fleet, Resu
 
 def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
     once = [signal.SIGTERM]
-    result = Fleet(together(), tmp_path, lambda *_: once and os.kill(os.getpid(), once.pop())).run()
+    result = TrainingLoop(together(), tmp_path, lambda *_: once and os.kill(os.getpid(), once.pop())).run()
     assert {own.ending for own in result.seeds} == {StopReason.preempted}
     assert result.ending.exit_code == 143
     steps = {load_policy(tmp_path / f"seed-{seed}", "latest").host["step"] for seed in range(3)}
-    assert steps == {2 * ITERATION}
+    assert steps == {ITERATION}
 
 
 def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path: Path) -> None:
     """As after a kill in the middle of the first save of all."""
-    Fleet(together(total_steps=5 * ITERATION), tmp_path).run()
+    TrainingLoop(together(total_steps=5 * ITERATION), tmp_path).run()
     before = load_policy(tmp_path / "seed-1", "latest").params
     shutil.rmtree(tmp_path / "seed-1" / "checkpoints")
     (tmp_path / "seed-1" / "result.json").unlink()
-    again = Fleet(together(total_steps=5 * ITERATION, resume="auto"), tmp_path).run()
+    again = TrainingLoop(together(total_steps=5 * ITERATION, resume="auto"), tmp_path).run()
     assert [own.ending for own in again.seeds] == [StopReason.completed] * 3
     same(load_policy(tmp_path / "seed-1", "latest").params, before)
     assert [len(lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")) for seed in range(3)] == [5, 5, 5]
@@ -310,10 +309,10 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
     def stop(step: int, _: Any) -> bool:
         return step == 8 * ITERATION
 
-    first = Fleet(config, tmp_path, stop).run()
+    first = TrainingLoop(config, tmp_path, stop).run()
     assert [own.ending for own in first.seeds] == [StopReason.stopped, StopReason.physics_unstable, StopReason.stopped]
     left = (tmp_path / "seed-1" / "result.json").read_text()
-    again = Fleet(config.model_copy(update={"resume": str(tmp_path)}), tmp_path).run()
+    again = TrainingLoop(config.model_copy(update={"resume": str(tmp_path)}), tmp_path).run()
     assert [own.ending for own in again.seeds] == [
         StopReason.completed,
         StopReason.physics_unstable,
@@ -324,7 +323,7 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
     rows = lines(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
     assert [row["seeds/training"] for row in rows] == [3] * 6 + [2] * 4
-    whole = Fleet(config, tmp_path / "whole").run()
+    whole = TrainingLoop(config, tmp_path / "whole").run()
     assert of_learning(tmp_path) == of_learning(tmp_path / "whole")
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
@@ -333,29 +332,31 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
-def test_with_every_seed_at_its_end_there_is_nothing_to_train(struck: tuple[Fleet, Result], tmp_path: Path) -> None:
+def test_with_every_seed_at_its_end_there_is_nothing_to_train(
+    struck: tuple[TrainingLoop, Result], tmp_path: Path
+) -> None:
     """One of them has rows beyond the steps that it counts, by a rollback."""
     _, result = struck
     shutil.copytree(result.run_dir, tmp_path / "run")
-    again = Fleet(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
+    again = TrainingLoop(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
     assert again.ending is StopReason.completed
     assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
     assert of_learning(tmp_path / "run") == of_learning(result.run_dir)
 
 
-def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
     """As after a kill: seed 1 has no checkpoint but that of its fifth iteration, the others are at their eighth."""
     _, whole = healthy
 
     def stop_at(iteration: int, folder: Path, resume: str | None) -> Result:
-        return Fleet(together(resume=resume), folder, lambda step, _: step == iteration * ITERATION).run()
+        return TrainingLoop(together(resume=resume), folder, lambda step, _: step == iteration * ITERATION).run()
 
     stop_at(5, tmp_path, None)
     shutil.copytree(tmp_path / "seed-1", tmp_path / "kept")
     stop_at(8, tmp_path, str(tmp_path))
     shutil.rmtree(tmp_path / "seed-1")
     (tmp_path / "kept").rename(tmp_path / "seed-1")
-    again = Fleet(together(resume="auto"), tmp_path).run()
+    again = TrainingLoop(together(resume="auto"), tmp_path).run()
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert (ours.ending, ours.step) == (StopReason.completed, 10 * ITERATION)
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
@@ -368,16 +369,16 @@ def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[Fleet, Resu
 
 def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
     config = together(total_steps=3 * ITERATION, checkpoint={"enabled": False}, resume="auto")
-    Fleet(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     for path in tmp_path.rglob("result.json"):
         path.unlink()
-    assert Fleet(config, tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(config, tmp_path).run().ending is StopReason.completed
     for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
 
 def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = Fleet(together(), tmp_path)
+    fleet = TrainingLoop(together(), tmp_path)
     finish, asked = fleet.seeds[1].finish_iteration, []
 
     def fail(*args: Any) -> Any:
@@ -405,8 +406,8 @@ def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch:
             jax.tree.map(lambda leaf: leaf.delete(), states)
             raise RuntimeError("the device is on fire")
 
-    fleet = Fleet(together(), tmp_path)
-    assembly = fleet.seeds[0].supervisor.assembly
+    fleet = TrainingLoop(together(), tmp_path)
+    assembly = fleet.seeds[0].supervisor.setup
     monkeypatch.setattr(assembly, "compiled", lambda *_: Program(Failing(), assembly.precision))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         fleet.run()
@@ -423,7 +424,7 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
     def late(step: int, _: Any) -> None:
         fleet._stop_request._started -= 1e5 if step == 3 * ITERATION else 0.0
 
-    fleet = Fleet(config, tmp_path, late)
+    fleet = TrainingLoop(config, tmp_path, late)
     result = fleet.run()
     assert {own.ending for own in result.seeds} == {StopReason.time_limit}
     assert {own.step for own in result.seeds} == {4 * ITERATION}
@@ -440,7 +441,7 @@ def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, mon
     monkeypatch.setattr(seed_run, "dispatch_inline", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     with pytest.raises(ConfigError, match="on one device"):
-        Fleet(together(devices=8, env={"backend": "native"}), tmp_path)
+        TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
     assert order == ["dispatch", "devices"]
 
 
@@ -448,7 +449,7 @@ def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, mon
 @pytest.mark.parametrize("site", ["disk", "sinks"])
 def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None:
     config = together(fault={"site": site, "seed": 1}, total_steps=3 * ITERATION, eval={"num_evals": 0})
-    Fleet(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     kinds = {seed: {event["kind"] for event in lines(tmp_path / f"seed-{seed}" / "events.jsonl")} for seed in range(3)}
     told = {"disk": "checkpoint_failed", "sinks": "sink_failed"}[site]
     assert [told in kinds[seed] for seed in range(3)] == [False, True, False]
@@ -457,7 +458,7 @@ def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None
 @pytest.mark.slow
 def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
     sinks = {"console": "off", "log_every": 3}
-    result = Fleet(together(fault=storm(), logging=sinks, eval={"num_evals": 0}), tmp_path).run()
+    result = TrainingLoop(together(fault=storm(), logging=sinks, eval={"num_evals": 0}), tmp_path).run()
     assert result.ending is StopReason.completed
     rows = lines(tmp_path / "metrics.jsonl")
     steps = [row["step"] for row in rows]
@@ -469,10 +470,10 @@ def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
 
 
 def test_a_seed_goes_on_alone(tmp_path: Path) -> None:
-    Fleet(together(total_steps=5 * ITERATION), tmp_path).run()
+    TrainingLoop(together(total_steps=5 * ITERATION), tmp_path).run()
     config = together(total_steps=7 * ITERATION).of_seed(1, "alone").model_copy(update={"resume": "auto"})
-    runner = Runner(config, tmp_path / "seed-1")
-    assert runner.step == 5 * ITERATION
+    runner = TrainingLoop(config, tmp_path / "seed-1")
+    assert runner.single.host.step == 5 * ITERATION
     assert runner.run().step == 7 * ITERATION
 
 
@@ -486,20 +487,20 @@ def test_a_seed_goes_on_alone(tmp_path: Path) -> None:
 def test_one_seed_is_not_resumed_as_several_nor_several_as_one(
     tmp_path: Path, made_by: int, resumed_by: int, complaint: str
 ) -> None:
-    start(together(made_by, total_steps=ITERATION), tmp_path).run()
+    TrainingLoop(together(made_by, total_steps=ITERATION), tmp_path).run()
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(ConfigError, match=complaint):
-        start(together(resumed_by, resume=str(tmp_path)), tmp_path)
+        TrainingLoop(together(resumed_by, resume=str(tmp_path)), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_no_seed_is_left_behind(healthy: tuple[Fleet, Result], tmp_path: Path) -> None:
+def test_no_seed_is_left_behind(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
     left = (tmp_path / "run" / "metrics.jsonl").read_text()
     for others in ({"seed": 40}, {"seeds": 2}, {"seed": 1}):
         with pytest.raises(ConfigError, match=r"^seeds: .* holds seeds 0 to 2, .*; set seed=0 seeds=3, or more$"):
-            Fleet(together(resume="auto", **others), tmp_path / "run")
+            TrainingLoop(together(resume="auto", **others), tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == left
     assert not (tmp_path / "run" / "seed-40").exists()
 
@@ -507,15 +508,15 @@ def test_no_seed_is_left_behind(healthy: tuple[Fleet, Result], tmp_path: Path) -
 @pytest.mark.slow
 def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -> None:
     """It went on alone, climbed, and was interrupted."""
-    Fleet(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
+    TrainingLoop(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
     config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
-    alone = Runner(config, tmp_path / "seed-1")
-    alone.host.rungs.network = alone.host.rungs.matmul = 0
-    alone.supervisor._ladder._matmul = ("default", "highest")
-    alone.host.rungs.matmul = 1
+    alone = TrainingLoop(config, tmp_path / "seed-1")
+    alone.single.host.rungs.network = alone.single.host.rungs.matmul = 0
+    alone.single.supervisor._ladder._matmul = ("default", "highest")
+    alone.single.host.rungs.matmul = 1
     alone._save(None)
-    alone.finish(StopReason.interrupted)
-    result = Fleet(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
+    alone.single.finish(StopReason.interrupted)
+    result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
     assert [own.ending for own in result.seeds] == [
         StopReason.completed,
         StopReason.needs_own_program,
@@ -532,7 +533,7 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
     every = {"every": 2, "asynchronous": False}
     config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, logging={"console": "plain"})
     monkeypatch.chdir(tmp_path)
-    Fleet(config, "run").run()
+    TrainingLoop(config, "run").run()
     said = capsys.readouterr().out
     assert re.search(r"resume +\S+ -m rlstable.train resume=run total_steps=1280\n", said)
     assert re.search(r"seed 1 alone +\S+ -m rlstable.train resume=run/seed-1\n", said)
@@ -541,7 +542,7 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
 
 def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
-        Fleet(together(2, devices=8), tmp_path)
+        TrainingLoop(together(2, devices=8), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -579,14 +580,14 @@ class Refused:
 
 @pytest.mark.slow
 def test_seeds_that_were_saved_with_different_plans_take_the_smallest(tmp_path: Path) -> None:
-    Fleet(together(), tmp_path, lambda *_: True).run()
-    fleet = Fleet(together(resume="auto"), tmp_path)
+    TrainingLoop(together(), tmp_path, lambda *_: True).run()
+    fleet = TrainingLoop(together(resume="auto"), tmp_path)
     fleet.seeds[1].take_plan(MemoryPlan(gradient_accumulation=2))
     fleet.seeds[2].take_plan(MemoryPlan(num_envs=4))
     fleet._agree()
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
-    assert len({run.supervisor.which for run in fleet.seeds.values()}) == 1
+    assert len({run.supervisor.program_key for run in fleet.seeds.values()}) == 1
     fleet.close()
 
 
@@ -603,7 +604,7 @@ def test_memory_refused_in_the_middle_takes_all_seeds_back_to_a_smaller_plan(
 
     monkeypatch.setattr(TrainingSetup, "compiled", refusing)
     supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
-    result = Fleet(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
+    result = TrainingLoop(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
     assert [own.ending for own in result.seeds] == [
         StopReason.completed,
         StopReason.physics_unstable,
@@ -622,9 +623,9 @@ def test_memory_that_is_short_from_the_start_is_divided_for_all(tmp_path: Path) 
     needs = footprint(assembly.compiled(*[assembly.shapes()] * 3).executable)
     assert needs is not None
     supervise = {"memory": {"limit_gib": 0.9 * needs.peak / 2**30}, "ladder": OFF, "incident": OFF}
-    fleet = Fleet(together(supervise=supervise, total_steps=ITERATION), tmp_path)
+    fleet = TrainingLoop(together(supervise=supervise, total_steps=ITERATION), tmp_path)
     assert fleet.run().ending is StopReason.completed
-    plans = [str(runner.host.plan) for runner in fleet.seeds.values()]
+    plans = [str(runner.single.host.plan) for runner in fleet.seeds.values()]
     assert len(set(plans)) == 1 and plans[0] != "as configured"
 
 
@@ -636,11 +637,11 @@ def test_seeds_on_native_physics_are_the_runs_they_would_be_alone(tmp_path: Path
         total_steps=ITERATION,
         env={"source": "brax", "name": "inverted_pendulum", "backend": "native", "episode_length": 50, "kwargs": None},
     )
-    fleet = Fleet(config, tmp_path / "fleet")
+    fleet = TrainingLoop(config, tmp_path / "fleet")
     fleet.run()
-    alone = Runner(config.of_seed(1, "alone"), tmp_path / "alone")
+    alone = TrainingLoop(config.of_seed(1, "alone"), tmp_path / "alone")
     alone.run()
-    for a, b in zip(numbers(fleet.seeds[1].state), numbers(alone.state), strict=True):
+    for a, b in zip(numbers(fleet.seeds[1].state), numbers(alone.single.state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -684,5 +685,5 @@ def test_no_seed_is_saved_ahead_of_the_rows_of_all(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Checkpoints, "save", looked_at)
     checkpoint = {"asynchronous": False, "every": 1}
     config = together(seeds=2, total_steps=3 * ITERATION, eval={"num_evals": 0}, checkpoint=checkpoint)
-    Fleet(config, tmp_path).run()
+    TrainingLoop(config, tmp_path).run()
     assert found == [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2), (3, 2)]

@@ -22,8 +22,8 @@ from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy import load_policy
-from rlstable.runner.loop import Fleet
-from rlstable.runner.runner import Runner
+from rlstable.runner import loop
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import SAVED, StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -118,7 +118,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_after(monkeypatch, 3)
-    result = Runner(quick(), tmp_path).run()
+    result = TrainingLoop(quick(), tmp_path).run()
     assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
@@ -130,8 +130,8 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     assert steps_in(tmp_path / "checkpoints") == [2, 3]
     assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
     monkeypatch.undo()
-    again = Runner(quick(resume="auto"), tmp_path)
-    assert again.step == 3 * ITERATION
+    again = TrainingLoop(quick(resume="auto"), tmp_path)
+    assert again.single.host.step == 3 * ITERATION
     assert again.run().ending is StopReason.completed
     assert steps_in(tmp_path / "checkpoints") == [7, 8]
     left = read_result(tmp_path)
@@ -148,7 +148,7 @@ def test_save_that_fails_once_is_tried_again_at_once(tmp_path: Path, monkeypatch
         begin(self, save, in_background)
 
     monkeypatch.setattr(Checkpoints, "_begin", broken)
-    assert Runner(quick(), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(quick(), tmp_path).run().ending is StopReason.completed
     assert failed == [*range(1, LAST + 1)]
     assert steps_in(tmp_path / "checkpoints") == [7, 8]
     assert not events(tmp_path, "checkpoint_failed")
@@ -161,10 +161,9 @@ def test_every_ending_with_exit_code_0_has_its_last_state_saved(
     """All endings, of a run whose last state is saved, and of one whose is not."""
     if not saves:
         fail_after(monkeypatch, 1)
-    runner = Runner(quick(total_steps=2 * ITERATION), tmp_path)
-    while runner.advance() is None:
-        pass
-    final = {ending: runner.final_stop_reason(ending) for ending in StopReason}
+    runner = TrainingLoop(quick(total_steps=3 * ITERATION), tmp_path)
+    assert not runner.advance() and not runner.advance()
+    final = {ending: runner.single.final_stop_reason(ending) for ending in StopReason}
     runner.close()
     assert steps_in(tmp_path / "checkpoints") == ([1, 2] if saves else [1])
     assert StopReason.not_saved.exit_code == 13 and not StopReason.not_saved.succeeded
@@ -184,7 +183,7 @@ def test_bad_ending_keeps_its_name_and_says_what_is_not_saved(
 ) -> None:
     fail_after(monkeypatch, 1)
     storm = {"site": "reward", "probability": 1.0, "start": 4}
-    result = Runner(quick(guards={"storm": {"patience": 2}}, fault=storm), tmp_path).run()
+    result = TrainingLoop(quick(guards={"storm": {"patience": 2}}, fault=storm), tmp_path).run()
     assert result.ending is StopReason.physics_unstable
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == 3 * ITERATION
@@ -197,7 +196,7 @@ def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_sav
 ) -> None:
     storm = {"site": "reward", "probability": 1.0, "start": LAST - 1}
     checkpoint = {"every": every, "keep": 2, "asynchronous": False}
-    result = Runner(quick(fault=storm, guards={"storm": {"patience": 10}}, checkpoint=checkpoint), tmp_path).run()
+    result = TrainingLoop(quick(fault=storm, guards={"storm": {"patience": 10}}, checkpoint=checkpoint), tmp_path).run()
     assert result.ending is ending
     left = read_result(tmp_path)
     assert left is not None and left.get("unsaved_steps", 0) == (0 if every == 1 else (LAST - 1) * ITERATION)
@@ -206,7 +205,7 @@ def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_sav
 def test_run_without_any_good_state_ends_as_not_saved(tmp_path: Path) -> None:
     """Most samples are bad in every iteration, so no state is ever saved, although all steps are trained."""
     storm = {"site": "reward", "probability": 0.9, "start": 0}
-    result = Runner(quick(fault=storm, guards={"storm": {"patience": 100}}), tmp_path).run()
+    result = TrainingLoop(quick(fault=storm, guards={"storm": {"patience": 100}}), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.not_saved, LAST * ITERATION)
     left = read_result(tmp_path)
     assert left is not None and left["advice"].startswith("No state of this run was good")
@@ -214,18 +213,18 @@ def test_run_without_any_good_state_ends_as_not_saved(tmp_path: Path) -> None:
 
 
 def test_run_without_checkpoints_completes(tmp_path: Path) -> None:
-    assert Runner(quick(checkpoint={"enabled": False}), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(quick(checkpoint={"enabled": False}), tmp_path).run().ending is StopReason.completed
 
 
 def test_policy_that_is_not_finite_never_ends_with_exit_code_0(tmp_path: Path) -> None:
     bad = {"site": "reward", "probability": 1.0, "start": 4}
-    result = Runner(quick(guards=GUARDS_OFF, fault=bad), tmp_path).run()
+    result = TrainingLoop(quick(guards=GUARDS_OFF, fault=bad), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.state_not_finite, LAST * ITERATION)
 
 
 def test_seed_that_cannot_be_saved_leaves_the_others_their_endings(tmp_path: Path) -> None:
     config = quick(seeds=2, total_steps=3 * ITERATION, fault={"site": "disk", "start": 1, "seed": 1})
-    result = Fleet(config, tmp_path).run()
+    result = TrainingLoop(config, tmp_path).run()
     assert [seed.ending for seed in result.seeds] == [StopReason.completed, StopReason.not_saved]
     assert result.ending is StopReason.not_saved
     left = read_result(tmp_path)
@@ -240,7 +239,7 @@ def test_disk_that_is_nearly_full_is_said_once_until_there_is_room_again(
     # Before the first iteration; then at every save.
     free = iter([200_000, *(int(share * megabyte) for share in (2.5, 1.9, 2.5, 3.5, 1.5, 1.0, 9.0, 9.0))])
     monkeypatch.setattr("rlstable.runner.saving.free_bytes", lambda folder: next(free))
-    Runner(quick(), tmp_path).run()
+    TrainingLoop(quick(), tmp_path).run()
     said = [(event["step"] // ITERATION, event["free_mb"]) for event in events(tmp_path, "disk_nearly_full")]
     assert said == [(0, 0.2), (2, 1.9), (5, 1.5)]
 
@@ -269,7 +268,7 @@ def test_run_folder_that_vanishes_is_written_again_whole(
         if step == at * ITERATION:
             lose(folder, how)
 
-    assert Runner(quick(), folder, watch).run().ending is StopReason.completed
+    assert TrainingLoop(quick(), folder, watch).run().ending is StopReason.completed
     [restored] = events(folder, "run_folder_restored")
     assert restored["folder"] == str(folder)
     assert f"! step {at * ITERATION}  run_folder_restored: folder {folder}" in capsys.readouterr().out
@@ -278,18 +277,17 @@ def test_run_folder_that_vanishes_is_written_again_whole(
     assert ".lock" not in os.listdir(folder) and ".reserve" not in os.listdir(folder)
     assert steps_in(folder / "checkpoints")[-1] == LAST
     assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
-    longer = Runner(quick(resume="auto", total_steps=(LAST + 1) * ITERATION), folder)
-    assert longer.step == LAST * ITERATION
+    longer = TrainingLoop(quick(resume="auto", total_steps=(LAST + 1) * ITERATION), folder)
+    assert longer.single.host.step == LAST * ITERATION
     assert longer.run().ending is StopReason.completed
 
 
-def test_run_folder_that_vanishes_after_the_last_save_is_written_again(tmp_path: Path) -> None:
+def test_run_folder_that_vanishes_after_the_last_save_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
-    runner = Runner(quick(), folder)
-    while runner.advance() is None:
-        pass
-    shutil.rmtree(folder)
-    assert runner.finish(StopReason.completed).ending is StopReason.completed
+    monkeypatch.setattr(loop, "confirm", lambda *_: shutil.rmtree(folder))  # between the last save and the end
+    assert TrainingLoop(quick(), folder).run().ending is StopReason.completed
     assert steps_in(folder / "checkpoints") == [LAST]
     assert rows(folder) == [*range(1, LAST + 1)]
 
@@ -302,7 +300,7 @@ def test_run_folder_that_cannot_be_written_again_ends_as_not_saved(tmp_path: Pat
             shutil.rmtree(folder)
             folder.touch()  # a file stands in its place
 
-    result = Runner(quick(), folder, watch).run()
+    result = TrainingLoop(quick(), folder, watch).run()
     assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
 
 
@@ -312,9 +310,9 @@ def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> 
     def watch(step: int, _: Any) -> None:
         if step == 4 * ITERATION:
             shutil.rmtree(folder)
-            others.append(Runner(quick(), folder))
+            others.append(TrainingLoop(quick(), folder))
 
-    assert Runner(quick(), folder, watch).run().ending is StopReason.not_saved
+    assert TrainingLoop(quick(), folder, watch).run().ending is StopReason.not_saved
     [other] = others
     assert (folder / ".lock").exists()
     assert other.run().ending is StopReason.completed
@@ -330,10 +328,10 @@ def test_run_folder_in_which_another_run_has_ended_is_left_to_it(tmp_path: Path)
     def watch(step: int, _: Any) -> None:
         if step == 4 * ITERATION:
             shutil.rmtree(folder)
-            assert Runner(quick(seed=1), folder).run().ending is StopReason.completed
+            assert TrainingLoop(quick(seed=1), folder).run().ending is StopReason.completed
             left.update(contents())
 
-    result = Runner(quick(), folder, watch).run()
+    result = TrainingLoop(quick(), folder, watch).run()
     assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
     assert contents() == left
 
@@ -345,7 +343,7 @@ def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: 
         if step == 2 * ITERATION:
             shutil.rmtree(folder)
 
-    assert Fleet(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().ending is StopReason.completed
+    assert TrainingLoop(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().ending is StopReason.completed
     assert rows(folder) == [1, 2, 3, 4]
     assert (folder / "config.yaml").is_file()
     for seed in range(2):
@@ -359,7 +357,7 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
             (tmp_path / "new").write_text((tmp_path / "config.yaml").read_text() + "# a note\n")
             os.replace(tmp_path / "new", tmp_path / "config.yaml")
 
-    assert Runner(quick(), tmp_path, watch).run().ending is StopReason.completed
+    assert TrainingLoop(quick(), tmp_path, watch).run().ending is StopReason.completed
     assert (tmp_path / "config.yaml").read_text().endswith("# a note\n")
     assert not events(tmp_path, "run_folder_restored")
 
@@ -367,7 +365,7 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
 def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:
     folder = tmp_path / "gr\udcf6\udcdfe"
     with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: no checkpoint can be saved under '/.*; choose another"):
-        Runner(quick(), folder)
+        TrainingLoop(quick(), folder)
     assert not folder.exists()
 
 

@@ -17,8 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.device import sharding
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS
-from rlstable.runner.loop import Fleet
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.memory import bytes_of, footprint
 
@@ -38,24 +37,24 @@ class Keyed(PointMass):
 )
 def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any], tmp_path: Path) -> None:
     config = tiny_config(**{"logging": {"console": "off"}, "devices": 1, **sections})
-    runner = Runner(config, tmp_path)
+    runner = TrainingLoop(config, tmp_path)
     shapes = TrainingSetup(config, mesh()).shapes()
-    assert jax.tree.structure(shapes) == jax.tree.structure(runner.state)
-    for here, there in zip(jax.tree.leaves(shapes), jax.tree.leaves(runner.state), strict=True):
+    assert jax.tree.structure(shapes) == jax.tree.structure(runner.single.state)
+    for here, there in zip(jax.tree.leaves(shapes), jax.tree.leaves(runner.single.state), strict=True):
         assert (here.shape, here.dtype, here.sharding) == (there.shape, there.dtype, there.sharding)
-    assert bytes_of(shapes) == sum(x.nbytes for x in jax.tree.leaves(runner.state))
+    assert bytes_of(shapes) == sum(x.nbytes for x in jax.tree.leaves(runner.single.state))
 
 
 def test_the_program_is_the_runners(tmp_path: Path) -> None:
     config = tiny_config(logging={"console": "off"}, devices=1)
-    runner = Runner(config, tmp_path)
+    runner = TrainingLoop(config, tmp_path)
     assembly = TrainingSetup(config, mesh())
 
     def text(ppo: Any, state: Any) -> str:
         specs = (SPECS, sharding.REPLICATED)
         return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
 
-    assert text(assembly.ppo, assembly.shapes()) == text(runner.ppo, runner.state)
+    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.supervisor.setup.ppo, runner.single.state)
 
 
 def test_the_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +143,8 @@ def test_a_program_is_begun_where_the_run_is_new_and_alone(tmp_path: Path, monke
     begun: list[Any] = []
     monkeypatch.setattr(TrainingSetup, "begin", lambda self: begun.append(self))
     config = tiny_config(logging={"console": "off"}, devices=1, total_steps=64)
-    Runner(config, tmp_path / "alone").run()
+    TrainingLoop(config, tmp_path / "alone").run()
     assert len(begun) == 1
-    Runner(config.model_copy(update={"resume": "auto"}), tmp_path / "alone").close()
-    Fleet(config.model_copy(update={"seeds": 2}), tmp_path / "fleet").close()
+    TrainingLoop(config.model_copy(update={"resume": "auto"}), tmp_path / "alone").close()
+    TrainingLoop(config.model_copy(update={"seeds": 2}), tmp_path / "fleet").close()
     assert len(begun) == 1

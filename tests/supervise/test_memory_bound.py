@@ -11,7 +11,7 @@ import pytest
 from toys import PointMass, mesh, tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.runner.runner import Runner
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import memory
 from rlstable.supervise.memory_bound import experience_bytes, require_memory
@@ -90,4 +90,4 @@ def test_run_ends_before_anything_is_compiled_or_drawn(tmp_path: Path, monkeypat
     monkeypatch.setattr("rlstable.compilation.programs.Programs.build", never)
     sizes = {"num_envs": 10**6, "batch_size": 10**6, "unroll_length": 10**6}
     with pytest.raises(ConfigError, match=r"one iteration is 2,000,000,000,000 environment steps .* could fit$"):
-        Runner(tiny_config(ppo=sizes, logging={"console": "off"}), tmp_path / "run")
+        TrainingLoop(tiny_config(ppo=sizes, logging={"console": "off"}), tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from typing import Any
@@ -17,13 +18,36 @@ from rlstable.supervise.recovery import Attempts, Recovery
 ORDER = ["fresh_resets", "scale_learning_rate 0.5", "reset_optimizer"]
 
 
-def recovery(remembered: Attempts | None = None, **fields: Any) -> Recovery:
+class RememberingRecovery:
+    """Recovery with its memory, as a run keeps it."""
+
+    def __init__(self, config: RecoveryConfig, attempts: Attempts):
+        self.attempts = attempts
+        self._recovery = Recovery(config)
+
+    def plan(self, *args: Any) -> Remedy | None:
+        before = copy.deepcopy(self.attempts)
+        plan = self._recovery.plan(self.attempts, *args)
+        assert self.attempts == before, "a plan changes nothing"
+        self.attempts = plan.attempts
+        return plan.remedy
+
+    def healthy(self, good: bool) -> Remedy | None:
+        before = copy.deepcopy(self.attempts)
+        after, remedy = self._recovery.after(self.attempts, good)
+        assert self.attempts == before
+        self.attempts = after
+        return remedy
+
+
+def recovery(remembered: Attempts | None = None, **fields: Any) -> RememberingRecovery:
     chosen = {"remedies": ["fresh_resets", {"scale_learning_rate": 0.5}, "reset_optimizer"], "attempts": 4}
-    return Recovery(validate(RecoveryConfig, chosen | fields), Attempts() if remembered is None else remembered)
+    config = validate(RecoveryConfig, chosen | fields)
+    return RememberingRecovery(config, Attempts() if remembered is None else remembered)
 
 
-def remedy_of(plan: Any) -> str | None:
-    return None if plan is None else str(plan.remedy)
+def remedy_of(remedy: Remedy | None) -> str | None:
+    return None if remedy is None else str(remedy)
 
 
 def test_remedies_come_in_order_and_from_the_beginning_again_until_there_were_too_many() -> None:
@@ -40,8 +64,8 @@ def test_attempts_leave_the_window() -> None:
     own = recovery(window=100)
     assert all(own.plan("storm", at) for at in (0, 10, 20, 30))
     assert own.plan("storm", 99) is None
-    plan = own.plan("storm", 100)
-    assert plan is not None and plan.number == 5
+    assert own.plan("storm", 100) is not None
+    assert own.attempts.count == 5
     assert own.plan("storm", 101) is None
 
 
@@ -54,8 +78,8 @@ def test_none_are_made_where_none_are_wanted(fields: dict[str, Any]) -> None:
 
 def test_a_remedy_that_can_change_nothing_is_passed_over() -> None:
     own = recovery()
-    plan = own.plan("storm", 0, lambda remedy: remedy.name == "reset_optimizer")
-    assert remedy_of(plan) == "reset_optimizer"
+    remedy = own.plan("storm", 0, lambda remedy: remedy.name == "reset_optimizer")
+    assert remedy_of(remedy) == "reset_optimizer"
     assert own.plan("storm", 0, lambda _: False) is None
     assert own.attempts.count == 1
 
@@ -102,7 +126,7 @@ def test_what_was_taken_back_too_early_comes_first_and_stays_longer() -> None:
 def test_a_resumed_recovery_decides_as_the_whole_one(history: list[bool | None], cut: int) -> None:
     """What it remembers is plain JSON: None is a cause, anything else an iteration that was healthy or not."""
 
-    def go(own: Recovery, part: list[bool | None], start: int) -> list[Any]:
+    def go(own: RememberingRecovery, part: list[bool | None], start: int) -> list[Any]:
         return [
             remedy_of(own.plan("storm", at)) if good is None else own.healthy(good)
             for at, good in enumerate(part, start)

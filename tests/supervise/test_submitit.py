@@ -22,13 +22,13 @@ class Training:
     """What is submitted; submitit asks `checkpoint` what to submit again, as Hydra's launcher answers it."""
 
     def __call__(self, run_dir: str, iterations: int) -> tuple[str, int]:
-        from rlstable.runner.runner import Runner
+        from rlstable.runner.loop import TrainingLoop
 
         config = tiny_config(
             guards={}, devices=1, total_steps=iterations * ITERATION, eval={"num_evals": 0}, resume="auto",
             logging={"console": "off"},
         )  # fmt: skip
-        result = Runner(config, run_dir, lambda *_: time.sleep(0.02)).run()
+        result = TrainingLoop(config, run_dir, lambda *_: time.sleep(0.02)).run()
         return result.ending.name, result.step
 
     def checkpoint(self, *args: Any) -> Any:

@@ -1,0 +1,94 @@
+"""Decides what follows an iteration: continue, end with the best policy, roll back, or stop. Changes no state."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rlstable.config import Config
+from rlstable.config.supervise import Remedy
+from rlstable.ppo.state import Metrics
+from rlstable.runner.host_state import HostState
+from rlstable.supervise.recovery import Plan, Recovery
+from rlstable.supervise.stop_reasons import StopReason
+
+
+class Action(enum.Enum):
+    """The actions of a `Decision`."""
+
+    CONTINUE = enum.auto()
+    END_WITH_BEST_POLICY = enum.auto()
+    ROLL_BACK = enum.auto()
+    STOP = enum.auto()
+
+
+class Decision(NamedTuple):
+    """The decision after an iteration.
+
+    Attributes:
+        action: The action.
+        cause: Stop reason that the iteration asks for; None if the iteration was in order.
+        stop_reason: The stop reason of `STOP`.
+        plan: The plan of `ROLL_BACK`; of `STOP` a plan without a remedy.
+    """
+
+    action: Action
+    cause: StopReason | None = None
+    stop_reason: StopReason | None = None
+    plan: Plan | None = None
+
+
+def cause_of(metrics: Metrics, host: HostState, config: Config, collapsed: bool) -> StopReason | None:
+    """The stop reason that an iteration asks for, None if the iteration was in order.
+
+    A run must not complete with a bad or untrained state.
+
+    Args:
+        metrics: Of the iteration, on the host.
+        host: After the iteration.
+        config: The whole configuration.
+        collapsed: Whether the return has collapsed.
+    """
+    finished = host.step >= config.total_steps
+    for name, exhausted in metrics.exhausted.items():
+        if exhausted or (finished and name == "state" and metrics.trips[name].any()):
+            return StopReason.of_guard(name)
+    update = config.guards.update
+    idle = update.enabled and host.idle >= update.patience
+    untrained = finished and int(metrics.counters.updates) == 0
+    if idle or untrained:
+        return StopReason.no_update_accepted
+    return StopReason.policy_collapsed if collapsed else None
+
+
+def decide(
+    cause: StopReason | None,
+    finished: bool,
+    host: HostState,
+    recovery: Recovery,
+    applicable: Callable[[Remedy], bool],
+) -> Decision:
+    """Decides what follows an iteration.
+
+    Args:
+        cause: From `cause_of`.
+        finished: Whether all steps are trained.
+        host: After the iteration.
+        recovery: Chooses the remedy.
+        applicable: Whether a remedy can change anything now.
+
+    Raises:
+        NeedsOwnProgram: The next remedy needs a program that the other seeds do not share.
+    """
+    if cause is None:
+        return Decision(Action.CONTINUE)
+    collapse = cause is StopReason.policy_collapsed
+    if collapse and finished:  # no steps are left in which the run could recover
+        return Decision(Action.END_WITH_BEST_POLICY, cause)
+    at = host.iteration + host.attempts.lost_iterations
+    plan = recovery.plan(host.attempts, cause.name, at, applicable, collapse)
+    if plan.remedy is not None:
+        return Decision(Action.ROLL_BACK, cause, plan=plan)
+    exhausted = bool(plan.attempts.recent) and not collapse and cause is not StopReason.physics_unstable
+    return Decision(Action.STOP, cause, StopReason.recovery_exhausted if exhausted else cause, plan)

@@ -1,0 +1,237 @@
+"""The folder of a run: with several seeds it has rows, events and a result of its own, beside one folder per seed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlstable.config import Config, ConfigError
+from rlstable.io.console import Console
+from rlstable.io.lock import RunLock
+from rlstable.io.logbook import Logbook
+from rlstable.io.presence import Presence
+from rlstable.io.run_folder import (
+    forget_result,
+    free_reserve,
+    has_checkpoint,
+    open_run_dir,
+    read_result,
+    seed_folder,
+    seed_folders,
+    seed_of,
+)
+from rlstable.io.seed_console import SeedConsole
+from rlstable.io.thinning import History
+from rlstable.io.trusted_folders import remember
+from rlstable.report.run_record import last_row
+from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
+from rlstable.runner.finish import close
+from rlstable.runner.result import Result, Row
+from rlstable.runner.seed_log import Callback
+from rlstable.runner.seed_run import SeedRun
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, stays_ended
+
+# Opens a seed: its configuration, folder, callback and console.
+OpenSeed = Callable[[Config, Path, Callback | None, Console], SeedRun]
+
+
+class SingleFolder:
+    """Folder of a run with one seed, which the seed itself writes.
+
+    Args:
+        config: The whole configuration.
+        run_dir: The run folder.
+        callback: Called as `callback(step, row)` with every row; returning True stops the run.
+        console: The console.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console):
+        self._config = config
+        self._run_dir = run_dir
+        self._callback = callback
+        self._console = console
+        self.results: dict[int, Result] = {}
+
+    def open(self, open_seed: OpenSeed) -> dict[int, SeedRun]:
+        """Opens every unfinished seed.
+
+        Raises:
+            ConfigError: The folder is unusable.
+        """
+        return {self._config.seed: open_seed(self._config, self._run_dir, self._callback, self._console)}
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Logs an event of the whole run; here the seed logs it."""
+
+    def wait(self) -> None:
+        """Waits until the rows and events of the whole run are written; a saved seed must not be ahead of them."""
+
+    def ensure(self) -> None:
+        """Writes the folder again if files are missing; here the seed does it when it saves."""
+
+    def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], over: bool) -> bool:
+        """Logs a row of all seeds if it is complete; here the seed has logged it.
+
+        Args:
+            training: The seeds that the last iteration trained.
+            unfinished: All seeds that have not ended.
+            over: Whether no other row will come.
+
+        Returns:
+            Whether the callback asks the run to stop.
+        """
+        return False
+
+    def end_seed(self, seed: int, run: SeedRun, stop_reason: StopReason) -> None:
+        """Ends one seed and keeps its result."""
+        _, self.results[seed] = run.finish(stop_reason)
+
+    def finish(self, stop_reason: StopReason | None, advice: str | None) -> Result:
+        """Ends the run after all its seeds.
+
+        Args:
+            stop_reason: Stop reason of the whole run; None if each seed has its own.
+            advice: Advice on it, if any.
+        """
+        (result,) = self.results.values()
+        return result
+
+    def close(self) -> None:
+        """Releases the folder; may be called again."""
+
+
+class FleetFolder(SingleFolder):
+    """Folder of a run with several seeds: a folder per seed, and rows, events and a result of all seeds together.
+
+    Raises:
+        ConfigError: The folder is unusable.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console):
+        super().__init__(config, run_dir, callback, console)
+        self.history: list[Row] = History()
+        self._fields: dict[int, Fields] = {}
+        self._rows = RowsOfSeeds()
+        self._last_evaluation: Row = {}
+        self._step = 0
+        self._logbook = Logbook(_without_wandb(config), run_dir, console)
+        self._lock: RunLock | None = None
+
+    def open(self, open_seed: OpenSeed) -> dict[int, SeedRun]:
+        """Opens every unfinished seed, and the files of all seeds together."""
+        config, seeds = self._config, {}
+        resumes, self._lock = open_run_dir(self._run_dir, config.resume, config.seeds)
+        try:
+            if resumes:
+                self._require_the_same_seeds()
+            shown: set[str] = set()
+            group = "/".join(self._run_dir.absolute().parts[-2:])
+            for seed in config.each_seed:
+                folder = seed_folder(self._run_dir, seed)
+                if resumes:
+                    self._rows.recall(seed, last_row(folder))
+                    fields = read_result(folder)
+                    if fields is not None and stays_ended(fields, config):
+                        self._fields[seed] = fields
+                        self.results[seed] = Result(StopReason[fields["stop_reason"]], folder, fields["step"], {}, [])
+                        continue
+                console = SeedConsole(self._console, seed, shown)
+                seeds[seed] = open_seed(
+                    config.of_seed(seed, group), folder, functools.partial(self._rows.take, seed), console
+                )
+            self._open_files(list(seeds.values()))
+        except BaseException:
+            for run in seeds.values():
+                run.close()
+            self.close()
+            for folder in seed_folders(self._run_dir):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # only empty folders: a failed start leaves nothing behind
+            raise
+        return seeds
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Logs an event of the whole run."""
+        self._logbook.event(self._step, kind, fields)
+
+    def wait(self) -> None:
+        """Waits until the rows and events of the whole run are written."""
+        self._logbook.wait()
+
+    def ensure(self) -> None:
+        """Writes the folder again if files are missing; a seed that cannot save logs that itself."""
+        with contextlib.suppress(OSError, ConfigError):
+            self._presence.ensure()
+        forget_result(self._run_dir)
+
+    def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], over: bool) -> bool:
+        """Logs a row of all seeds, once every training seed has logged its row."""
+        unfinished = list(unfinished)
+        self._step = max(self._step, min((run.host.logged_step for run in unfinished), default=0))
+        returns = [fields["return"] for fields in self._fields.values()]
+        row = self._rows.together(training, [*returns, *(run.host.last_return for run in unfinished)], over)
+        if row is None:
+            return False
+        if "eval/episode_reward" in row:
+            self._last_evaluation = {key: row[key] for key in row if key.startswith(("eval/", "seeds/"))}
+        self._logbook.log(self._step, row)
+        self.history.append({"step": self._step, **row})
+        return self._callback is not None and self._callback(self._step, row) is True
+
+    def end_seed(self, seed: int, run: SeedRun, stop_reason: StopReason) -> None:
+        """Ends one seed; the other seeds continue."""
+        self._step = max(self._step, run.host.logged_step)
+        self._fields[seed], self.results[seed] = run.finish(stop_reason)
+        stop_reason = self.results[seed].ending
+        failed = not stop_reason.succeeded and stop_reason not in FROM_OUTSIDE
+        self.event("seed_given_up" if failed else "seed_ended", seed=seed, stop_reason=stop_reason.name)
+
+    def finish(self, stop_reason: StopReason | None, advice: str | None) -> Result:
+        """Ends the run after all its seeds."""
+        with contextlib.closing(self):
+            fields = fields_of(self._fields, stop_reason)
+            if advice is not None:
+                fields["advice"] = advice
+            self.event("stopped", **fields)
+            stop_reason = StopReason[fields["stop_reason"]]
+            saved = any(map(has_checkpoint, seed_folders(self._run_dir)))
+            report = self._config.logging.report
+            close(stop_reason, fields, self._run_dir, self._console, report=report, saved=saved)
+            results = tuple(self.results[seed] for seed in self._config.each_seed if seed in self.results)
+            return Result(stop_reason, self._run_dir, self._step, self._last_evaluation, self.history, results)
+
+    def close(self) -> None:
+        """Releases the folder; may be called again."""
+        self._logbook.close()
+        free_reserve(self._run_dir)
+        if self._lock is not None:
+            self._lock.release()
+
+    def _open_files(self, seeds: list[SeedRun]) -> None:
+        assert self._lock is not None
+        settings = self._config.model_dump(mode="json")
+        machine = seeds[0].machine if seeds else None
+        self._presence = Presence(self._run_dir, self._lock, self._logbook, settings, machine, self.event)
+        remember(self._run_dir / "config.yaml", self._config)  # if that is impossible, every seed logs it
+        steps = [run.host.logged_step for run in seeds]
+        self._step = max(steps, default=0)
+        # Rows of iterations that some seeds have still to catch up with were right, and those come out the same.
+        self._logbook.start(None, max(steps) if steps and self._config.resume is not None else None)
+
+    def _require_the_same_seeds(self) -> None:
+        """Checks that no saved seed would be left behind."""
+        saved = [seed_of(folder) for folder in seed_folders(self._run_dir) if has_checkpoint(folder)]
+        if not set(saved) <= set(self._config.each_seed):
+            raise ConfigError(
+                f"seeds: {self._run_dir} holds seeds {min(saved)} to {max(saved)}, and not all of them are among those "
+                f"from {self._config.seed} on; set seed={min(saved)} seeds={max(saved) - min(saved) + 1}, or more"
+            )
+
+
+def _without_wandb(config: Config) -> Config:
+    """For the rows of all seeds together: Weights & Biases has the rows of each seed, as a group."""
+    wandb = config.logging.wandb.model_copy(update={"mode": "disabled"})
+    return config.model_copy(update={"logging": config.logging.model_copy(update={"wandb": wandb})})

@@ -1,0 +1,47 @@
+"""Random keys of one seed for everything that is drawn between two iterations."""
+
+from __future__ import annotations
+
+import jax
+
+from rlstable.runner.host_state import HostState
+
+_NO_ITERATION = 2**32 - 1  # no run has so many iterations
+
+
+class SeedKeys:
+    """Random keys of one seed, each a function of the seed and of counts in the host state.
+
+    Attributes:
+        init: For parameters and what training draws.
+        resets: For the first states of the environments.
+        rollback: For resets after a rollback.
+
+    Args:
+        seed: The seed.
+        host: The run's host state.
+    """
+
+    def __init__(self, seed: int, host: HostState):
+        self._host = host
+        self.init, self.resets, self._eval, self.rollback = jax.random.split(jax.random.PRNGKey(seed), 4)
+
+    @property
+    def evaluation(self) -> jax.Array:
+        """For the evaluation after this iteration."""
+        return jax.random.fold_in(self._eval, self._host.iteration)
+
+    @property
+    def fresh_evaluation(self) -> jax.Array:
+        """For episodes that no evaluation of training plays."""
+        return jax.random.fold_in(self._eval, _NO_ITERATION)
+
+    @property
+    def comparison(self) -> jax.Array:
+        """For the comparison of the best policy with the present one after this iteration and attempt."""
+        return jax.random.fold_in(self.between(4), self._host.attempts.count)
+
+    def between(self, purpose: int) -> jax.Array:
+        """For a draw between two iterations; each purpose has a number."""
+        key = jax.random.fold_in(self.rollback, self._host.iteration)
+        return jax.random.fold_in(key, purpose) if purpose else key

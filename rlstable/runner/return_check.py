@@ -1,0 +1,117 @@
+"""Checks whether the return of one seed has collapsed, and follows which state is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from rlstable.config import Config
+from rlstable.envs.vector import Episodes
+from rlstable.policy.evaluator import PolicySnapshot, policy_of, returns_of
+from rlstable.ppo.state import Metrics, TrainState
+from rlstable.runner.host_state import HostState
+from rlstable.runner.result import Row
+from rlstable.supervise.return_watch import ReturnWatch
+from rlstable.supervise.snapshots import Snapshots
+
+
+class ReturnCheck:
+    """The return watch of one seed; does nothing if the watch or recovery is off.
+
+    Per iteration call `train`, `suspects`, then `compare` if it is suspected, and at the end `keep`.
+
+    Attributes:
+        enabled: Whether the return is watched.
+        collapsed: Whether this iteration's comparison has confirmed a collapse.
+        best_return: Return of the best policy in the episodes of that comparison.
+
+    Args:
+        config: The whole configuration.
+        host: The run's host state.
+        snapshots: The states that the run may roll back to.
+        event: Called as `event(kind, **fields)`.
+    """
+
+    def __init__(self, config: Config, host: HostState, snapshots: Snapshots, event: Callable[..., None]):
+        guard = config.guards.return_watch
+        self.enabled = guard.enabled and config.supervise.recovery.enabled
+        self._watch = ReturnWatch(guard.tolerance, guard.episodes, host.watch)
+        self._total_steps = config.total_steps
+        self._host = host
+        self._snapshots = snapshots
+        self._event = event
+        self._is_best: bool | None = None
+        self._evaluated_best = False
+        self.collapsed = False
+        self.best_return: float | None = None
+
+    def train(self, metrics: Metrics, healthy: bool) -> None:
+        """Records the training episodes of an iteration; those of a bad iteration are ignored."""
+        episodes = int(metrics.counters.episodes) - self._host.episodes
+        self._host.episodes += episodes
+        self._is_best = None
+        if self.enabled and healthy:
+            self._is_best = self._watch.train(float(metrics.values["episode/sum_reward"]), episodes)
+            self._snapshots.look(self._is_best)
+
+    def suspects(self, evaluation: Row, healthy: bool) -> bool:
+        """Whether the return may have collapsed, so that `compare` must decide.
+
+        Args:
+            evaluation: Metrics of the present policy; empty if it was not evaluated.
+            healthy: Whether the state is good.
+        """
+        self.collapsed = self._evaluated_best = False
+        if not self.enabled or not healthy:
+            return False
+        value = evaluation.get("eval/episode_reward")
+        if evaluation:
+            self._evaluated_best = self._watch.evaluate(value)
+        ends_below = self._finished and self._watch.ends_below(value)
+        best = self._snapshots.best
+        return (self._watch.suspects or ends_below) and not best.empty and best.iteration < self._host.iteration
+
+    def sides(self, state: TrainState, key: jax.Array) -> tuple[PolicySnapshot, PolicySnapshot]:
+        """The best policy and the present one, for the same fresh episodes."""
+        params, statistics = self._snapshots.best.policy
+        return PolicySnapshot(params, statistics, key), policy_of(state, key)
+
+    def compare(self, best: Episodes, present: Episodes) -> None:
+        """Decides whether the return has collapsed, from paired episodes of the policies of `sides`."""
+        of_best, of_present = returns_of(best), returns_of(present)
+        returns = {
+            "best_return": _mean(of_best),
+            "return": _mean(of_present),
+            "best_iteration": self._snapshots.best.iteration,
+        }
+        worse = self._watch.is_worse(of_best, of_present, self._finished)
+        self.collapsed = worse is True
+        if worse:
+            self._watch.confirmed()
+            self._event("guard_tripped", guard="return_watch", collapsed=1)
+            self._event("return_collapsed", **returns)
+            self.best_return = _mean(of_best)
+        elif worse is None:
+            self._watch.wait()
+            self._event("return_fall_unclear", **returns)
+        else:
+            self._watch.refute(of_best, of_present)
+            self._event("return_fall_refuted", **returns)
+
+    def keep(self, state: TrainState) -> None:
+        """Keeps a good state as the best one or as the candidate for it, if the returns of this iteration say so."""
+        host = self._host
+        if self._evaluated_best:
+            self._snapshots.best.keep(state, host.iteration, host.step)
+        if self._is_best is not None:
+            self._snapshots.candidate.keep(state, host.iteration, host.step)
+
+    @property
+    def _finished(self) -> bool:
+        return self._host.step >= self._total_steps
+
+
+def _mean(returns: np.ndarray) -> float | None:
+    return float(np.nanmean(returns)) if np.isfinite(returns).any() else None

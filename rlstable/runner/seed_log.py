@@ -1,0 +1,149 @@
+"""The log of one seed: rows, events, signs of trouble, and the fields of `result.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlstable import faults
+from rlstable.config import Config
+from rlstable.io.console import Console
+from rlstable.io.logbook import Logbook
+from rlstable.io.thinning import History
+from rlstable.ppo.iteration import PPO
+from rlstable.ppo.state import Metrics
+from rlstable.runner.host_state import HostState
+from rlstable.runner.result import Row
+from rlstable.runner.telemetry import Telemetry
+from rlstable.supervise import advice
+from rlstable.supervise.run_warnings import warnings_of
+from rlstable.supervise.signs import Signs
+from rlstable.supervise.stop_reasons import StopReason
+
+Callback = Callable[[int, Row], Any]
+
+
+class SeedLog:
+    """Logs one seed. Events before `start` are kept and logged then.
+
+    Attributes:
+        history: Logged rows; rows of long runs are thinned (`io.thinning`).
+        last_evaluation: Metrics of the last evaluation.
+        stopped_by_callback: Whether the callback asked the run to stop.
+        logbook: The outputs.
+        telemetry: Metrics of the iterations since the last row; exists after `start`.
+
+    Args:
+        config: The whole configuration.
+        run_dir: The run folder.
+        callback: Called as `callback(step, row)` with every row; returning True stops the run.
+        console: The console.
+        host: The run's host state.
+    """
+
+    telemetry: Telemetry
+
+    def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console, host: HostState):
+        self._config = config
+        self._callback = callback
+        self._host = host
+        broken = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
+        self.logbook = Logbook(config, run_dir, console, broken)
+        self._signs = Signs(config, self.event)
+        self.history: list[Row] = History()
+        self.last_evaluation: Row = {}
+        self.stopped_by_callback = False
+
+    def start(self, ppo: PPO) -> None:
+        """Opens the outputs, once the step that the run starts from is known.
+
+        Args:
+            ppo: Names the guards and their causes.
+        """
+        self._update_guards = ppo.update_guards
+        self.telemetry = Telemetry(self._config, ppo)
+        self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Logs one event."""
+        self.logbook.event(self._host.logged_step, kind, fields)
+
+    def iteration(self, metrics: Metrics) -> None:
+        """Logs the trips of an iteration and looks for signs of trouble.
+
+        Args:
+            metrics: Of the iteration, on the host.
+        """
+        host, config = self._host, self._config
+        if bool(metrics.healthy):
+            self._signs.look(host.signs, host.iteration, host.logged_step, metrics.values)
+        trips = self.telemetry.trips(metrics)
+        transitions = config.env_steps_per_iteration // config.env.action_repeat
+        minibatches = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
+        host.tally.count(metrics.values, trips, transitions, minibatches, self._update_guards)
+        for name, causes in trips.items():
+            self.event("guard_tripped", guard=name, **causes)
+
+    def evaluation(self, metrics: Row) -> Row:
+        """Records an evaluation; returns its part of the next row."""
+        host = self._host
+        host.evaluated += metrics["eval/epoch_eval_time"] or 0.0
+        self.last_evaluation = row = {**metrics, "eval/walltime": host.evaluated}
+        value = row["eval/episode_reward"]
+        host.last_return = value
+        self._signs.evaluate(host.signs, host.logged_step, metrics)
+        host.tally.evaluate(value)
+        if value is None:
+            self.event("evaluation_void", aborted_share=row["eval/aborted_share"])
+        elif host.best_return is None or value > host.best_return:
+            host.best_return = float(value)
+        return row
+
+    def row(self, evaluation: Row) -> None:
+        """Logs a row of the iterations since the last one.
+
+        Args:
+            evaluation: From `evaluation`; empty if the policy was not evaluated.
+        """
+        host, config = self._host, self._config
+        row = self.telemetry.flush(host.elapsed) | evaluation
+        if config.supervise.recovery.enabled:
+            row["supervise/rollbacks"] = host.attempts.count
+            if config.guards.return_watch.enabled:
+                row["guards/return_watch/trips"] = host.watch.collapses
+        self.logbook.log(host.logged_step, row)
+        self.history.append({"step": host.logged_step, **row})
+        if self._callback is not None and self._callback(host.logged_step, row) is True:
+            self.stopped_by_callback = True
+
+    def result(
+        self, stop_reason: StopReason, cause: StopReason | None, advice_given: str | None, more: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The fields of `result.json`.
+
+        Args:
+            stop_reason: Why the run ended.
+            cause: Cause of the last failed iteration, None if none failed.
+            advice_given: Advice of the part that ended the run; None if there is none.
+            more: Fields `confirmed_*` and `unsaved_steps`, if any.
+        """
+        host = self._host
+        fields: dict[str, Any] = {
+            "stop_reason": stop_reason.name,
+            "exit_code": stop_reason.exit_code,
+            "step": host.step,
+            "return": host.last_return,
+            "best_return": host.best_return,
+            **more,
+            "seconds": round(host.elapsed, 1),
+            "rollbacks": host.attempts.count,
+            "signs": host.signs.said,
+            "warnings": [warning._asdict() for warning in warnings_of(host.tally)],
+        }
+        if cause is not None and stop_reason in (cause, StopReason.recovery_exhausted):
+            fields["cause"] = cause.name
+            advice_given = advice.paragraph(cause, host.attempts, host.signs.said, host.tally)
+        if advice_given is not None:
+            fields["advice"] = advice_given
+        return fields

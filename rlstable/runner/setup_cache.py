@@ -1,0 +1,106 @@
+"""Cache of training setups and evaluators: one per precision level and memory plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from jax.sharding import Mesh
+
+from rlstable.compilation.xla import Compiling
+from rlstable.config import Config
+from rlstable.guards.base import MoreGuards
+from rlstable.policy.evaluator import Evaluator, make_evaluator
+from rlstable.ppo.state import TrainState
+from rlstable.runner.setup import TrainingSetup
+from rlstable.supervise.ladder import Level
+from rlstable.supervise.memory_plan import MemoryPlan
+
+LogEvent = Callable[..., None]
+
+# A precision level and a memory plan: each pair is compiled once.
+ProgramKey = tuple[Level, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Factories:
+    """Factories of training setups and evaluators.
+
+    Attributes:
+        setup: Takes the arguments of `TrainingSetup`.
+        evaluator: Takes the arguments of `make_evaluator`.
+        shared: Whether several seeds share the programs, so that no seed may change one.
+    """
+
+    setup: Callable[..., TrainingSetup] = TrainingSetup
+    evaluator: Callable[..., Evaluator] = make_evaluator
+    shared: bool = False
+
+
+DEFAULT_FACTORIES = Factories()
+
+
+class SetupCache:
+    """Builds training setups and evaluators, each once.
+
+    Attributes:
+        shared: Whether several seeds share the programs.
+
+    Args:
+        config: The whole configuration.
+        mesh: The devices.
+        more_guards: The user's guards, by site and name.
+        compiling: Context manager that tells the user what is compiling.
+        event: Called as `event(kind, **fields)`.
+        factories: None for those of an ordinary run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        more_guards: MoreGuards,
+        compiling: Compiling,
+        event: LogEvent,
+        factories: Factories | None,
+    ):
+        self._config = config
+        self._mesh = mesh
+        self._more_guards = more_guards
+        self._compiling = compiling
+        self._event = event
+        self._factories = DEFAULT_FACTORIES if factories is None else factories
+        self._setups: dict[ProgramKey, TrainingSetup] = {}
+        self._evaluators: dict[Level, Evaluator] = {}
+        self.shared = self._factories.shared
+
+    def setup(self, level: Level, plan: MemoryPlan) -> TrainingSetup:
+        """The training setup of a precision level and a memory plan."""
+        key = level, str(plan)
+        if key not in self._setups:
+            config = plan.of(self._at(level))
+            self._setups[key] = self._factories.setup(config, self._mesh, self._more_guards, self._compiling)
+        return self._setups[key]
+
+    def evaluator(self, level: Level, plan: MemoryPlan) -> Evaluator:
+        """The evaluator of a precision level, at the configured size whatever the memory plan of training."""
+        if level not in self._evaluators:
+            config, setup = self._config, self.setup(level, plan)
+            # Training and evaluation share one environment if both are the same. A user's environment may own a
+            # simulator, which both would disturb; on several devices each environment has a share of the cores.
+            same = config.env.source == "brax" and not config.eval.env_kwargs and self._mesh.size == 1
+            self._evaluators[level] = self._factories.evaluator(
+                self._at(level), setup.ppo.networks, self._compiling, self._event, setup.single if same else None
+            )
+        return self._evaluators[level]
+
+    def shapes(self, level: Level, num_envs: int) -> TrainState:
+        """Shapes of a training state at a precision level and a number of environments."""
+        config = self._at(level)
+        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": num_envs})})
+        return TrainingSetup(config, self._mesh, self._more_guards).shapes()
+
+    def _at(self, level: Level) -> Config:
+        """The configuration at a precision level."""
+        precision = self._config.precision.model_copy(update=level._asdict())
+        return self._config.model_copy(update={"precision": precision})
