@@ -196,31 +196,31 @@ class Side:
     def __init__(self, overrides: Sequence[str], folder: Path):
         from rlstable.runner.loop import TrainingLoop
 
-        self._runner = TrainingLoop(compose([*overrides, *QUIET]), folder)
-        self.steps = self._runner.config.env_steps_per_iteration
+        self._loop = TrainingLoop(compose([*overrides, *QUIET]), folder)
+        self.steps = self._loop.config.env_steps_per_iteration
         self()
 
     def __call__(self) -> float:
         """Seconds of one iteration, and of what a run does after it."""
         started = time.perf_counter()
-        self._runner.advance()
+        self._loop.advance()
         return time.perf_counter() - started
 
     @property
     def text(self) -> str:
         """The program as it was compiled, in XLA's words."""
-        return str(self._runner._program().executable.as_text())
+        return str(self._loop._slots.program(self._loop.seeds, self._loop.seeds).executable.as_text())
 
     @property
     def trips(self) -> dict[str, int]:
         """Over all calls, by guard; those that had any."""
-        row = self._runner.history[-1]
+        row = self._loop.single.log.history[-1]
         counts = {name.split("/")[1]: count for name, count in row.items() if re.fullmatch("guards/[^/]+/trips", name)}
         return {name: int(count) for name, count in counts.items() if count}
 
     def close(self) -> None:
         """Gives its folder free."""
-        self._runner.close()
+        self._loop.close()
 
 
 def compare(comparison: Comparison, args: argparse.Namespace, console: Console) -> Iterator[Report]:

@@ -302,7 +302,7 @@ def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) ->
     runner = TrainingLoop(quick(guards=guards, env=faulty, eval={"num_evals": 0}), tmp_path)
     for _ in range(2):
         assert not runner.advance()
-        runner.single.save_if_due()
+        runner.single.saving.save_if_due(runner.single.state)
         assert not runner.single.checkpoints.all()
     runner.close()
 
@@ -312,13 +312,13 @@ def test_a_signal_in_the_middle_of_what_is_due_saves_nothing_that_lacks_the_rest
     saved: list[list[int]] = []
 
     def look(*_: Any) -> None:
-        runner.single.save_if_due()
+        runner.single.saving.save_if_due(runner.single.state)
         saved.append(runner.single.checkpoints.all())
 
     runner = TrainingLoop(quick(eval={"num_evals": 0}), tmp_path, look)
     assert not runner.advance()
     assert saved == [[]]
-    runner.single.save_if_due()
+    runner.single.saving.save_if_due(runner.single.state)
     runner.close()
     assert steps_in(tmp_path / "checkpoints") == [1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 import traceback
 from pathlib import Path
@@ -27,7 +26,7 @@ from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun, mesh_of
 from rlstable.runner.setup import Program, TrainingSetup
-from rlstable.runner.setup_cache import Factories, LogEvent, ProgramKey
+from rlstable.runner.setup_cache import Factories, LogEvent
 from rlstable.runner.slots import Slots
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.ladder import Level
@@ -76,7 +75,6 @@ class TrainingLoop:
         self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
         self._stop_request = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
         self._slots = Slots(config.each_seed)
-        self._programs: dict[ProgramKey, Program] = {}
         self._last_seconds = 0.0
         self._advice: str | None = None
         self.seeds: dict[int, SeedRun] = {}
@@ -113,8 +111,9 @@ class TrainingLoop:
 
     def advance(self) -> dict[int, StopReason]:
         """Runs one iteration and what is due after it; returns the stop reasons of the seeds that have ended."""
-        iterate, training = self._program(), self._training
-        if any(run.evaluates_next for run in training.values()):
+        training = self._training
+        iterate = self._slots.program(training, self._unfinished)
+        if any(run.schedule.evaluates_next for run in training.values()):
             # Between two iterations: a signal during compilation saves the state as it is.
             self._evaluator.prepare(self._slots.policies(training))
         started = time.perf_counter()
@@ -128,7 +127,7 @@ class TrainingLoop:
                 raise
             for run in training.values():
                 run.shrink_after_oom()
-            self._take_plan_of(training)
+            self._slots.take_plan_of(training, self._unfinished)
             return {}
         self._last_seconds = time.perf_counter() - started
         return self._finish_iteration(iterate, training, metrics)
@@ -159,15 +158,15 @@ class TrainingLoop:
         return result
 
     def _train(self) -> None:
-        trained = [seed for seed, run in self._unfinished.items() if run.finished]
+        trained = [seed for seed, run in self._unfinished.items() if run.schedule.finished]
         self._end(dict.fromkeys(trained, StopReason.completed))
         if not self._unfinished:
             return
         training = self._training
         self._slots.fill(training)
-        if any(run.evaluates for run in training.values()):
+        if any(run.schedule.evaluates for run in training.values()):
             self._evaluator.begin(self._slots.policies(training))  # compiles while the iteration is traced
-        self._program()
+        self._slots.program(training, self._unfinished)
         stopped = self._stop_request.stop_reason  # before or during the compilation
         if stopped is not None:
             self._end(dict.fromkeys(self._unfinished, stopped))
@@ -184,7 +183,9 @@ class TrainingLoop:
         if self.config.seeds == 1:
             self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
         evaluations = self._evaluate(due, training)
-        self._compare([seed for seed, run in training.items() if run.suspects(evaluations.get(seed, {}))], training)
+        self._compare(
+            [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))], training
+        )
         # Once for all seeds, or some would stop an iteration before the others.
         requested = self._stop_request.requested(self._last_seconds)
         finished = {
@@ -200,7 +201,7 @@ class TrainingLoop:
         # Every seed is saved before the first one ends, which takes time. Seeds that wait are as they were saved.
         for seed, run in training.items():
             if stop_reasons[seed] is not None:
-                run.save_if_due()
+                run.saving.save_if_due(run.state)
         ended = self._end({seed: reason for seed, reason in sorted(stop_reasons.items()) if reason is not None})
         for seed in ended.keys() & training.keys():
             self._slots.leave(seed, training[seed].state)
@@ -227,7 +228,7 @@ class TrainingLoop:
             found = self._evaluator.evaluate(self._slots.policies(training))
         except OutOfMemory:
             for run in training.values():
-                run.save_if_good()  # the run ends with everything that was learned
+                run.saving.save_if_good(run.state)  # the run ends with everything that was learned
             raise
         return {seed: metrics for seed, metrics in zip(self.config.each_seed, found, strict=True) if seed in due}
 
@@ -239,7 +240,7 @@ class TrainingLoop:
         if not suspected:
             return
         slots = dict(zip(self.config.each_seed, self._slots.policies(training), strict=True))
-        sides = {seed: training[seed].sides() for seed in suspected}
+        sides = {seed: training[seed].return_check.sides(training[seed].state) for seed in suspected}
         with contextlib.suppress(OutOfMemory):
             best, present = (
                 self._evaluator.play(list((slots | {seed: pair[side] for seed, pair in sides.items()}).values()))
@@ -247,7 +248,7 @@ class TrainingLoop:
             )
             for seed, of_best, of_present in zip(self.config.each_seed, best, present, strict=True):
                 if seed in suspected:
-                    training[seed].compare(of_best, of_present)
+                    training[seed].return_check.compare(of_best, of_present)
 
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
@@ -266,29 +267,6 @@ class TrainingLoop:
         if self._advice is not None and run.advice is None:
             run.advice = self._advice
         self._folder.end_seed(seed, run, stop_reason)
-
-    def _program(self) -> Program:
-        """The program of the next iteration, in the memory that there is, and a state in every slot."""
-        training = self._training
-        self._slots.fill(training)
-        supervisor = next(iter(training.values())).supervisor
-        while supervisor.program_key not in self._programs:
-            states = self._slots.states(training)
-            needed, program = supervisor.fitting(functools.partial(supervisor.setup.compiled, *states))
-            if program is not None:
-                self._programs[supervisor.program_key] = program
-            else:
-                for run in training.values():
-                    run.shrink(needed)
-                self._take_plan_of(training)
-        return self._programs[supervisor.program_key]
-
-    def _take_plan_of(self, training: dict[int, SeedRun]) -> None:
-        """Gives the waiting seeds the memory plan of the training ones, and idle slots states of its shapes."""
-        plan = next(iter(training.values())).host.plan
-        for run in self._unfinished.values():
-            run.take_plan(plan)
-        self._slots.fill(training, renew=True)
 
     def _agree_on_program(self) -> None:
         """Ends resumed seeds that need another program; the others take the smallest memory plan of any seed."""
@@ -326,7 +304,7 @@ class TrainingLoop:
         """Saves good states that are not saved, and ends the run; called by another thread during compilation."""
         self._folder.wait()
         for run in self._unfinished.values():
-            run.save_if_due()
+            run.saving.save_if_due(run.state)
         self._finish(stop_reason)
 
     def _finish(self, stop_reason: StopReason | None) -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from rlstable.config import Config
@@ -12,6 +11,7 @@ from rlstable.envs.vector import Episodes
 from rlstable.policy.evaluator import PolicySnapshot, policy_of, returns_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.host_state import HostState
+from rlstable.runner.keys import SeedKeys
 from rlstable.runner.result import Row
 from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import Snapshots
@@ -30,41 +30,45 @@ class ReturnCheck:
     Args:
         config: The whole configuration.
         host: The run's host state.
+        keys: The run's random keys.
         snapshots: The states that the run may roll back to.
         event: Called as `event(kind, **fields)`.
     """
 
-    def __init__(self, config: Config, host: HostState, snapshots: Snapshots, event: Callable[..., None]):
+    def __init__(
+        self, config: Config, host: HostState, keys: SeedKeys, snapshots: Snapshots, event: Callable[..., None]
+    ):
         guard = config.guards.return_watch
         self.enabled = guard.enabled and config.supervise.recovery.enabled
         self._watch = ReturnWatch(guard.tolerance, guard.episodes, host.watch)
         self._total_steps = config.total_steps
         self._host = host
+        self._keys = keys
         self._snapshots = snapshots
         self._event = event
         self._is_best: bool | None = None
-        self._evaluated_best = False
+        self._healthy = self._evaluated_best = False
         self.collapsed = False
         self.best_return: float | None = None
 
-    def train(self, metrics: Metrics, healthy: bool) -> None:
+    def train(self, metrics: Metrics) -> None:
         """Records the training episodes of an iteration; those of a bad iteration are ignored."""
+        self._healthy = bool(metrics.healthy)
         episodes = int(metrics.counters.episodes) - self._host.episodes
         self._host.episodes += episodes
         self._is_best = None
-        if self.enabled and healthy:
+        if self.enabled and self._healthy:
             self._is_best = self._watch.train(float(metrics.values["episode/sum_reward"]), episodes)
             self._snapshots.look(self._is_best)
 
-    def suspects(self, evaluation: Row, healthy: bool) -> bool:
+    def suspects(self, evaluation: Row) -> bool:
         """Whether the return may have collapsed, so that `compare` must decide.
 
         Args:
             evaluation: Metrics of the present policy; empty if it was not evaluated.
-            healthy: Whether the state is good.
         """
         self.collapsed = self._evaluated_best = False
-        if not self.enabled or not healthy:
+        if not self.enabled or not self._healthy:
             return False
         value = evaluation.get("eval/episode_reward")
         if evaluation:
@@ -73,8 +77,9 @@ class ReturnCheck:
         best = self._snapshots.best
         return (self._watch.suspects or ends_below) and not best.empty and best.iteration < self._host.iteration
 
-    def sides(self, state: TrainState, key: jax.Array) -> tuple[PolicySnapshot, PolicySnapshot]:
-        """The best policy and the present one, for the same fresh episodes."""
+    def sides(self, state: TrainState) -> tuple[PolicySnapshot, PolicySnapshot]:
+        """The best policy and the present one, to be played in the same fresh episodes for `compare`."""
+        key = self._keys.comparison
         params, statistics = self._snapshots.best.policy
         return PolicySnapshot(params, statistics, key), policy_of(state, key)
 

@@ -80,6 +80,11 @@ class Saving:
         if self._due:
             self.save(state, None)
 
+    def save_if_good(self, state: TrainState) -> None:
+        """Saves a good state although the evaluation and reset after its iteration cannot be done."""
+        if self._healthy:
+            self.save(state, None)
+
     def save(self, state: TrainState, score: float | None) -> None:
         """Saves a state, in a run folder that is written again first if it is gone.
 

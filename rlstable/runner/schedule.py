@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from rlstable.config import Config
+from rlstable.runner.host_state import HostState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,27 +14,47 @@ class Schedule:
 
     Attributes:
         config: The configuration.
+        host: The run's host state.
     """
 
     config: Config
+    host: HostState
 
-    def evaluates(self, before: int, after: int) -> bool:
-        """Whether an evaluation is due after an iteration from one number of environment steps to another."""
-        return self._crossed(before, after, self.config.eval.num_evals)
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are trained."""
+        return self.host.step >= self.config.total_steps
 
-    def resets(self, before: int, after: int) -> bool:
-        """Whether Brax's `num_resets_per_eval` then wants every environment reset."""
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation is still to come."""
+        return self._crossed(self.host.step, self.config.total_steps, self.config.eval.num_evals)
+
+    @property
+    def evaluates_next(self) -> bool:
+        """Whether an evaluation is due after the next iteration, if its state is good."""
+        step = self.host.step
+        return self._crossed(step, step + self.config.env_steps_per_iteration, self.config.eval.num_evals)
+
+    def resets(self, before: int) -> bool:
+        """Whether Brax's `num_resets_per_eval` asks for a reset of every environment.
+
+        Args:
+            before: Environment steps before this iteration.
+        """
         per_evaluation = self.config.ppo.num_resets_per_eval
-        return self._crossed(before, after, max(self.config.eval.num_evals, 1) * per_evaluation)
+        return self._crossed(before, self.host.step, max(self.config.eval.num_evals, 1) * per_evaluation)
 
-    def refills(self, iteration: int) -> bool:
-        """Whether to refill the pool of clean first states after an iteration, if it was drawn from."""
+    @property
+    def refills(self) -> bool:
+        """Whether to refill the pool of clean first states, if the run has drawn from it."""
         every = self.config.env.reset_pool_refresh
-        return every > 0 and iteration % every == 0
+        return self.host.drawn and every > 0 and self.host.iteration % every == 0
 
-    def logs(self, iteration: int) -> bool:
-        """Whether a row is due after an iteration in any case."""
-        return iteration % self.config.logging.log_every == 0
+    @property
+    def logs(self) -> bool:
+        """Whether a row is due after this iteration in any case."""
+        return self.host.iteration % self.config.logging.log_every == 0
 
     def _crossed(self, before: int, after: int, times: int) -> bool:
         """Whether one of `times` equal parts of the run ended in between."""

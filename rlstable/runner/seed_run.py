@@ -19,7 +19,6 @@ from rlstable.compilation.xla import dispatch_inline, keep_programs
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.envs.capture import causes_of
-from rlstable.envs.vector import Episodes
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
@@ -74,6 +73,7 @@ class SeedRun:
         checkpoints: The checkpoints on disk.
         supervisor: Rolls back, changes precision and memory.
         saving: Saves the states.
+        schedule: Decides what is due after an iteration.
         return_check: Watches the return.
         advice: Advice on the stop reason, None if there is none.
         confirmed: Fields `confirmed_*` of `result.json`; empty if no best policy is confirmed.
@@ -108,7 +108,7 @@ class SeedRun:
         self.host = HostState()
         self.advice: str | None = None
         self.confirmed: dict[str, Any] = {}
-        self._schedule = Schedule(config)
+        self.schedule = Schedule(config, self.host)
         self._fault = config.fault.of_seed(config.seed)
         self._console = console
         self._mesh = mesh_of(config)
@@ -143,7 +143,7 @@ class SeedRun:
                 self.confirmed = confirmed_of(run_dir)
             else:
                 self.supervisor.keep(self.state)
-            self.return_check = ReturnCheck(config, self.host, self.supervisor.snapshots, self.event)
+            self.return_check = ReturnCheck(config, self.host, self._keys, self.supervisor.snapshots, self.event)
             causes = causes_of(self.supervisor.setup.env.guards)
             self._incidents = Incidents(
                 run_dir, config, causes, self.supervisor.versions, self.host.incidents, self.event
@@ -176,21 +176,6 @@ class SeedRun:
         """The present policy, for episodes that no evaluation of training plays."""
         return policy_of(self.state, self._keys.fresh_evaluation)
 
-    @property
-    def finished(self) -> bool:
-        """Whether all steps are trained."""
-        return self.host.step >= self.config.total_steps
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether an evaluation is still to come."""
-        return self._schedule.evaluates(self.host.step, self.config.total_steps)
-
-    @property
-    def evaluates_next(self) -> bool:
-        """Whether an evaluation is due after the next iteration, if its state is good."""
-        return self._schedule.evaluates(self.host.step, self.host.step + self.config.env_steps_per_iteration)
-
     def record_iteration(self, metrics: Metrics, seconds: float) -> bool:
         """Records an iteration, after `state` was replaced by its result.
 
@@ -201,7 +186,7 @@ class SeedRun:
         Returns:
             Whether an evaluation is due, for `finish_iteration`.
         """
-        evaluates = self.evaluates_next and bool(metrics.healthy)
+        evaluates = self.schedule.evaluates_next and bool(metrics.healthy)
         if not self._continued:
             self._continued = True
             forget_result(self.run_dir)  # not sooner: a run that cannot start loses nothing
@@ -216,27 +201,11 @@ class SeedRun:
         host.drawn |= bad or self.config.env.reset == "pool"
         host.elapsed += seconds
         self.log.telemetry.add(metrics, seconds)
-        self.return_check.train(metrics, self._healthy)
+        self.return_check.train(metrics)
         self.log.iteration(metrics)
         if self.state.incident is not None:
             self._record_incident(self.state.incident, bad)
         return evaluates
-
-    def suspects(self, evaluation: Row) -> bool:
-        """Whether the return may have collapsed, so that `compare` must decide.
-
-        Args:
-            evaluation: Metrics of the present policy; empty if it was not evaluated.
-        """
-        return self.return_check.suspects(evaluation, self._healthy)
-
-    def sides(self) -> tuple[PolicySnapshot, PolicySnapshot]:
-        """The best policy and the present one, to be played in the same fresh episodes for `compare`."""
-        return self.return_check.sides(self.state, self._keys.comparison)
-
-    def compare(self, best: Episodes, present: Episodes) -> None:
-        """Decides whether the return has collapsed, from episodes of the two policies of `sides`."""
-        self.return_check.compare(best, present)
 
     def finish_iteration(
         self, metrics: Metrics, evaluation: Row, requested_stop: StopReason | None
@@ -253,11 +222,11 @@ class SeedRun:
         """
         row = self.log.evaluation(evaluation) if evaluation else {}
         cause = cause_of(metrics, self.host, self.config, self.return_check.collapsed)
-        if row or self.finished or cause or requested_stop or self._schedule.logs(self.host.iteration):
+        if row or self.schedule.finished or cause or requested_stop or self.schedule.logs:
             self.log.row(row)
         score = row.get("eval/episode_reward")
         try:
-            decision = self.supervisor.decide(cause, self.finished)
+            decision = self.supervisor.decide(cause, self.schedule.finished)
         except NeedsOwnProgram as error:
             self._cause = cause
             return self.needs_own_program(str(error))
@@ -276,7 +245,9 @@ class SeedRun:
             return self.needs_own_program(str(error))
         self._redraw()
         self.saving.finish_iteration()
-        stop_reason = requested_stop or self._wants_to_stop(row) or (StopReason.completed if self.finished else None)
+        stop_reason = (
+            requested_stop or self._wants_to_stop(row) or (StopReason.completed if self.schedule.finished else None)
+        )
         # Neither the disk nor the clock decides what is kept: a stopped run rolls back to the same state.
         if learns and (row or self.supervisor.keep_is_due()):
             self.supervisor.keep(self.state)
@@ -305,15 +276,6 @@ class SeedRun:
         if plan != self.host.plan:
             self.event("memory_planned", plan=str(plan))
             self.state = self.supervisor.take_plan(self.state, plan, functools.partial(self._keys.between, 3))
-
-    def save_if_due(self) -> None:
-        """Saves a good state that is not saved, between two iterations."""
-        self.saving.save_if_due(self.state)
-
-    def save_if_good(self) -> None:
-        """Saves a good state although the evaluation and reset after its iteration cannot be done."""
-        if self._healthy:
-            self.saving.save(self.state, None)
 
     def final_stop_reason(self, stop_reason: StopReason) -> StopReason:
         """The stop reason after a check of what is saved; `not_saved` replaces one that promises the last state.
@@ -410,9 +372,9 @@ class SeedRun:
     def _redraw(self) -> None:
         """Resets the environments and refills the pool, each if it is due."""
         setup = self.supervisor.setup
-        if self._schedule.resets(self._before, self.host.step):
+        if self.schedule.resets(self._before):
             self.state = setup.reset_envs(self.state, self._keys.between(0))
-        if self.host.drawn and self._schedule.refills(self.host.iteration):
+        if self.schedule.refills:
             self.host.drawn = False
             self.state = setup.refill_pool(self.state, self._keys.between(1))
 

@@ -1,13 +1,16 @@
-"""Slots of a program for several seeds; each slot holds a training state, whether its seed trains or not."""
+"""Slots of a program for several seeds, and the program: each slot holds a state, whether its seed trains or not."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from rlstable.device import sharding
 from rlstable.policy.evaluator import PolicySnapshot, policy_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.seed_run import SeedRun
+from rlstable.runner.setup import Program
+from rlstable.runner.setup_cache import ProgramKey
 
 
 class Slots:
@@ -22,6 +25,37 @@ class Slots:
     def __init__(self, seeds: Iterable[int]):
         self._seeds = tuple(seeds)
         self._idle: dict[int, TrainState] = {}
+        self._programs: dict[ProgramKey, Program] = {}
+
+    def program(self, training: Mapping[int, SeedRun], unfinished: Mapping[int, SeedRun]) -> Program:
+        """The program of the next iteration, in the memory that there is, with a state in every slot.
+
+        Args:
+            training: The seeds that train.
+            unfinished: All seeds that have not ended.
+
+        Raises:
+            OutOfMemory: No memory plan fits.
+        """
+        self.fill(training)
+        supervisor = next(iter(training.values())).supervisor
+        while supervisor.program_key not in self._programs:
+            compiled = functools.partial(supervisor.setup.compiled, *self.states(training))
+            needed, program = supervisor.fitting(compiled)
+            if program is not None:
+                self._programs[supervisor.program_key] = program
+            else:
+                for run in training.values():
+                    run.shrink(needed)
+                self.take_plan_of(training, unfinished)
+        return self._programs[supervisor.program_key]
+
+    def take_plan_of(self, training: Mapping[int, SeedRun], unfinished: Mapping[int, SeedRun]) -> None:
+        """Gives the waiting seeds the memory plan of the training ones, and idle slots states of its shapes."""
+        plan = next(iter(training.values())).host.plan
+        for run in unfinished.values():
+            run.take_plan(plan)
+        self.fill(training, renew=True)
 
     def leave(self, seed: int, state: TrainState) -> None:
         """Keeps the last state of a finished seed in its slot."""

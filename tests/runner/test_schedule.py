@@ -1,7 +1,8 @@
-"""What is due when."""
+"""Evaluations, resets, refills and rows come at the configured intervals."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,21 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import tiny_config
 
+from rlstable.runner.host_state import HostState
 from rlstable.runner.schedule import Schedule
 
 
-def schedule(**sections: Any) -> Schedule:
-    return Schedule(tiny_config(**sections))
+def schedule(host: HostState, **sections: Any) -> Schedule:
+    return Schedule(tiny_config(**sections), host)
+
+
+def evaluates(total: int, evals: int, step: int, before: int) -> bool:
+    """Whether an evaluation is due after the iteration of `step` steps that begins at `before`."""
+    config: Any = SimpleNamespace(
+        total_steps=total, eval=SimpleNamespace(num_evals=evals), env_steps_per_iteration=step
+    )
+    return Schedule(config, HostState(step=before)).evaluates_next
 
 
 @given(total=st.integers(1, 10**6), evals=st.integers(0, 50), step=st.integers(1, 10**5))
 def test_there_are_as_many_evaluations_as_were_asked_for(total: int, evals: int, step: int) -> None:
     """One at most per iteration, the last one at the end."""
-    own = schedule(total_steps=total, eval={"num_evals": evals})
     # Long runs of short iterations are cut: what matters is the last of them.
     first = max(0, total - 200 * step)
     ends = range(first, total + step, step)
-    due = [own.evaluates(before, before + step) for before in ends if before < total]
+    due = [evaluates(total, evals, step, before) for before in ends if before < total]
     assert sum(due) <= evals
     assert not due or due[-1] == (evals > 0)
     if first == 0 and step * evals <= total:
@@ -31,23 +40,28 @@ def test_there_are_as_many_evaluations_as_were_asked_for(total: int, evals: int,
 
 
 def test_steps_beyond_the_end_are_none() -> None:
-    own = schedule(total_steps=100, eval={"num_evals": 1})
-    assert own.evaluates(60, 160)
-    assert not own.evaluates(160, 260)
+    assert evaluates(100, 1, 100, before=60)
+    assert not evaluates(100, 1, 100, before=160)
 
 
 @pytest.mark.parametrize(
     ("evals", "resets", "due"), [(2, 0, []), (2, 1, [50, 100]), (0, 2, [50, 100]), (2, 2, [30, 50, 80, 100])]
 )
 def test_resets_are_counted_between_evaluations(evals: int, resets: int, due: list[int]) -> None:
-    own = schedule(total_steps=100, eval={"num_evals": evals}, ppo={"num_resets_per_eval": resets})
-    assert [after for after in range(10, 110, 10) if own.resets(after - 10, after)] == due
+    host = HostState()
+    own = schedule(host, total_steps=100, eval={"num_evals": evals}, ppo={"num_resets_per_eval": resets})
+    found = []
+    for host.step in range(10, 110, 10):
+        found += [host.step] * own.resets(host.step - 10)
+    assert found == due
 
 
-def test_the_pool_is_refilled_every_so_often_or_never() -> None:
-    assert [n for n in range(1, 13) if schedule(env={"reset_pool_refresh": 5}).refills(n)] == [5, 10]
-    assert not any(schedule(env={"reset_pool_refresh": 0}).refills(n) for n in range(1, 13))
+@pytest.mark.parametrize(("every", "drawn", "due"), [(5, True, [5, 10]), (5, False, []), (0, True, [])])
+def test_the_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, drawn: bool, due: list[int]) -> None:
+    hosts = [HostState(iteration=n, drawn=drawn) for n in range(1, 13)]
+    assert [host.iteration for host in hosts if schedule(host, env={"reset_pool_refresh": every}).refills] == due
 
 
-def test_rows_come_every_so_often() -> None:
-    assert [n for n in range(1, 10) if schedule(logging={"log_every": 4}).logs(n)] == [4, 8]
+def test_rows_are_logged_at_intervals() -> None:
+    hosts = [HostState(iteration=n) for n in range(1, 10)]
+    assert [host.iteration for host in hosts if schedule(host, logging={"log_every": 4}).logs] == [4, 8]

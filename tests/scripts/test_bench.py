@@ -179,10 +179,10 @@ def test_the_cost_of_the_guards_in_miniature(
     (first, plain), (second, guarded) = sides
     assert (first, second) == ("guards=off", "guards=default")
     for side, has_guards in ((plain, False), (guarded, True)):
-        counters = side._runner.state.counters
+        counters = side._loop.single.state.counters
         assert bool(counters.trips) is has_guards
         assert int(counters.iterations) == 1 + bench.WARM_UP + 3, "the state is carried from call to call"
-        assert not side._runner.run_dir.exists(), "nothing is left of the runs"
+        assert not side._loop.run_dir.exists(), "nothing is left of the runs"
 
     text = page.read_text()
     assert f"### {machine.name()}" in text
