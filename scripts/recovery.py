@@ -36,7 +36,12 @@ Row = dict[str, Any]
 # A thousand times the rate of the task: an exponent lost in typing.
 TOO_HIGH = ("ppo.learning_rate=0.3",)
 # The same operations as Brax's PPO, and somebody who looks at what comes out: no limiter holds a step back.
-WATCHED = ("guards=off", "guards.state.enabled=true", "guards.policy.enabled=true", "guards.value_loss.enabled=true")
+WATCHED = (
+    "guards=off",
+    "guards.finite_state.enabled=true",
+    "guards.policy.enabled=true",
+    "guards.value_loss.enabled=true",
+)
 TASK = survival.STEADY
 CASES: dict[str, tuple[str, ...]] = {
     "clean": WATCHED,

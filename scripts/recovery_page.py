@@ -23,8 +23,8 @@ _TEXT = """# A learning rate far too high, and the way back
 Written by `make recovery` (`scripts/recovery.py`) from [recovery.jsonl](recovery.jsonl). The inverted pendulum with a
 learning rate of 0.3 in place of 3e-4, an exponent lost in typing. No guard can cure that, since every number is finite;
 what bounds steps (`guards.limiters.kl`, `guards.limiters.update_norm`) can. *Watched* is Brax's PPO without these and
-all others, `guards=off` with the three guards that only look at what comes out: `guards.state`, `guards.policy` and
-`guards.value_loss`. *Supervised* is [what runs do by default](supervisor.md).
+all others, `guards=off` with the three guards that only look at what comes out: `guards.finite_state`, `guards.policy`
+and `guards.value_loss`. *Supervised* is [what runs do by default](supervisor.md).
 
 The last policy of every run is judged by {episodes} episodes of the mean action, and so is its best, which
 `rlstable.load_policy` gives; "none" where no state was ever worth saving. A cell is the median over seeds, with the

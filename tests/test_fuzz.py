@@ -240,7 +240,7 @@ def test_every_site_is_corrupted(site: str, trained: Trained) -> None:
     """NaN in the first leaf of each trips its guard, and later nothing: the tests above see something."""
     state, metrics = trained.under(Corruption.of(site, value=float("nan"), step=5))
     assert {name for name in metrics.trips if metrics.trips[name].any()} == {
-        {"transition": "transition", "gradient": "update"}.get(site, "quarantine")
+        {"transition": "finite_samples", "gradient": "finite_update"}.get(site, "quarantine")
     }
     _, metrics = trained.under(HEALTHY, state)
     assert not any(metrics.trips[name].any() for name in metrics.trips)
@@ -275,7 +275,7 @@ def test_a_bad_training_state_is_found_out_at_once(
     """In the iteration in which it is there, by the state guard, and what it says is bad is what is."""
     changed, path = with_one(trained, part, leaf, index, value)
     after, metrics = trained.under(HEALTHY, changed)
-    causes = dict(zip(trained.ppo.state_guards["state"].causes, metrics.trips["state"], strict=True))
+    causes = dict(zip(trained.ppo.state_guards["finite_state"].causes, metrics.trips["finite_state"], strict=True))
     if path == ".std" and not np.isnan(value):
         # Observations were zeros for an iteration; the deviation is computed again from the variance, which is good.
         assert finite(learnt(after))

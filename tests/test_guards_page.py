@@ -76,7 +76,7 @@ def test_causes_and_endings_are_those_of_the_guards() -> None:
     endings = re.findall(r"^\| `(\w+)` \|[^|]+\| `(\w+)` \| (\d+) \|$", PAGE, re.MULTILINE)
     assert len(endings) == 1 + len(state_guards(config.guards, config.ppo))
     for name, reason, code in endings:
-        expected = StopReason.no_update_accepted if name == "update" else StopReason.of_guard(name)
+        expected = StopReason.no_update_accepted if name == "finite_update" else StopReason.of_guard(name)
         assert (reason, int(code)) == (expected.name, expected.exit_code)
 
 

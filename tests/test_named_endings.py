@@ -60,9 +60,9 @@ ENDINGS: dict[str, tuple[StopReason, int, dict[str, Any]]] = {
             "fault": fault("learning_rate", value=1e4),
         },
     ),
-    "state": (
+    "finite_state": (
         StopReason.state_not_finite, 3,
-        {"guards": GUARDS_OFF | {"state": {"enabled": True, "patience": PATIENCE}}, "fault": fault("gradient")},
+        {"guards": GUARDS_OFF | {"finite_state": {"enabled": True, "patience": PATIENCE}}, "fault": fault("gradient")},
     ),
 }  # fmt: skip
 
@@ -97,11 +97,11 @@ def test_a_storm_that_passes_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
     """Every gradient is NaN: nothing is ruined, and nothing is learnt. What is saved is the state that was good."""
-    sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
+    sections = {"guards": {"finite_update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     result = TrainingLoop(short(**sections), tmp_path).run()
     assert (result.ending, result.ending.exit_code) == (StopReason.no_update_accepted, 4)
     assert result.step == (GOOD + PATIENCE) * ITERATION
-    assert result.history[-1]["guards/update/trips"] == PATIENCE * 4
+    assert result.history[-1]["guards/finite_update/trips"] == PATIENCE * 4
     assert result.history[-1]["training/updates"] == GOOD * 4
     assert saved(tmp_path)[: GOOD + 1] == [1, 2, 3]
     assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
@@ -109,7 +109,7 @@ def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
 
 def test_patience_counts_iterations_in_a_row_over_a_resume(tmp_path: Path) -> None:
     """What was idle before it counts."""
-    sections = {"guards": {"update": {"patience": PATIENCE}}, "fault": fault("gradient")}
+    sections = {"guards": {"finite_update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     TrainingLoop(short(**sections), tmp_path, lambda step, _: step == (GOOD + 1) * ITERATION).run()
     result = TrainingLoop(short(**sections, resume="auto"), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.no_update_accepted, (GOOD + PATIENCE) * ITERATION)

@@ -71,7 +71,7 @@ def test_with_the_default_guards_the_policy_is_as_good_as_a_clean_one(tmp_path: 
     trips = result.history[-1]["guards/quarantine/trips"]
     assert 20 <= trips <= 120  # about one in a thousand of 60,000 steps
     assert result.history[-1]["guards/quarantine/physics"] == trips
-    assert result.history[-1]["guards/update/trips"] == 0
+    assert result.history[-1]["guards/finite_update/trips"] == 0
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     counted = sum(event["physics"] for event in events if event["kind"] == "guard_tripped")
     assert counted == trips

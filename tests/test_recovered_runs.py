@@ -140,7 +140,7 @@ def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -
 
 
 def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: Path) -> None:
-    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 1}}
+    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 1}}
     fault = {"site": "gradient", "probability": 1.0, "start": 1}
     result = TrainingLoop(config({"attempts": 2}, guards=guards, fault=fault), tmp_path).run()
     assert result.ending is StopReason.recovery_exhausted
@@ -150,7 +150,7 @@ def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: 
 
 def test_a_state_that_a_guard_calls_bad_is_never_kept(tmp_path: Path) -> None:
     """The parameters are NaN from the third iteration on, with patience for five: it goes back to the second."""
-    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 5}}
+    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 5}}
     fault = {"site": "gradient", "probability": 1.0, "start": 2, "iterations": 2}
     runner = TrainingLoop(config({"every": 1}, guards=guards, fault=fault, checkpoint={"every": 1}), tmp_path)
     assert runner.run().ending is StopReason.completed
@@ -192,7 +192,7 @@ def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, save
 STOPPED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "between two copies": ({"storm": {"patience": PATIENCE}}, storm(start=6, iterations=4), 4),
     "nothing accepted": (
-        GUARDS_OFF | {"update": {"enabled": True, "patience": PATIENCE}},
+        GUARDS_OFF | {"finite_update": {"enabled": True, "patience": PATIENCE}},
         {"site": "gradient", "probability": 1.0, "start": 5, "iterations": 4}, 5,
     ),
 }  # fmt: skip
@@ -250,7 +250,10 @@ def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
 
 def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> None:
     """A checkpoint that is saved late is not what the run would have gone back to otherwise."""
-    sections = {"guards": GUARDS_OFF | {"update": {"enabled": True, "patience": PATIENCE}}, "eval": {"num_evals": 0}}
+    sections = {
+        "guards": GUARDS_OFF | {"finite_update": {"enabled": True, "patience": PATIENCE}},
+        "eval": {"num_evals": 0},
+    }
     recovery = {"every": 100}
     fault = {"site": "gradient", "probability": 1.0, "start": 5, "iterations": 4}
     saves = {"every": 4, "asynchronous": False}

@@ -44,7 +44,7 @@ def test_page_and_verbose_console_show_the_rate_of_each_network(
 
 def test_advice_after_a_rate_far_too_high_names_the_limiter(tmp_path: Path) -> None:
     """No guard trips: the KL limiter passes over every minibatch, until the patience of the update guard ends."""
-    guards = {"update": {"patience": 2}, "limiters": {"kl": 1e-9}}
+    guards = {"finite_update": {"patience": 2}, "limiters": {"kl": 1e-9}}
     config = quick(guards=guards, ppo={"learning_rate": 1e6}, total_steps=20 * ITERATION)
     runner = TrainingLoop(config, tmp_path)
     result = runner.run()

@@ -92,7 +92,8 @@ def test_every_health_metric_is_there_and_finite(run: tuple[TrainingLoop, Result
             "total_loss", "policy_loss", "v_loss", "accepted_share", "updates", "episodes",
         )),
         *(f"guards/{name}/trips" for name in (
-            "quarantine", "transition", "reward_outlier", "update", "spike", "state", "storm", "value_loss", "policy",
+            "quarantine", "finite_samples", "reward_outlier", "finite_update", "spike", "finite_state", "storm",
+            "value_loss", "policy",
         )),
         *(f"eval/{name}" for name in ("episode_reward", "episode_reward_std", "avg_episode_length", "aborted_share")),
         "episode/sum_reward", "episode/length", "memory/host_mb",
@@ -298,7 +299,7 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
 
 def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) -> None:
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 3}}
+    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 3}}
     runner = TrainingLoop(quick(guards=guards, env=faulty, eval={"num_evals": 0}), tmp_path)
     for _ in range(2):
         assert not runner.advance()
@@ -345,13 +346,13 @@ def test_a_time_that_compiling_takes_up_still_has_room_for_an_iteration(tmp_path
 def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_path: Path) -> None:
     """Only the state guard is on, so that NaN reaches the parameters in the first iteration."""
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 2}}
+    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 2}}
     result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=50 * ITERATION), tmp_path).run()
     assert (result.ending, result.step) == (StopReason.state_not_finite, 2 * ITERATION)
     assert result.ending.exit_code == 3
     assert not (tmp_path / "checkpoints").exists()
-    assert result.history[-1]["guards/state/trips"] == 2
-    assert result.history[-1]["guards/state/parameters"] == 2
+    assert result.history[-1]["guards/finite_state/trips"] == 2
+    assert result.history[-1]["guards/finite_state/parameters"] == 2
 
 
 def test_trips_are_events_with_their_causes(tmp_path: Path) -> None:
@@ -538,7 +539,7 @@ def test_numbers_typed_on_resume_count_and_searched_ones_go_on(tmp_path: Path) -
 
 def test_a_last_iteration_that_is_not_finite_is_no_completion(tmp_path: Path) -> None:
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-    guards = GUARDS_OFF | {"state": {"enabled": True, "patience": 100}}
+    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 100}}
     result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=ITERATION), tmp_path).run()
     assert result.ending is StopReason.state_not_finite
     assert result.metrics == {}  # nobody evaluates a NaN

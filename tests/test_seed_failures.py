@@ -162,7 +162,7 @@ def test_trellis_kills_without_guards() -> None:
 def test_trellis_is_survived_with_guards() -> None:
     state, history = underflowing("default")
     assert finite(learnt(state))
-    trips = np.sum([metrics.trips["update"] for metrics in history], axis=0)
+    trips = np.sum([metrics.trips["finite_update"] for metrics in history], axis=0)
     assert trips[1] >= 5
     assert trips[0] == trips[2] == 0
     assert column(history, "training/accepted_share").mean() > 0.85

@@ -45,7 +45,7 @@ class QuarantineConfig(Section):
     max_other_norm: Positive | None = 1e15
 
 
-class TransitionConfig(Section):
+class FiniteSamplesConfig(Section):
     """The batch guard: a sample whose own numbers are not finite, or absurd, is left out."""
 
     enabled: Flag = True
@@ -59,7 +59,7 @@ class RewardOutlierConfig(Section):
     factor: Annotated[Finite, Field(gt=1)] = 5000.0
 
 
-class UpdateConfig(Section):
+class FiniteUpdateConfig(Section):
     """The update guard: a candidate that is not finite, or absurd, is rejected as a whole."""
 
     enabled: Flag = True
@@ -75,7 +75,7 @@ class SpikeConfig(Section):
     factor: Annotated[Finite, Field(gt=1)] = 1000.0
 
 
-class StateConfig(Section):
+class FiniteStateConfig(Section):
     """The state guard: a bad training state is never saved, and ends the run after `patience` trips in a row."""
 
     enabled: Flag = True
@@ -129,11 +129,11 @@ class GuardsConfig(Section):
     """Every guard and limiter; the groups `off`, `default` and `strict` are three settings of it."""
 
     quarantine: QuarantineConfig = QuarantineConfig()
-    transition: TransitionConfig = TransitionConfig()
+    finite_samples: FiniteSamplesConfig = FiniteSamplesConfig()
     reward_outlier: RewardOutlierConfig = RewardOutlierConfig()
-    update: UpdateConfig = UpdateConfig()
+    finite_update: FiniteUpdateConfig = FiniteUpdateConfig()
     spike: SpikeConfig = SpikeConfig()
-    state: StateConfig = StateConfig()
+    finite_state: FiniteStateConfig = FiniteStateConfig()
     storm: StormConfig = StormConfig()
     value_loss: ValueLossConfig = ValueLossConfig()
     policy: PolicyConfig = PolicyConfig()

@@ -8,9 +8,15 @@ from typing import Any
 
 from rlstable.config.schema import ConfigError
 
-# Top-level sections and groups, old name to new name.
-RENAMED = {"sinks": "logging", "device": "recipe_for"}
-_OVERRIDE = re.compile(r"(?P<prefix>[+~]*)(?P<key>[^=.@]+)(?P<rest>.*)", re.DOTALL)
+# Guards that were named like their site, old name to new name.
+GUARDS = {"transition": "finite_samples", "update": "finite_update", "state": "finite_state"}
+# Sections and groups, old key to new key.
+RENAMED = {
+    "sinks": "logging",
+    "device": "recipe_for",
+    **{f"guards.{old}": f"guards.{new}" for old, new in GUARDS.items()},
+}
+_OVERRIDE = re.compile(r"(?P<prefix>[+~]*)(?P<key>[^=@]+)(?P<rest>.*)", re.DOTALL)
 
 
 def with_new_names(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -26,12 +32,13 @@ def with_new_names(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
     typed = {match["key"] for word in words if (match := _OVERRIDE.fullmatch(word))}
     for index, word in enumerate(words):
         match = _OVERRIDE.fullmatch(word)
-        if not match or match["key"] not in RENAMED:
+        old = _renamed_part(match["key"]) if match else None
+        if not match or old is None:
             continue
-        old, new = match["key"], RENAMED[match["key"]]
-        if new in typed:
+        new = RENAMED[old]
+        if any(_within(key, new) for key in typed):
             raise ConfigError(f"{old}: was renamed to {new}, and both are given; keep {new}")
-        words[index] = f"{match['prefix']}{new}{match['rest']}"
+        words[index] = f"{match['prefix']}{new}{match['key'][len(old) :]}{match['rest']}"
         warnings[old] = f"{old} was renamed to {new}; write {words[index]}, the old key works in this version only"
     return words, list(warnings.values())
 
@@ -43,6 +50,8 @@ def updated(settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: The run used an option that this version no longer has.
     """
     new = {RENAMED.get(key, key): value for key, value in settings.items()}
+    if isinstance(new.get("guards"), Mapping):
+        new["guards"] = {GUARDS.get(key, key): value for key, value in new["guards"].items()}
     supervise = new.get("supervise")
     if isinstance(supervise, Mapping) and "warm_start" in supervise:
         if supervise["warm_start"].get("enabled"):
@@ -51,3 +60,11 @@ def updated(settings: Mapping[str, Any]) -> dict[str, Any]:
             )
         new["supervise"] = {key: value for key, value in supervise.items() if key != "warm_start"}
     return new
+
+
+def _renamed_part(key: str) -> str | None:
+    return next((old for old in RENAMED if _within(key, old)), None)
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

@@ -212,7 +212,7 @@ class Config(Section):
     def tightens(self) -> bool:
         """Whether clipping may be tightened while training; without a guard that can ask for it, it is not."""
         guards = self.guards
-        hand_over = (guards.update, guards.state, guards.storm, guards.value_loss, guards.policy)
+        hand_over = (guards.finite_update, guards.finite_state, guards.storm, guards.value_loss, guards.policy)
         recovery = self.supervise.recovery
         collapses = guards.return_watch.enabled and recovery.tightens_after_collapse
         return collapses or (recovery.tightens and any(guard.enabled for guard in hand_over))

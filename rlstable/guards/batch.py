@@ -25,7 +25,7 @@ class BatchContext(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TransitionGuard:
+class FiniteSamplesGuard:
     """Trips where a sample's observation, policy output, value estimate or reward is not finite, or absurdly large.
 
     The env guard keeps bad simulations out; what is left comes from the networks (float16 overflow, a policy gone bad).
@@ -131,8 +131,8 @@ def _typical(reward: jax.Array, alive: jax.Array) -> jax.Array:
 def batch_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the batch site, by name; rewards are judged once their samples are known to be finite."""
     guards: dict[str, Guard] = {}
-    if config.transition.enabled:
-        guards["transition"] = TransitionGuard(config.transition.max_norm)
+    if config.finite_samples.enabled:
+        guards["finite_samples"] = FiniteSamplesGuard(config.finite_samples.max_norm)
     if config.reward_outlier.enabled:
         guards["reward_outlier"] = RewardOutlierGuard(config.reward_outlier.factor)
     return guards

@@ -108,7 +108,7 @@ class _Patient(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class StateGuard(_Patient):
+class FiniteStateGuard(_Patient):
     """Trips when parameters, optimizer state or observation statistics are not finite, or absurdly large.
 
     Attributes:
@@ -222,9 +222,9 @@ class PolicyGuard(_Patient):
 def state_guards(config: GuardsConfig, ppo: PPOConfig) -> dict[str, StateSiteGuard]:
     """The guards of the state site, by name."""
     guards: dict[str, StateSiteGuard] = {}
-    if config.state.enabled:
-        guards["state"] = StateGuard(
-            config.state.patience, config.state.max_parameter_norm, config.state.max_other_norm
+    if config.finite_state.enabled:
+        guards["finite_state"] = FiniteStateGuard(
+            config.finite_state.patience, config.finite_state.max_parameter_norm, config.finite_state.max_other_norm
         )
     if config.storm.enabled:
         guards["storm"] = StormGuard(**config.storm.model_dump(exclude={"enabled"}))

@@ -33,7 +33,7 @@ class UpdateContext(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class UpdateGuard:
+class FiniteUpdateGuard:
     """Trips when gradient, candidate parameters or candidate optimizer state are bad: all or nothing.
 
     Three norms tell, which are computed anyway. A gradient is judged before clipping, which turns inf into NaN; its
@@ -113,8 +113,10 @@ class SpikeGuard:
 def update_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the update site, by name."""
     guards: dict[str, Guard] = {}
-    if config.update.enabled:
-        guards["update"] = UpdateGuard(config.update.max_parameter_norm, config.update.thorough)
+    if config.finite_update.enabled:
+        guards["finite_update"] = FiniteUpdateGuard(
+            config.finite_update.max_parameter_norm, config.finite_update.thorough
+        )
     if config.spike.enabled:
         guards["spike"] = SpikeGuard(config.spike.factor)
     return guards

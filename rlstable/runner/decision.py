@@ -52,9 +52,9 @@ def cause_of(metrics: Metrics, host: HostState, config: Config, collapsed: bool)
     """
     finished = host.step >= config.total_steps
     for name, exhausted in metrics.exhausted.items():
-        if exhausted or (finished and name == "state" and metrics.trips[name].any()):
+        if exhausted or (finished and name == "finite_state" and metrics.trips[name].any()):
             return StopReason.of_guard(name)
-    update = config.guards.update
+    update = config.guards.finite_update
     idle = update.enabled and host.idle >= update.patience
     untrained = finished and int(metrics.counters.updates) == 0
     if idle or untrained:

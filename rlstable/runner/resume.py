@@ -13,6 +13,7 @@ from rlstable.config.renamed import updated
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
+from rlstable.runner import renamed_guards
 from rlstable.runner.configuration_changes import changes, value_at
 from rlstable.runner.host_state import HostState
 from rlstable.runner.supervisor import Supervisor
@@ -82,9 +83,12 @@ def resume(
         state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
         # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
         beside = {name: getattr(state, name) | {"tuning": fresh.tuning} for name in NAMES}
-        return dataclasses.replace(state, tuning=fresh.tuning, incident=None, **beside)
+        state = dataclasses.replace(state, tuning=fresh.tuning, incident=None, **beside)
+        return renamed_guards.under_old_names(state) if renamed_guards.has_old_names(saved["config"]) else state
 
     tree, saved = checkpoints.restore(like, later=_LATER)
+    if renamed_guards.has_old_names(saved["config"]):
+        tree = renamed_guards.under_new_names(tree)
     saved = {**saved, "config": updated(saved["config"])}
     old = saved["config"]
     retyped = {

@@ -326,7 +326,7 @@ def _signs(setup: TrainingSetup, config: Config, state: TrainState, metrics: Met
     scale, accepted = setup.precision.loss_scale, float(metrics.values["training/accepted_share"])
     collapsed = scale is not None and accepted < 0.5 and float(state.tuning.loss_scale) <= scale.floor
     return Signs(
-        bad_state="state" in metrics.trips and bool(np.any(metrics.trips["state"])),
+        bad_state="finite_state" in metrics.trips and bool(np.any(metrics.trips["finite_state"])),
         invalid=1.0 - float(metrics.values.get("training/valid_share", 1.0)),
         rejected=rejected / updates,
         scale_collapsed=collapsed,

@@ -12,8 +12,8 @@ from rlstable.supervise.stop_reasons import StopReason
 from rlstable.supervise.tally import SAMPLES, Tally
 
 _NEXT = {
-    StopReason.state_not_finite: "Leave guards.update on, which keeps a bad number out of the parameters; look at the "
-    "first guard_tripped event for where it was born.",
+    StopReason.state_not_finite: "Leave guards.finite_update on, which keeps a bad number out of the parameters; see "
+    "the first guard_tripped event for where it was born.",
     StopReason.no_update_accepted: "Lower ppo.learning_rate by ten; with float16 networks take precision=bfloat16 or "
     "the default; a loss that is not finite from the first iteration comes from the environment's rewards or "
     "observations.",
@@ -41,15 +41,18 @@ _UPDATES = {
 # By guard and cause, None for any cause: the remedy for samples that were rejected for no fault of the simulation.
 _SAMPLES = {
     (
-        "transition",
+        "finite_samples",
         "reward",
     ): "Rewards are too large once they are scaled: lower ppo.reward_scaling so that a good step earns about 1.",
-    ("transition", None): "Outputs of the networks are not finite or too large: lower ppo.learning_rate; with float16 "
+    (
+        "finite_samples",
+        None,
+    ): "Outputs of the networks are not finite or too large: lower ppo.learning_rate; with float16 "
     "networks take precision=bfloat16 or the default.",
     ("reward_outlier", None): "Rewards are far beyond what the task has paid before: mend the environment's reward, or "
     "raise guards.reward_outlier.factor.",
 }
-_SAMPLE_GUARDS = ("quarantine", "transition", "reward_outlier")
+_SAMPLE_GUARDS = ("quarantine", "finite_samples", "reward_outlier")
 _MANY = 0.2  # share of activity from which a limiter is named
 _NAMED = 2  # guards and limiters each
 

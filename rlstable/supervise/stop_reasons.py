@@ -27,8 +27,8 @@ class StopReason(Enum):
     )
     no_update_accepted = (
         4,
-        "no update was accepted for guards.update.patience iterations in a row, or in the whole run; the last good "
-        "checkpoint is kept",
+        "no update was accepted for guards.finite_update.patience iterations in a row, or in the whole run; the last "
+        "good checkpoint is kept",
     )
     physics_unstable = (
         5,
@@ -76,7 +76,7 @@ class StopReason(Enum):
     def of_guard(cls, name: str) -> StopReason:
         """The ending of a run whose state guard `name` has lost its patience."""
         return {
-            "state": cls.state_not_finite,
+            "finite_state": cls.state_not_finite,
             "storm": cls.physics_unstable,
             "value_loss": cls.value_loss_exploded,
             "policy": cls.policy_diverged,

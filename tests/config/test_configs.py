@@ -294,8 +294,8 @@ def test_guards_off_is_off_and_strict_is_stricter() -> None:
         pairs = {key: (value, getattr(getattr(default, guard), key)) for key, value in getattr(strict, guard)}
         changed[guard] = {key for key, (own, usual) in pairs.items() if own != usual}
         assert all((pairs[key][0] < pairs[key][1]) != (key in floors) for key in changed[guard]), guard
-    assert {guard for guard in guards if not changed[guard]} == {"return_watch", "transition"}
-    assert strict.state.patience == 1
+    assert {guard for guard in guards if not changed[guard]} == {"return_watch", "finite_samples"}
+    assert strict.finite_state.patience == 1
 
 
 def test_words_that_yaml_takes_for_truth_values_stay_words() -> None:

@@ -28,16 +28,20 @@ ARCHIVE = Path(__file__).parents[1] / "data" / "runs_of_the_version_before.tar.g
         ("sinks.console=off", "logging.console=off"),
         ("+sinks.wandb.tags=[a=b]", "+logging.wandb.tags=[a=b]"),
         ("device=cpu", "recipe_for=cpu"),
+        ("guards.state.patience=1", "guards.finite_state.patience=1"),
+        ("guards.transition={enabled: false}", "guards.finite_samples={enabled: false}"),
     ],
 )
 def test_renamed_key_is_replaced_with_a_warning_that_names_the_new_key(typed: str, now: str) -> None:
-    old = re.split("[=.]", typed.lstrip("+"))[0]
+    old = re.match(r"(guards\.)?\w+", typed.lstrip("+"))[0]  # type: ignore[index]
     words, (warning,) = with_new_names(["seed=1", typed])
     assert words == ["seed=1", now]
     assert warning.startswith(f"{old} was renamed to ") and now in warning
 
 
-@pytest.mark.parametrize("typed", ["devices=1", "logging=wandb", "network.sinks=1", "-m", "--cfg", "seed=sinks"])
+@pytest.mark.parametrize(
+    "typed", ["devices=1", "logging=wandb", "network.sinks=1", "guards.storm.patience=1", "-m", "--cfg", "seed=sinks"]
+)
 def test_other_words_stay_as_they_were_typed(typed: str) -> None:
     assert with_new_names([typed]) == ([typed], [])
 
@@ -45,6 +49,8 @@ def test_other_words_stay_as_they_were_typed(typed: str) -> None:
 def test_old_and_new_key_together_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"^sinks: was renamed to logging, and both are given; keep logging$"):
         with_new_names(["logging=quiet", "sinks=wandb"])
+    with pytest.raises(ConfigError, match=r"^guards\.update: was renamed to guards\.finite_update, and both are given"):
+        with_new_names(["guards.finite_update.patience=1", "guards.update.enabled=true"])
 
 
 def test_composed_configuration_has_the_value_of_the_old_key(capsys: pytest.CaptureFixture[str]) -> None:

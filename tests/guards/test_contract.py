@@ -50,7 +50,9 @@ NOT_FINITE = (NAN, INF, -INF)
 BAD = (*NOT_FINITE, HUGE, -HUGE)
 PATIENCE, DEVICES = 3, 8
 
-CONFIG = GuardsConfig(**{name: {"patience": PATIENCE} for name in ("update", "state", "storm", "value_loss", "policy")})
+CONFIG = GuardsConfig(
+    **{name: {"patience": PATIENCE} for name in ("finite_update", "finite_state", "storm", "value_loss", "policy")}
+)
 SITES: tuple[Callable[[GuardsConfig], dict[str, Any]], ...] = (
     env_guards,
     batch_guards,
@@ -58,7 +60,7 @@ SITES: tuple[Callable[[GuardsConfig], dict[str, Any]], ...] = (
     lambda config: state_guards(config, PPOConfig()),
 )
 GUARDS = {name: guard for site in SITES for name, guard in site(CONFIG).items()}
-THOROUGH = dataclasses.replace(GUARDS["update"], thorough=True)
+THOROUGH = dataclasses.replace(GUARDS["finite_update"], thorough=True)
 # The return watch is no guard of a site: it compares episodes on the host.
 SWITCHES = [name for name in GuardsConfig.model_fields if name not in ("limiters", "return_watch")]
 
@@ -239,7 +241,7 @@ def learnt_from(verdict: Verdict, _: Any) -> Any:
 
 
 BATCH = Row(
-    GUARDS["transition"],
+    GUARDS["finite_samples"],
     batch_context,
     (
         Fault("observation", in_batch("observation", (2, 1, 0)), (*BAD, 1.1e9), (-9e8,)),
@@ -322,7 +324,7 @@ def of_norm(ctx: UpdateContext, bad: float) -> UpdateContext:
 
 # The square of 1e20 is not finite in float32 and would freeze Adam's second moment for good.
 UPDATE = Row(
-    GUARDS["update"],
+    GUARDS["finite_update"],
     update_context,
     (
         Fault("gradient", in_gradients, (*BAD, -1e20), (1e18,)),
@@ -378,7 +380,7 @@ def in_report(name: str) -> Callable[[StateContext, float], StateContext]:
 
 
 STATE = Row(
-    GUARDS["state"],
+    GUARDS["finite_state"],
     state_context,
     (
         Fault("parameters", in_value(0), (*BAD, 1.1e6), (-9e5,)),
@@ -451,8 +453,9 @@ INFERENCE = Row(
 )
 
 ROWS = {
-    "quarantine": ENV, "transition": BATCH, "reward_outlier": REWARD, "update": UPDATE, "thorough": UPDATE_THOROUGH,
-    "spike": SPIKE, "state": STATE, "storm": STORM, "value_loss": VALUE_LOSS, "policy": POLICY, "inference": INFERENCE,
+    "quarantine": ENV, "finite_samples": BATCH, "reward_outlier": REWARD, "finite_update": UPDATE,
+    "thorough": UPDATE_THOROUGH, "spike": SPIKE, "finite_state": STATE, "storm": STORM, "value_loss": VALUE_LOSS,
+    "policy": POLICY, "inference": INFERENCE,
 }  # fmt: skip
 FAULTS = [
     pytest.param(name, i, bad, id=f"{name}-{fault.cause}{i}-{bad:g}")
@@ -516,7 +519,7 @@ def test_every_guard_has_a_row():
     assert {*GUARDS, "thorough", "inference"} == ROWS.keys() and set(SWITCHES) == GUARDS.keys()
     for name, row in ROWS.items():
         # Three norms bound what an optimizer makes of them; only the thorough one looks at it.
-        expected = set(row.guard.causes) - ({"optimizer"} if name == "update" else set())
+        expected = set(row.guard.causes) - ({"optimizer"} if name == "finite_update" else set())
         assert {fault.cause for fault in row.faults} == expected, name
 
 
@@ -729,7 +732,7 @@ def test_a_fault_on_one_of_eight_devices(name):
 def test_a_bad_transition_reaches_no_return(leaf):
     """Invalid, worth nothing and cut; its neighbours keep their rewards and their masks."""
     ctx = in_batch(leaf, (2, 1))(batch_context(0), NAN)
-    before, after = ctx.value, apply("transition")(ctx, BATCH.state).value
+    before, after = ctx.value, apply("finite_samples")(ctx, BATCH.state).value
     assert (after.valid[2, 1], after.reward[2, 1], after.truncation[2, 1], after.termination[2, 1]) == (False, 0, 1, 0)
     others = np.ones((3, 5), bool)
     others[2, 1] = False
@@ -744,17 +747,17 @@ def test_a_bad_transition_reaches_no_return(leaf):
 
 def test_the_step_before_a_bad_observation_is_cut():
     """It is a good sample whose successor cannot be valued, be it the unroll's last or not."""
-    middle = apply("transition")(in_batch("observation", (1, 3))(batch_context(0), NAN), BATCH.state)
+    middle = apply("finite_samples")(in_batch("observation", (1, 3))(batch_context(0), NAN), BATCH.state)
     assert middle.value.valid[1, 2] and not middle.value.valid[1, 3]
     assert (middle.value.truncation[1, 2], middle.value.termination[1, 2]) == (1, 0)
-    last = apply("transition")(in_batch("bootstrap_observation", (1,))(batch_context(0), INF), BATCH.state)
+    last = apply("finite_samples")(in_batch("bootstrap_observation", (1,))(batch_context(0), INF), BATCH.state)
     assert last.value.valid[1, 4] and last.value.truncation[1, 4] == 1
     assert np.asarray(last.ok).all() and trips(BATCH, last.state) == {}
 
 
 def test_a_transition_that_was_invalid_is_not_counted_again():
     """The env guard has counted it."""
-    verdict = apply("transition")(in_batch("observation", (0, 3))(batch_context(0), NAN), BATCH.state)
+    verdict = apply("finite_samples")(in_batch("observation", (0, 3))(batch_context(0), NAN), BATCH.state)
     assert not verdict.value.valid[0, 3] and trips(BATCH, verdict.state) == {}
 
 
@@ -774,7 +777,7 @@ def test_an_environment_that_was_bad_already_is_not_counted_again():
     assert not verdict.ok[2] and trips(ENV, verdict.state) == {}
 
 
-LIMITED = ("quarantine", "transition", "update", "thorough", "state")
+LIMITED = ("quarantine", "finite_samples", "finite_update", "thorough", "finite_state")
 
 
 def limited(name: str, limit: float | None) -> Any:
@@ -800,7 +803,7 @@ def test_a_limit_beyond_the_type_still_stops_what_is_not_finite(name, limit):
 def test_only_a_thorough_look_finds_what_no_norm_tells(bad, index):
     """The usual one trusts the norms, and reads no number of the candidate."""
     ctx = in_value(index)(update_context(0), bad)
-    assert apply("update")(ctx, UPDATE.state).ok and not apply("thorough")(ctx, UPDATE.state).ok
+    assert apply("finite_update")(ctx, UPDATE.state).ok and not apply("thorough")(ctx, UPDATE.state).ok
     sizes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), ctx.value)
     blind = jax.eval_shape(lambda ctx: UPDATE.guard.apply(ctx._replace(value=sizes), UPDATE.state)[1:], ctx)
     assert blind[0].shape == ()
@@ -810,7 +813,7 @@ def test_only_a_thorough_look_finds_what_no_norm_tells(bad, index):
 def test_parameters_are_as_large_as_old_ones_and_step_together(update, fine):
     """The triangle inequality: neither is beyond the limit of 1e6."""
     norms = {"parameter_norm": jnp.float32(6e5), "update_norm": jnp.float32(update)}
-    assert apply("update")(update_context(0)._replace(**norms), UPDATE.state).ok == fine
+    assert apply("finite_update")(update_context(0)._replace(**norms), UPDATE.state).ok == fine
 
 
 UNLIMITED = type(ENV.guard)()
@@ -837,7 +840,7 @@ def test_the_quarantine_with_nothing_to_judge():
     assert limited.ok.shape == (4,) and limited.ok.all()
 
 
-@pytest.mark.parametrize("name", ["state", "storm", "value_loss", "policy"])
+@pytest.mark.parametrize("name", ["finite_state", "storm", "value_loss", "policy"])
 def test_patience_counts_in_a_row(name):
     """A good iteration in between begins anew; the trips go on counting."""
     row, state = ROWS[name], ROWS[name].state

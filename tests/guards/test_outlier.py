@@ -16,7 +16,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
 from rlstable.guards import outlier
 from rlstable.guards.base import GuardState, Verdict
-from rlstable.guards.batch import BatchContext, RewardOutlierGuard, TransitionGuard, batch_guards
+from rlstable.guards.batch import BatchContext, FiniteSamplesGuard, RewardOutlierGuard, batch_guards
 from rlstable.guards.update import SpikeGuard, UpdateContext
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.records import Collected
@@ -269,7 +269,7 @@ def test_what_is_usual_is_the_same_on_all_devices():
 def test_transitions_are_judged_before_their_rewards():
     """So that what is not finite is counted once, by the transition guard."""
     guards = batch_guards(GuardsConfig())
-    assert [type(guard) for guard in guards.values()] == [TransitionGuard, RewardOutlierGuard]
+    assert [type(guard) for guard in guards.values()] == [FiniteSamplesGuard, RewardOutlierGuard]
 
 
 # --- gradient norms

@@ -72,14 +72,14 @@ def test_patience_ends_with_the_last_of_its_trips_in_a_row(name, patience):
 def test_every_guard_has_its_own_patience():
     """As configured: three for the state, whose trips cannot be waited out, and twenty for what may pass."""
     assert {name: guard.patience for name, guard in GUARDS.items()} == {
-        "state": 3, "storm": 20, "value_loss": 20, "policy": 5,
+        "finite_state": 3, "storm": 20, "value_loss": 20, "policy": 5,
     }  # fmt: skip
 
 
 def test_a_verdict_repairs_nothing():
     """The value of a bad state comes back as it is; it is the supervisor's to go back to an older one."""
     value = ({"w": jnp.array([1.0, NAN])}, (), ())
-    verdict = GUARDS["state"].apply(StateContext(value, report()), GUARDS["state"].init())
+    verdict = GUARDS["finite_state"].apply(StateContext(value, report()), GUARDS["finite_state"].init())
     assert verdict.value is value and not verdict.ok
 
 

@@ -41,8 +41,8 @@ def test_plain_lines_are_aligned_and_throttled():
         "eval/episode_reward": 812.345,
         "eval/avg_episode_length": 999.0,
         "eval/aborted_share": 0.125,
-        "guards/update/trips": 1,
-        "guards/update/gradient": 7,
+        "guards/finite_update/trips": 1,
+        "guards/finite_update/gradient": 7,
     }
     console.log(500_000, evaluation)
     clock.now += 5
@@ -103,7 +103,7 @@ def test_trips_in_every_iteration_are_added_up():
     for step in range(1, 6):
         console.event(step, "guard_tripped", {"guard": "env", "physics": 1})
         clock.now += 1
-    console.event(6, "guard_tripped", {"guard": "update", "gradient": 1})
+    console.event(6, "guard_tripped", {"guard": "finite_update", "gradient": 1})
     console.event(6, "guard_tripped", {"guard": "env", "reward": 2})
     console.event(7, "guard_tripped", {"guard": "env", "reward": 1})
     clock.now += 5

@@ -145,7 +145,7 @@ POISONED = 3  # of eight environments, one on each device
 @pytest.fixture(scope="module", params=["every guard", "update guard alone"])
 def poisoned(request):
     """One iteration on eight devices, the physics of one environment NaN."""
-    alone = {**GUARDS_OFF, "update": {"enabled": True}}
+    alone = {**GUARDS_OFF, "finite_update": {"enabled": True}}
     ppo, state = assemble(tiny_config(guards={} if request.param == "every guard" else alone))
     physics = state.env_state.pipeline_state
     physics = physics.replace(q=np.where(np.arange(8)[:, None] == POISONED, np.nan, physics.q))
@@ -171,7 +171,7 @@ def test_a_fault_on_one_device_is_counted_once(poisoned):
     minibatches = 4  # two in each of two epochs
     if guards == "every guard":
         assert trips["quarantine"] == [0, 1, 0, 0, 0, 0, 0]
-        assert [sum(trips[name]) for name in ("transition", "update", "state")] == [0, 0, 0]
+        assert [sum(trips[name]) for name in ("finite_samples", "finite_update", "finite_state")] == [0, 0, 0]
         assert int(after.counters.updates) == minibatches
         np.testing.assert_allclose(metrics.values["training/valid_share"], 1 - 1 / 64)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(after) if x.dtype == jnp.float32)
@@ -180,6 +180,6 @@ def test_a_fault_on_one_device_is_counted_once(poisoned):
         jax.tree.map(np.testing.assert_array_equal, metrics.trips, alone.trips)
         return
     # Each device has two unrolls and gives one to each minibatch, so every minibatch is bad: on all devices, once.
-    assert trips == {"update": [minibatches, 0, 0]}
+    assert trips == {"finite_update": [minibatches, 0, 0]}
     assert int(after.counters.updates) == 0
     jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))

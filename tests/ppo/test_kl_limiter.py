@@ -407,12 +407,12 @@ def test_an_overflow_is_no_trip_while_a_loss_scale_is_searched_for(floor, trips)
     """Rejected either way; at its floor there is nothing left to search, and it is the gradient's fault."""
     scale = {"initial": 2.0**100, "cap": 2.0**100, "floor": floor}
     settings = tiny_config(
-        guards=GUARDS_OFF | {"update": {"enabled": True}}, precision={"network": "float16", "loss_scale": scale}
+        guards=GUARDS_OFF | {"finite_update": {"enabled": True}}, precision={"network": "float16", "loss_scale": scale}
     )
     own, state = assemble(settings)
     after, metrics = compiled(own)(placed(state))
     assert metrics.values["training/accepted_share"] == 0.0
-    assert metrics.trips["update"].tolist() == [trips, 0, 0]
+    assert metrics.trips["finite_update"].tolist() == [trips, 0, 0]
     assert after.tuning.loss_scale == max(2.0 ** (100 - MINIBATCHES), floor)
 
 

@@ -16,7 +16,7 @@ from toys import LIMITERS_OFF, PointMass, experience, mesh, minibatch_of, tiny_c
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
-from rlstable.guards.batch import BatchContext, TransitionGuard
+from rlstable.guards.batch import BatchContext, FiniteSamplesGuard
 from rlstable.ppo.build import first_tuning, make_networks, make_ppo
 from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
@@ -286,7 +286,7 @@ def test_a_bad_observation_that_only_the_transition_guard_saw(loss, sample):
     observation = data.observation.at[3, 1, 2].set(np.nan)
     after = data.bootstrap_observation.at[6, 0].set(np.inf)
     bad = data._replace(observation=observation, bootstrap_observation=after)
-    guard = TransitionGuard(max_norm=None)
+    guard = FiniteSamplesGuard(max_norm=None)
     verdict = guard.apply(BatchContext(time_first(bad)), guard.init())
     assert verdict.state.trips.tolist() == [1, 0, 0, 0]
 

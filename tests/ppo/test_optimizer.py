@@ -299,7 +299,7 @@ T, B = 4, 8
 @pytest.fixture(scope="module", params=[True, False], ids=["guard on", "guard off"])
 def stepping(request):
     """One minibatch step of PPO with or without the update guard, from a fresh optimizer."""
-    settings = tiny_config(guards={**GUARDS_OFF, "update": {"enabled": request.param}})
+    settings = tiny_config(guards={**GUARDS_OFF, "finite_update": {"enabled": request.param}})
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
     params, statistics, data, _, noise = experience(ppo.networks, T, B)
     zero = WideCounter.zero()
@@ -347,7 +347,7 @@ def test_a_deadly_gradient(stepping, bad):
     after = step(before, poisoned)
     if guarded:
         assert same(kept(after), kept(before))
-        assert (after.progress.accepted, after.guard_state["update"].trips.tolist()) == (1, [1, 0, 0])
+        assert (after.progress.accepted, after.guard_state["finite_update"].trips.tolist()) == (1, [1, 0, 0])
         later = step(after, data)
         pairs = zip(*(jax.tree.leaves(params(x)) for x in (later, after)), strict=True)
         assert not any(np.array_equal(a, b) for a, b in pairs)

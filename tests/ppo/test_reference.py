@@ -174,14 +174,14 @@ def test_guards_off_has_no_operation_that_a_plain_ppo_has_not(plain):
 SOMETHING_ON = {
     "guards=default": {},
     "quarantine": GUARDS_OFF | {"quarantine": {"enabled": True}},
-    "transition": GUARDS_OFF | {"transition": {"enabled": True}},
+    "finite_samples": GUARDS_OFF | {"finite_samples": {"enabled": True}},
     "reward_outlier": GUARDS_OFF | {"reward_outlier": {"enabled": True}},
-    "update": GUARDS_OFF | {"update": {"enabled": True}},
+    "finite_update": GUARDS_OFF | {"finite_update": {"enabled": True}},
     "spike": GUARDS_OFF | {"spike": {"enabled": True}},
     **{name: GUARDS_OFF | {"limiters": LIMITERS_OFF | {name: 2.0}} for name in LIMITERS_OFF},
 }
 # Guards of the state site touch no number of training: they are seen in what an iteration says of it.
-JUDGES = {name: GUARDS_OFF | {name: {"enabled": True}} for name in ("state", "storm", "value_loss", "policy")}
+JUDGES = {name: GUARDS_OFF | {name: {"enabled": True}} for name in ("finite_state", "storm", "value_loss", "policy")}
 
 
 def test_nothing_that_can_be_on_is_forgotten():

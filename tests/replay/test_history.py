@@ -133,7 +133,7 @@ def test_through_a_rollback_on_two_devices_with_repeats(tmp_path: Path) -> None:
         iterations=12,  # of half as many actions
         devices=2,
         env={"kwargs": FAULT, "episode_length": 200, "action_repeat": 2},
-        guards={"update": {"patience": 1}},
+        guards={"finite_update": {"patience": 1}},
         fault={"site": "gradient", "probability": 1.0, "start": 3, "iterations": 1},
         supervise={"recovery": {"every": 2}, "incident": {"window": 1}},
     )[-1]

@@ -189,15 +189,15 @@ def test_several_runs_are_laid_over_each_other(
 
 
 def test_trips_are_counted_also_where_the_counter_went_back(tmp_path: Path) -> None:
-    rows = [{"step": n, "guards/state/trips": count} for n, count in enumerate([0, 2, 0])]
+    rows = [{"step": n, "guards/finite_state/trips": count} for n, count in enumerate([0, 2, 0])]
     events = [
-        {"step": 1, "time": 9.0, "kind": "guard_tripped", "guard": "state", "parameters": 1, "optimizer": 1},
+        {"step": 1, "time": 9.0, "kind": "guard_tripped", "guard": "finite_state", "parameters": 1, "optimizer": 1},
         {"step": 2, "time": 9.5, "kind": "guard_tripped", "guard": "storm", "environments": 1},
-        {"step": 4, "time": 10.0, "kind": "guard_tripped", "guard": "state", "parameters": 3},
+        {"step": 4, "time": 10.0, "kind": "guard_tripped", "guard": "finite_state", "parameters": 3},
     ]
     story = RunRecord(tmp_path, {}, rows, events, None, {}, 0)
-    assert story.guards == ["state", "storm"]
-    steps, counts = story.trips("state")
+    assert story.guards == ["finite_state", "storm"]
+    steps, counts = story.trips("finite_state")
     assert (steps.tolist(), counts.tolist()) == ([1, 4], [2, 3])
 
 

@@ -53,7 +53,12 @@ def test_a_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_without_a_good_state_has_no_best_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "LOOKS", 2)
-    bad = ("guards=off", "guards.state.enabled=true", "guards.state.max_parameter_norm=1e-3", "supervise=off")
+    bad = (
+        "guards=off",
+        "guards.finite_state.enabled=true",
+        "guards.finite_state.max_parameter_norm=1e-3",
+        "supervise=off",
+    )
     own = recovery.run_seed("toy", 0, (*TINY, *bad))
     assert (own["ending"], own["best"], own["curve"]) == ("state_not_finite", None, [])
     assert own["return"] is not None

@@ -126,7 +126,7 @@ def test_a_seed_s_row_is_read_from_its_run_folder(tmp_path: Path) -> None:
             "training/sps": None,
             "eval/episode_reward": None,
             "guards/spike/trips": 2,
-            "guards/state/trips": 0,
+            "guards/finite_state/trips": 0,
         },
     ]
     save(tmp_path / "metrics.jsonl", *metrics)

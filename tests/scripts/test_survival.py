@@ -55,7 +55,7 @@ def test_the_guarded_training_lives_where_the_unguarded_dies() -> None:
             trips[side, name] = {guard for own in rows for guard in own["trips"]}
     assert {name: finite["default", name] for name in cases} == dict.fromkeys(cases, True)
     assert (finite["off", "clean"], finite["off", "physics"], finite["off", "gradient"]) == (True, False, False)
-    assert trips["default", "physics"] == {"quarantine"} and trips["default", "gradient"] == {"update"}
+    assert trips["default", "physics"] == {"quarantine"} and trips["default", "gradient"] == {"finite_update"}
     assert not trips["default", "clean"] and not any(trips["off", name] for name in cases)
 
 

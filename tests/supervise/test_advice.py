@@ -17,7 +17,7 @@ IDLE = {"training/accepted_share": 0.0}
 def tally(values: dict[str, Any], trips: dict[str, dict[str, int]] | None = None, times: int = 1) -> Tally:
     own = Tally()
     for _ in range(times):
-        own.count(IDLE | values, trips or {}, 100, 4, ("update", "spike"))
+        own.count(IDLE | values, trips or {}, 100, 4, ("finite_update", "spike"))
     return own
 
 
@@ -28,34 +28,35 @@ def advice(cause: StopReason, own: Tally) -> str:
 def test_advice_names_the_limiter_that_rejected_every_update() -> None:
     own = tally({"limiters/kl/active": 1.0}, times=3)
     assert advice(StopReason.no_update_accepted, own) == (
-        "no update was accepted for guards.update.patience iterations in a row, or in the whole run. "
+        "no update was accepted for guards.finite_update.patience iterations in a row, or in the whole run. "
         "Updates were rejected by limiters/kl (100%). Every update moved the policy further than guards.limiters.kl "
         "allows: lower ppo.learning_rate by a hundred or more."
     )
 
 
-@pytest.mark.parametrize("name", ["update", "spike"])
+@pytest.mark.parametrize("name", ["finite_update", "spike"])
 def test_advice_names_the_guard_that_rejected_most_updates(name: str) -> None:
     text = advice(
-        StopReason.no_update_accepted, tally({"limiters/kl/active": 0.25}, {name: {"gradient": 3}, "state": {"x": 9}})
+        StopReason.no_update_accepted,
+        tally({"limiters/kl/active": 0.25}, {name: {"gradient": 3}, "finite_state": {"x": 9}}),
     )
     assert f"Updates were rejected by guards/{name} (75%) and limiters/kl (25%)." in text
     assert "lower ppo.learning_rate by ten" in text.replace("Lower", "lower")
 
 
 def test_advice_names_the_guard_that_left_no_sample_to_learn_from() -> None:
-    own = tally({"training/valid_share": 0.0}, {"transition": {"reward": 100}, "storm": {"environments": 1}})
+    own = tally({"training/valid_share": 0.0}, {"finite_samples": {"reward": 100}, "storm": {"environments": 1}})
     text = advice(StopReason.no_update_accepted, own)
-    assert "Updates were rejected by guards/transition, which left no valid sample (100%)." in text
+    assert "Updates were rejected by guards/finite_samples, which left no valid sample (100%)." in text
     assert text.endswith("lower ppo.reward_scaling so that a good step earns about 1.")
 
 
 def test_storm_of_scaled_rewards_is_not_blamed_on_the_simulation() -> None:
-    rewards = {"training/valid_share": 0.0}, {"transition": {"reward": 100}, "storm": {"environments": 1}}
+    rewards = {"training/valid_share": 0.0}, {"finite_samples": {"reward": 100}, "storm": {"environments": 1}}
     text = advice(StopReason.physics_unstable, tally(*rewards))
     assert (
-        "Most active were guards/transition (100 trips, most for reward), guards/storm (1 trip, most for environments)."
-        in text
+        "Most active were guards/finite_samples (100 trips, most for reward), guards/storm (1 trip, most for "
+        "environments)." in text
     )
     assert "ppo.reward_scaling" in text and "simulation itself" not in text
     physics = {"training/valid_share": 0.0}, {"quarantine": {"physics": 90, "reward": 10}}

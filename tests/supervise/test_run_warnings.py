@@ -21,7 +21,7 @@ def tally(*iterations: dict[str, Any], returns: tuple[float | None, ...] = ()) -
     for iteration in iterations:
         trips = iteration.pop("trips", {})
         healthy = {"training/accepted_share": 1.0, "episode/length": 9.0, "episode/sum_reward": 3.0}
-        own.count(healthy | iteration, trips, 100, 4, ("update", "spike"))
+        own.count(healthy | iteration, trips, 100, 4, ("finite_update", "spike"))
     for value in returns:
         own.evaluate(value)
     return own
@@ -45,7 +45,7 @@ def test_most_transitions_rejected_is_said_with_counts_and_guards() -> None:
     assert warning.name == "transitions_rejected"
     assert warning.text == (
         "guards rejected 270 of 400 transitions, and 68 % of them in the last 4 iterations; what trips most: "
-        "guards/transition (270, most for reward), guards/storm (3, most for environments)"
+        "guards/finite_samples (270, most for reward), guards/storm (3, most for environments)"
     )
 
 
@@ -82,11 +82,11 @@ def test_minibatches_are_counted_by_what_rejected_them_if_no_update_was_accepted
     none = {"training/accepted_share": 0.0}
     own = tally(
         {"limiters/kl/active": 0.5},
-        none | {"limiters/kl/active": 0.75, "trips": {"update": {"gradient": 1}}},
+        none | {"limiters/kl/active": 0.75, "trips": {"finite_update": {"gradient": 1}}},
         none | {"limiters/kl/active": 1.0},
         none | {"limiters/kl/active": 0.0} | valid(0.0, quarantine={"reward": 100}),
     )
-    assert own.lost == {"update": 1.0, "limiters/kl": 7.0, "no valid sample": 4.0}
+    assert own.lost == {"finite_update": 1.0, "limiters/kl": 7.0, "no valid sample": 4.0}
     assert own.limiters == {"limiters/kl": [2.25, 4]}
 
 

@@ -1,0 +1,63 @@
+"""Training states of the version before, whose guards `finite_*` had other names; see `config.renamed.GUARDS`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlstable.config.renamed import GUARDS
+from rlstable.device.packed import PackedDict
+from rlstable.supervise.snapshots import NAMES, Saved
+
+_OLD = {new: old for old, new in GUARDS.items()}
+
+
+def has_old_names(settings: Mapping[str, Any]) -> bool:
+    """Whether saved settings have the old names of guards."""
+    return not GUARDS.keys().isdisjoint(settings.get("guards", {}))
+
+
+def under_old_names(template: Saved) -> Saved:
+    """A template with the guard memories under their old names. Trip counters have no names in a checkpoint."""
+    return _each_part(template, lambda part: {"guard_memory": _renamed(part["guard_memory"], _OLD)})
+
+
+def under_new_names(saved: Saved) -> Saved:
+    """What was read into `under_old_names`, under the new names; trip counters take the order of the new names."""
+
+    def renamed(part: Mapping[str, Any]) -> dict[str, Any]:
+        counters = part["counters"]
+        trips = dataclasses.replace(counters, trips=_reordered(counters.trips))
+        return {"guard_memory": _renamed(part["guard_memory"], GUARDS), "counters": trips}
+
+    return _each_part(saved, renamed)
+
+
+def _each_part(saved: Saved, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Saved:
+    """Changes parts of a state and of the snapshots beside it."""
+    whole = {field.name: getattr(saved, field.name) for field in dataclasses.fields(saved)}
+    beside = {name: whole[name] | change(whole[name]) for name in NAMES if whole[name] is not None}
+    return dataclasses.replace(saved, **change(whole), **beside)
+
+
+def _renamed(memory: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in memory.items()}
+
+
+def _reordered(trips: PackedDict) -> PackedDict:
+    """Counters packed in the order of the old names, packed in the order of the new ones."""
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(trips)):
+        return trips  # of a snapshot that the checkpoint lacks
+    lengths = dict(trips.layout)
+    old = PackedDict(trips.whole, tuple(sorted((_OLD.get(name, name), length) for name, length in lengths.items())))
+
+    def take(name: str) -> Any:
+        place: Any = old.places[_OLD.get(name, name)]
+        return jax.tree.map(lambda x: jnp.atleast_1d(x[place]), trips.whole)
+
+    parts = [take(name) for name, _ in trips.layout]
+    return PackedDict(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), trips.layout)
