@@ -76,11 +76,11 @@ def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: TrainingLoop)
     part = TrainingLoop(climbing(checkpoint=kept), tmp_path, lambda step, _: step == 8 * ITERATION)
     assert part.run().ending is StopReason.stopped
     rest = TrainingLoop(climbing(checkpoint=kept, resume="auto"), tmp_path)
-    assert rest.state.env_state.pipeline_state.q.dtype == jnp.float64
-    same(rest.state, part.state)
+    assert rest.single.state.env_state.pipeline_state.q.dtype == jnp.float64
+    same(rest.single.state, part.single.state)
     rest.run()
-    same(rest.state, cured.state)
-    assert rest.host.rungs == cured.host.rungs
+    same(rest.single.state, cured.single.state)
+    assert rest.single.host.rungs == cured.single.host.rungs
 
 
 def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path:
     part.run()
     typed = climbing(resume="auto", precision={"matmul": "highest"}, fault=storm(below="highest"))
     rest = TrainingLoop(typed, tmp_path)
-    assert rest.host.rungs.matmul == 0
-    assert rest.state.env_state.pipeline_state.q.dtype == jnp.float32
-    same(rest.state.params, part.state.params)
+    assert rest.single.host.rungs.matmul == 0
+    assert rest.single.state.env_state.pipeline_state.q.dtype == jnp.float32
+    same(rest.single.state.params, part.single.state.params)
     assert rest.run().ending is StopReason.completed
 
 

@@ -100,7 +100,7 @@ def test_a_run_whose_disk_is_full_to_the_end_trains_on_and_keeps_what_was_saved(
 ) -> None:
     keep_one = {"checkpoint": {"every": 1, "keep": 1, "asynchronous": False}}  # nothing that could be thinned
     runner = run_on_a_full_disk(disk, None, **keep_one)
-    same(runner.single.state, healthy.state)
+    same(runner.single.state, healthy.single.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error " in printed
     assert "No space left on device" in printed
@@ -115,7 +115,7 @@ def test_a_run_whose_disk_is_full_to_the_end_trains_on_and_keeps_what_was_saved(
     again = TrainingLoop(quick(resume="auto"), disk)
     assert again.single.host.step == 3 * ITERATION
     again.run()
-    same(again.single.state, healthy.state)
+    same(again.single.state, healthy.single.state)
     rows = [json.loads(line)["step"] for line in (disk / "metrics.jsonl").read_text().splitlines()]
     assert rows == [ITERATION * n for n in range(1, 15)]
 
@@ -124,7 +124,7 @@ def test_a_run_whose_disk_has_room_again_saves_again(
     disk: Path, healthy: TrainingLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runner = run_on_a_full_disk(disk, ROOM)
-    same(runner.single.state, healthy.state)
+    same(runner.single.state, healthy.single.state)
     assert steps_in(disk / "checkpoints") == [13, 14]
     told = kinds(disk)
     assert "sink_recovered" in told and "checkpoint_saved_again" in told and told[-1] == "stopped"
@@ -149,7 +149,7 @@ def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
     runner = TrainingLoop(quick(logging={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
     assert runner.run().ending is StopReason.completed
     assert time.monotonic() - began < 60
-    same(runner.single.state, healthy.state)
+    same(runner.single.state, healthy.single.state)
     [failed] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines() if "wandb" in line]
     assert (failed["kind"], failed["step"], failed["at"]) == ("wandb_failed", 0, "start")
     assert "127.0.0.1:9" in failed["error"] and "connection refused" in failed["error"]
@@ -206,7 +206,7 @@ def test_a_folder_that_becomes_read_only_loses_nothing(
 
     runner = TrainingLoop(quick(), tmp_path, watch)
     assert runner.run().ending is StopReason.not_saved
-    same(runner.single.state, healthy.state)
+    same(runner.single.state, healthy.single.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error OSError: [Errno 30] Read-only file system" in printed
     assert "result.json could not be written: [Errno 30] Read-only file system" in printed
@@ -234,7 +234,7 @@ def test_a_clock_that_is_set_changes_nothing_but_the_time_that_is_written(
     runner = TrainingLoop(config, tmp_path, watch)
     began = time.monotonic()
     assert runner.run().ending is StopReason.completed
-    same(runner.single.state, healthy.state)
+    same(runner.single.state, healthy.single.state)
     assert 0 < runner.single.host.elapsed < time.monotonic() - began
     assert steps_in(tmp_path / "checkpoints") == [13, 14]
     assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 14

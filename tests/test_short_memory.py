@@ -96,12 +96,16 @@ class Refusing:
         self._refused = refused
 
     def __call__(self, state: Any) -> Any:
+        return self.each((state,))[0]
+
+    def each(self, states: tuple[Any, ...]) -> Any:
+        (state,) = states
         iteration = int(state.counters.iterations)
         if iteration in self._refused:
             self._refused.remove(iteration)
             jax.tree.map(lambda leaf: leaf.delete(), state)  # it was donated
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.")
-        return self._program(state)
+        return self._program.each(states)
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, iterations: list[int]) -> None:
@@ -183,5 +187,5 @@ def test_environments_in_passes_are_the_same_environments(tmp_path: Path) -> Non
         small(total_steps=ITERATION, env={"name": "toys:PointMass", "envs_per_pass": 7}), tmp_path / "passes"
     )
     whole.run(), passes.run()
-    for ours, theirs in zip(jax.tree.leaves(passes.state), jax.tree.leaves(whole.single.state), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(passes.single.state), jax.tree.leaves(whole.single.state), strict=True):
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=1e-5)

@@ -1,18 +1,17 @@
-"""Console of a run: progress, events and the end, as a live display or as plain lines."""
+"""The console of a run: prints progress, events and the summary."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from rlstable.io.progress_reminder import ProgressReminder
-from rlstable.io.screens import Off, Plain, Progress, Rich, Screen
+from rlstable.io.screens import Progress, open_screen
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # What is no trouble bears no exclamation mark.
@@ -42,10 +41,10 @@ _LEARNING = {
 
 
 class Console:
-    """The sink that people read.
+    """The sink that prints for the user.
 
     Attributes:
-        working: `with working(what, expected):` says every now and then that something long is still under way.
+        working: `with working(what, expected):` prints "still running" lines during long work.
 
     Args:
         mode: `auto` is a live display on a terminal and plain lines elsewhere.
@@ -54,9 +53,9 @@ class Console:
         interval: Seconds between two plain lines; an evaluation always gets one. Trips of one guard within it
             are added up into one line.
         verbose: Whether every row leaves a line with what learning did.
-        patience: Seconds after which, again and again, long work is said to be under way.
-        stream: Where to write; standard output if None.
-        terminal: A rich console to draw on instead.
+        patience: Seconds between two "still running" lines.
+        stream: The file to write to; standard output if None.
+        terminal: A rich console to write to instead.
         clock: Seconds, for tests.
     """
 
@@ -83,10 +82,10 @@ class Console:
         self._trips: dict[str, int] = {}
         self._held: dict[str, Counter[str]] = {}
         self._told: dict[str, float] = {}
-        self._screen = _open_screen(mode, title, interval, stream, terminal, clock)
+        self._screen = open_screen(mode, title, interval, stream, terminal, clock)
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Shows how far the run is and what it is worth."""
+        """Shows the progress of the run and its return."""
         now = self._progress
         now.step = self._step = int(step)
         now.sps = metrics.get("training/sps", now.sps)
@@ -106,7 +105,7 @@ class Console:
             self._do(lambda: self._screen.line(describe_learning(self._step, metrics), "dim"))
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Prints one line for one thing that happened."""
+        """Prints one line for one event."""
         self._step = int(step)
         if kind == "stopped":
             return  # the summary says it
@@ -119,7 +118,7 @@ class Console:
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Says what is being compiled for as long as the block takes, and then how long that was."""
+        """Shows what is compiling while the block runs, and then how long it took."""
         started = self._clock()
         self._do(lambda: self._screen.begin(f"compiling {name}"))
         outcome = f"failed to compile {name} after"
@@ -166,7 +165,7 @@ class Console:
         try:
             call()
         except (OSError, ValueError):
-            self._screen = Off()
+            self._screen = open_screen("off", "", 0.0)
 
 
 def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
@@ -211,20 +210,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + " ".join(map(_text, value)) + "]"
     return " ".join(str(value).split())
-
-
-def _open_screen(
-    mode: str, title: str, interval: float, stream: TextIO | None, terminal: Any, clock: Callable[[], float]
-) -> Screen:
-    if mode == "off":
-        return Off()
-    if mode == "auto":
-        out = terminal.file if terminal is not None else stream or sys.stdout
-        mode = "rich" if terminal is not None or getattr(out, "isatty", bool)() else "plain"
-    if mode == "plain":
-        return Plain(title, interval, stream, clock)
-    from rich.console import Console as RichConsole
-
-    terminal = terminal or RichConsole(file=stream)
-    # A dumb terminal cannot go back to redraw a line.
-    return Plain(title, interval, stream, clock) if terminal.is_dumb_terminal else Rich(title, terminal)

@@ -1,13 +1,19 @@
-"""The ways to show a run: a live display on a terminal, plain lines, or nothing."""
+"""The screen of a run: a live display on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
 import atexit
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import Literal, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
 
 
 @dataclass
@@ -55,127 +61,59 @@ class Progress:
         return f"  evaluated{length}{aborted}"
 
 
-class Screen(Protocol):
-    """Output of a console."""
+class Terminal(Console):
+    """A rich console whose broken pipe is an error for the caller; rich would end the process."""
 
-    def line(self, text: str, style: str | None) -> None:
-        """Prints a line that stays."""
-
-    def show(self, progress: Progress, evaluation: bool) -> None:
-        """Shows progress; an evaluation leaves a line that stays."""
-
-    def begin(self, what: str) -> None:
-        """Something that takes long begins."""
-
-    def end(self, outcome: str) -> None:
-        """It has ended."""
-
-    def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints names and values."""
-
-    def close(self) -> None:
-        """Ends what is live."""
+    def on_broken_pipe(self) -> None:
+        """Raises, where rich exits."""
+        raise BrokenPipeError
 
 
-class Off:
-    """Shows nothing."""
+class Screen:
+    """A rich console: on a terminal with a live display, elsewhere plain lines without colour.
 
-    def line(self, text: str, style: str | None) -> None:
-        """Nothing."""
+    Args:
+        terminal: The rich console to write to.
+        live: Whether to show a bar while training and a spinner while compiling.
+        title: Printed once, above everything else.
+        interval: Seconds between two plain lines of progress.
+        clock: Seconds, for tests.
+    """
 
-    def show(self, progress: Progress, evaluation: bool) -> None:
-        """Nothing."""
-
-    def begin(self, what: str) -> None:
-        """Nothing."""
-
-    def end(self, outcome: str) -> None:
-        """Nothing."""
-
-    def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Plain:
-    """Lines of text, without colour: for log files and pipes."""
-
-    def __init__(self, title: str, interval: float, stream: TextIO | None, clock: Callable[[], float]):
+    def __init__(self, terminal: Console, live: bool, title: str, interval: float, clock: Callable[[], float]):
+        self._terminal = terminal
+        self._live = live
+        self._title = title
         self._interval = interval
-        self._stream = stream
         self._clock = clock
         self._last = -math.inf
-        self._title = title
+        self._bar: Bar | None = None
+        self._spinner: Bar | None = None
+        if live:
+            atexit.register(self.close)  # a crash must not leave the terminal without its cursor
 
     def line(self, text: str, style: str | None) -> None:
-        """Prints a line, at once."""
-        del style
-        # Looked up now: a redirected standard output is meant for the run's lines too.
-        stream = self._stream or sys.stdout
-        encoding = getattr(stream, "encoding", None) or "utf-8"
+        """Prints a line that stays, above what is live."""
         title, self._title = self._title, ""
-        for part in (title, text) if title else (text,):
-            print(part.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+        if title:
+            self._print(Text(title, style="bold"))
+        self._print(Text(text, style=style or ""))
 
     def show(self, progress: Progress, evaluation: bool) -> None:
-        """Prints a line of progress, if the last one is long enough ago or it tells of an evaluation."""
-        now = self._clock()
-        if evaluation or now - self._last >= self._interval:
-            self._last = now
-            self.line(progress.line() + (progress.evaluation() if evaluation else ""), None)
+        """Shows progress; an evaluation leaves a line that stays. Plain lines keep the interval."""
+        if self._live:
+            self._move_bar(progress)
+        elif not evaluation and self._clock() - self._last < self._interval:
+            return
+        if evaluation or not self._live:
+            self._last = self._clock()
+            self.line(progress.line() + (progress.evaluation() if evaluation else ""), "cyan")
 
     def begin(self, what: str) -> None:
-        """Prints a line before."""
-        self.line(f"{what} ...", None)
-
-    def end(self, outcome: str) -> None:
-        """Prints a line after."""
-        self.line(outcome, None)
-
-    def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints two columns."""
-        width = max((len(name) for name, _ in rows), default=0)
-        for name, value in rows:
-            self.line(f"  {name:<{width}}  {value}", None)
-
-    def close(self) -> None:
-        """Nothing is live here."""
-
-
-class Rich:
-    """A live display: a bar while training, a spinner while compiling, lines above them."""
-
-    def __init__(self, title: str, terminal: Any):
-        self._title = title  # printed once, above everything
-        self._terminal = terminal
-        self._bar: Any = None
-        self._spinner: Any = None
-        atexit.register(self.close)  # a crash must not leave the terminal without its cursor
-
-    def line(self, text: str, style: str | None) -> None:
-        """Prints a line above what is live."""
-        from rich.text import Text
-
-        title, self._title = self._title, ""
-        for part, look in ((title, "bold"), (text, style)) if title else ((text, style),):
-            self._terminal.print(Text(part, style=look or ""), soft_wrap=True)
-
-    def show(self, progress: Progress, evaluation: bool) -> None:
-        """Moves the bar; the result of an evaluation stays above it."""
-        if self._bar is None:
-            self._start_bar(progress)
-        done = min(progress.step, progress.total)
-        self._bar.update(self._bar.task_ids[0], completed=done, line=progress.short(), refresh=True)
-        if evaluation:
-            self.line(progress.line() + progress.evaluation(), "cyan")
-
-    def begin(self, what: str) -> None:
-        """Shows a spinner and the time that has passed, in place of the bar."""
-        from rich.progress import Progress as Bar
-        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
+        """Shows what runs now: a spinner with the elapsed time in place of the bar, or a plain line."""
+        if not self._live:
+            self.line(f"{what} ...", None)
+            return
         self.close()  # rich has one live display at a time
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self._spinner = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
@@ -183,33 +121,65 @@ class Rich:
         self._spinner.start()
 
     def end(self, outcome: str) -> None:
-        """Puts a line in the spinner's place; the bar comes back with the next progress."""
+        """Prints a line in place of the spinner; the bar comes back with the next progress."""
         self.close()
         self.line(outcome, "dim")
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
         """Prints two columns; a long command stays on one line, so that it can be copied."""
-        from rich.text import Text
-
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            self._terminal.print(Text.assemble((f"  {name:<{width}}  ", "bold"), value), soft_wrap=True)
+            self._print(Text.assemble((f"  {name:<{width}}  ", "bold"), value))
 
     def close(self) -> None:
-        """Takes bar and spinner off the screen."""
+        """Removes bar and spinner; may be called again."""
         live, self._bar, self._spinner = (self._bar, self._spinner), None, None
         for display in filter(None, live):
             display.stop()
 
-    def _start_bar(self, progress: Progress) -> None:
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
+    def _print(self, text: Text) -> None:
+        encoding = self._terminal.encoding
+        text.plain = text.plain.encode(encoding, "replace").decode(encoding)
+        self._terminal.print(text, soft_wrap=True)
 
-        # All of it fits into 80 columns, for a humanoid too.
-        columns = (BarColumn(bar_width=10), TextColumn("{task.fields[line]}", markup=False))
-        self._bar = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
-        self._bar.add_task("", total=progress.total, line="")
-        self._bar.start()
+    def _move_bar(self, progress: Progress) -> None:
+        if self._bar is None:
+            # All of it fits into 80 columns, for a humanoid too.
+            columns = (BarColumn(bar_width=10), TextColumn("{task.fields[line]}", markup=False))
+            self._bar = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
+            self._bar.add_task("", total=progress.total, line="")
+            self._bar.start()
+        done = min(progress.step, progress.total)
+        self._bar.update(self._bar.task_ids[0], completed=done, line=progress.short(), refresh=True)
+
+
+def open_screen(
+    mode: Literal["auto", "rich", "plain", "off"],
+    title: str,
+    interval: float,
+    stream: TextIO | None = None,
+    terminal: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Screen:
+    """Opens the screen of a console.
+
+    Args:
+        mode: `auto` is a live display on a terminal and plain lines elsewhere; `off` prints nothing.
+        title: Printed once, above everything else.
+        interval: Seconds between two plain lines of progress.
+        stream: The file to write to; standard output if None.
+        terminal: A rich console to write to instead.
+        clock: Seconds, for tests.
+    """
+    if mode == "auto":
+        out = stream or sys.stdout
+        mode = "rich" if terminal is not None or getattr(out, "isatty", bool)() else "plain"
+    if mode == "rich":
+        terminal = terminal or Terminal(file=stream)
+        if not terminal.is_dumb_terminal:  # a dumb terminal cannot go back to redraw a line
+            return Screen(terminal, True, title, interval, clock)
+    plain = Terminal(file=stream, color_system=None, force_jupyter=False, quiet=mode == "off")
+    return Screen(plain, False, title, interval, clock)
 
 
 def number(value: float | None, form: str) -> str:

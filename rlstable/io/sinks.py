@@ -1,7 +1,7 @@
 """Destinations of metrics and events: JSON lines always, TensorBoard and Weights & Biases by choice.
 
-Every sink has the same three methods. `Sinks` fans out to many and stands between them and the run: whatever
-breaks in one of them, training continues.
+Every sink has the same three methods and may raise. `Sinks` fans out to many sinks and catches their errors: training
+continues whatever breaks in a sink.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sink(Protocol):
 
 
 class Sinks:
-    """Many sinks as one, none of which can hurt the caller.
+    """Many sinks as one; no error of a sink reaches the caller.
 
     A sink that raises is reported once, as the event `sink_failed` to the others, or as a warning where none
     of them takes it. After three failures in a row it is closed and dropped, as the event `sink_dropped`; but for
@@ -163,22 +163,21 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases. An outage, at the start or later, never reaches the run.
+    """Weights & Biases. A failed start is the event `wandb_failed`, and the sink then does nothing.
 
-    The first error is reported as the event `wandb_failed`; after three in a row (or one at the start) the
-    sink goes quiet. A step smaller than one logged before, as after a rollback, is logged at that one: W&B
-    would drop it. Events count up under `events/<kind>`.
+    A step smaller than one logged before, as after a rollback, is logged at that one: W&B would drop it. Events count
+    up under `events/<kind>`.
 
     Args:
         config: Project and so on; with mode=disabled the sink does nothing.
-        run_dir: Folder of the run, in which `wandb/` is made.
+        run_dir: The run folder, in which `wandb/` is made.
         run_config: The run's configuration, for W&B's own page.
-        run_id: Of the run to continue; None for a new one.
-        on_event: Called as `on_event(kind, fields)` at the first error.
-        timeout: Seconds that the start may take, and that the end may.
+        run_id: Id of the run to continue; None for a new one.
+        on_event: Called as `on_event(kind, fields)` if the start fails.
+        timeout: Most seconds for the start, and for the end.
 
     Attributes:
-        run_id: What to pass for a resume; None if there is no run.
+        run_id: Id to pass for a resume; None if there is no run.
     """
 
     def __init__(
@@ -191,12 +190,9 @@ class Wandb:
         timeout: float = 60.0,
     ):
         self.run_id = run_id
-        self._on_event = on_event
         self._run: Any = None
         self._last_step = 0
         self._counts: dict[str, int] = {}
-        self._failures = 0
-        self._reported = False
         if config.mode == "disabled":
             return
         try:
@@ -204,7 +200,8 @@ class Wandb:
             self.run_id = str(self._run.id)
             self._last_step = int(self._run.step or 0)
         except Exception as error:
-            self._report("start", error)
+            if on_event is not None:
+                on_event("wandb_failed", {"at": "start", "error": _one_line(error)})
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Sends the metrics that have a value."""
@@ -220,28 +217,12 @@ class Wandb:
         """Ends the W&B run; may be called again."""
         run, self._run = self._run, None
         if run is not None:
-            try:
-                run.finish()
-            except Exception as error:
-                self._report("end", error)
+            run.finish()
 
     def _send(self, step: int, values: dict[str, Any]) -> None:
-        if self._run is None or not values:
-            return
-        self._last_step = max(self._last_step, int(step))
-        try:
+        if self._run is not None and values:
+            self._last_step = max(self._last_step, int(step))
             self._run.log(values, step=self._last_step)
-            self._failures = 0
-        except Exception as error:
-            self._failures += 1
-            self._report("log", error)
-            if self._failures >= _PATIENCE:
-                self._run = None
-
-    def _report(self, where: str, error: Exception) -> None:
-        if not self._reported and self._on_event is not None:
-            self._reported = True
-            self._on_event("wandb_failed", {"at": where, "error": _one_line(error)})
 
 
 def _start_wandb(

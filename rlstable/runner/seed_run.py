@@ -121,6 +121,7 @@ class SeedRun:
         self.log = SeedLog(config, run_dir, callback, console, self.host)
         self.event = self.log.event
         self.supervisor = Supervisor(config, self._mesh, more, stop_request.compiling, self.event, self.host, factories)
+        setup = self.supervisor.setup  # an unusable environment is an error before the folder is made
         self.checkpoints = self._open_checkpoints()
         self._lock: RunLock | None = None
         self._opened = False
@@ -131,12 +132,10 @@ class SeedRun:
             if not_kept is not None:
                 self.event("compile_cache_unusable", error=not_kept)
             if config.env.backend == "auto":
-                _log_backend(self.supervisor.setup, self.event)
+                _log_backend(setup, self.event)
             # A resumed seed and seeds that share a program ask for another program.
             ahead = not resumes and not self.supervisor.shared
-            self.state: TrainState = self.supervisor.setup.first_state(
-                self._keys.init, self._keys.resets, self._fault, ahead
-            )
+            self.state: TrainState = setup.first_state(self._keys.init, self._keys.resets, self._fault, ahead)
             if resumes:
                 parts = self.checkpoints, config, self._mesh.size, self.supervisor, self.host
                 self.state = resume(*parts, self.state, functools.partial(self._keys.between, 2), self.event)

@@ -34,7 +34,8 @@ from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import TrainingSetup
-from rlstable.runner.setup_cache import Factories, Supervisor
+from rlstable.runner.setup_cache import Factories
+from rlstable.runner.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}
@@ -494,7 +495,7 @@ def test_training_and_evaluation_share_braxs_environments_only(tmp_path: Path) -
         tell = (lambda _: contextlib.nullcontext(), lambda *_, **__: None)
         supervisor = Supervisor(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
         assert supervisor.evaluator is None
-        assert given == ([supervisor.assembly.single] if shared else [None])
+        assert given == ([supervisor.setup.single] if shared else [None])
 
 
 @dataclasses.dataclass

@@ -114,7 +114,7 @@ def test_trips_in_every_iteration_are_added_up():
     assert stream.getvalue().splitlines() == [
         "! step 1  env: 1 trip (physics 1)",
         "! step 6  env: 4 trips (physics 4)",
-        "! step 6  update: 1 trip (gradient 1)",
+        "! step 6  finite_update: 1 trip (gradient 1)",
         "! step 8  env: 4 trips (reward 3, physics 1)",
         "! step 9  env: 5 trips (physics 5)",
     ]

@@ -130,10 +130,11 @@ def test_an_error_of_wandb_is_of_the_row_that_it_did_not_take(
     for step in (64, 128, 192):
         book.log(step, {"x": step})
     goes_on.set()
-    book.close()
+    with pytest.warns(RuntimeWarning, match="could not be closed: ConnectionError: no end"):
+        book.close()
     assert [(step, values) for step, values in sent if "x" in values] == [(128, {"x": 128}), (192, {"x": 192})]
-    [failed] = [line for line in lines(tmp_path, "events.jsonl") if line["kind"] == "wandb_failed"]
-    assert (failed["step"], failed["at"], failed["error"]) == (64, "log", "ConnectionError: no")
+    [failed] = [line for line in lines(tmp_path, "events.jsonl") if line["kind"] == "sink_failed"]
+    assert (failed["step"], failed["sink"], failed["error"]) == (64, "Wandb", "ConnectionError: no")
 
 
 def test_a_broken_service_is_told_where_people_look_and_written_down(

@@ -12,7 +12,7 @@ from toys import assemble, mesh, placed, tiny_config
 
 from rlstable.ppo.state import TrainState
 from rlstable.supervise import snapshots
-from rlstable.supervise.snapshots import NAMES, Saved, Snapshot
+from rlstable.supervise.snapshots import NAMES, Saved, Snapshot, Snapshots
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -63,35 +63,36 @@ def test_a_restored_state_keeps_its_environments_and_takes_the_rest(state: Train
 def test_snapshots_that_are_saved_are_loaded_whichever_of_them_are_the_state_itself(
     state: TrainState, at: tuple[str | None, ...]
 ) -> None:
-    kept = {name: Snapshot() for name in NAMES}
-    for number, (own, where) in enumerate(zip(kept.values(), at, strict=True), 1):
+    kept = Snapshots(mesh())
+    for number, (name, where) in enumerate(zip(NAMES, at, strict=True), 1):
+        own = getattr(kept, name)
         if where == "itself":
             own.keep(state, 9, 576)
         elif where == "other":
             own.keep(moved(state, float(number)), number, 64 * number)
-    saved, origins = snapshots.save(kept, state, 9)
+    saved, origins = kept.save(state, 9)
     beside = {name for name in NAMES if getattr(saved, name, None) is not None}
     assert beside == {name for name, where in zip(NAMES, at, strict=True) if where == "other"}
     # A checkpoint without anything beside its state has the tree of a plain state.
     assert isinstance(saved, Saved) == bool(beside)
     read = saved if isinstance(saved, Saved) else Saved(**snapshots._fields(saved))
-    again = {name: Snapshot() for name in NAMES}
-    same(snapshots.load(again, read, 9, origins), state)
+    again = Snapshots(mesh())
+    same(again.load(read, 9, origins), state)
     for name in NAMES:
-        ours, theirs = again[name], kept[name]
+        ours, theirs = getattr(again, name), getattr(kept, name)
         assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
         same(ours._kept, theirs._kept)
 
 
 def test_numbers_typed_on_resume_reach_the_snapshots_too(state: TrainState) -> None:
-    kept = {name: Snapshot() for name in NAMES}
-    kept["best"].keep(moved(state, 1.0), 1, 64)
-    saved, origins = snapshots.save(kept, state, 9)
+    kept = Snapshots(mesh())
+    kept.best.keep(moved(state, 1.0), 1, 64)
+    saved, origins = kept.save(state, 9)
     assert isinstance(saved, Saved)
-    again = {name: Snapshot() for name in NAMES}
-    found = snapshots.load(again, saved, 9, origins, learning_rate=np.float32(0.5))
+    again = Snapshots(mesh())
+    found = again.load(saved, 9, origins, learning_rate=np.float32(0.5))
     assert float(found.tuning.learning_rate) == 0.5
-    assert float(again["best"]._kept["tuning"].learning_rate) == 0.5
+    assert float(again.best._kept["tuning"].learning_rate) == 0.5
 
 
 def test_the_template_has_a_place_for_every_snapshot(state: TrainState) -> None:
