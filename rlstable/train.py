@@ -18,10 +18,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable.cli.compose import config_dir, explain, register_resolvers, with_saved
+from rlstable.cli.compose import explain, register_resolvers, with_saved
 from rlstable.cli.sweep import SweepSummary
 from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
+from rlstable.config.defaults import config_dir
 from rlstable.config.renamed import with_new_names
 from rlstable.io.run_folder import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
@@ -52,7 +53,7 @@ def main() -> None:
         _complain(warning)
     codes: list[int] = []
 
-    @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
+    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def job(composed: DictConfig) -> float:
         code, score = run_job(composed)
         codes.append(code)

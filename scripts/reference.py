@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, Union
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from rlstable.cli.compose import config_dir
 from rlstable.config import Config
+from rlstable.config.defaults import config_dir, defaults
 from rlstable.config.schema import Section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -42,10 +42,12 @@ _WORDS = {bool: "`true` or `false`", str: "text", dict: "a mapping", int: "a who
 def page() -> str:
     """The whole page."""
     parts = [_INTRODUCTION, "## Groups", "", _groups(), ""]
-    files = [Path(config_dir()) / name for name in ("config.yaml", "recipe_for/auto.yaml")]
+    files = [config_dir() / name for name in ("config.yaml", "recipe_for/auto.yaml")]
     comments = {key: text for file in files for key, text in comments_of(file).items()}
     own = {name: field for name, field in Config.model_fields.items() if _section(field) is None}
-    parts += [f"## {_TOP}", "", _table((name, field, comments.get(name, "")) for name, field in own.items()), ""]
+    usual = defaults("")
+    rows = ((name, field, usual.get(name, "???"), comments.get(name, "")) for name, field in own.items())
+    parts += [f"## {_TOP}", "", _table(rows), ""]
     for name, field in Config.model_fields.items():
         if (model := _section(field)) is not None:
             parts += [f"## {name}", "", f"{(model.__doc__ or '').splitlines()[0]}", "", _table(_keys(name, model)), ""]
@@ -71,18 +73,19 @@ def comments_of(path: Path) -> dict[str, str]:
     return found
 
 
-def _keys(group: str, model: type[Section]) -> Iterator[tuple[str, FieldInfo, str]]:
-    """Every key of a group, those of its sections among them, with its comment."""
-    folder = Path(config_dir()) / group / "default.yaml"
-    comments = comments_of(folder if folder.is_file() else Path(config_dir()) / "config.yaml")
+def _keys(group: str, model: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
+    """Every key of a group, those of its sections among them, with its default and its comment."""
+    folder = config_dir() / group / "default.yaml"
+    comments = comments_of(folder if folder.is_file() else config_dir() / "config.yaml")
     prefix = "" if folder.is_file() else f"{group}."
 
-    def walk(path: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo, str]]:
+    def walk(path: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
+        usual = defaults(section.at or "")
         for name, field in section.model_fields.items():
             key = f"{path}{name}"
             inner = _section(field)
             if inner is None:
-                yield f"{group}.{key}", field, comments.get(f"{prefix}{key}", "")
+                yield f"{group}.{key}", field, usual.get(name, "???"), comments.get(f"{prefix}{key}", "")
             else:
                 yield from walk(f"{key}.", inner)
 
@@ -96,8 +99,8 @@ def _section(field: FieldInfo) -> type[Section] | None:
 
 def _table(keys: Any) -> str:
     rows = ["| key | values | default | |", "| --- | --- | --- | --- |"]
-    for key, field, comment in keys:
-        default = "" if field.is_required() else f"`{written(field.get_default(call_default_factory=True))}`"
+    for key, field, value, comment in keys:
+        default = "" if value == "???" else f"`{written(value)}`"
         rows.append(f"| `{key}` | {values(field)} | {default} | {_cell(comment)} |")
     return "\n".join(rows)
 
@@ -112,7 +115,9 @@ def written(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(written(item) for item in value) + "]"
     if isinstance(value, float):
         return f"{value:g}"
@@ -167,7 +172,7 @@ def _range(metadata: tuple[Any, ...]) -> str:
 
 def _groups() -> str:
     rows = ["| group | choices |", "| --- | --- |"]
-    root = Path(config_dir())
+    root = config_dir()
     for folder in sorted({path.parent for path in root.rglob("*.yaml")} - {root}):
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         rows.append(f"| `{folder.relative_to(root)}` | {', '.join(f'`{name}`' for name in names)} |")

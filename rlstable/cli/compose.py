@@ -15,22 +15,16 @@ from omegaconf.errors import OmegaConfBaseException
 from rlstable import config as typed
 from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import Config, ConfigError, recipes
+from rlstable.config.defaults import config_dir
 from rlstable.config.renamed import with_new_names
 from rlstable.config.schema import unknown_key
 from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
 
 
-def config_dir() -> str:
-    """The folder of the configuration files: inside an installed package, beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "configs"
-    return str(installed if installed.is_dir() else package.parent / "configs")
-
-
 def register_resolvers() -> None:
     """Makes known `${run_dir:...}` and `${env_name:}`, which name the run folder, and `${recipe:...}` for a recipe."""
-    folder = Path(config_dir()) / "ppo"
+    folder = config_dir() / "ppo"
     OmegaConf.register_new_resolver(
         "recipe", lambda name, device: recipes.recipe(name, device, folder), replace=True, use_cache=False
     )
@@ -120,7 +114,7 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
     words = {key.lstrip("+~"): value.strip("'\"") for key, _, value in (word.partition("=") for word in overrides)}
     if composed.env.source != "import" or "env.source" not in words or "ppo" in words:
         return
-    folder = Path(config_dir())
+    folder = config_dir()
     name = words.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
     file = folder / "env" / f"{name}.yaml"
     if not file.is_file():
@@ -164,7 +158,7 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
         print(f"rlstable: {warning}", file=sys.stderr)
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(config_dir(), version_base="1.3"):
+        with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
             return with_saved(hydra.compose("config", overrides=words), words, run_dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, model_validator
 
+from rlstable.config.defaults import defaults
 from rlstable.config.schema import Count, CountOrZero, Finite, Flag, KeyedError, Section, Seed, Share
 
 _ENV_SITES = ("physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action")
@@ -33,7 +34,7 @@ def _spelt(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class FaultConfig(Section):
+class FaultConfig(Section, at="fault"):
     """A fault on purpose, to see what a run does of it (`rlstable.faults`)."""
 
     # Checkpoints hold a site by its position: add new sites at the end.
@@ -41,20 +42,21 @@ class FaultConfig(Section):
         "physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action",
         "policy_std", "log_ratio", "gradient", "loss", "value_loss", "kl", "adam", "learning_rate",
         "counters", "disk", "sinks", "critic", "normalizer",
-    ] | None = None  # fmt: skip
-    value: Annotated[Literal["nan", "inf", "-inf"] | Finite, BeforeValidator(_spelt)] | None = None
-    probability: Share | None = None
-    start: CountOrZero = 0
-    iterations: Count | None = None
-    seed: Seed | None = None
-    below: Literal["high", "highest", "x64"] | None = None
-    eval: Flag = False
+    ] | None  # fmt: skip
+    value: Annotated[Literal["nan", "inf", "-inf"] | Finite, BeforeValidator(_spelt)] | None
+    probability: Share | None
+    start: CountOrZero
+    iterations: Count | None
+    seed: Seed | None
+    below: Literal["high", "highest", "x64"] | None
+    eval: Flag
 
     @model_validator(mode="after")
     def _check(self) -> FaultConfig:
         if self.site is None:
+            usual = defaults("fault")
             for key in ("value", "probability", "start", "iterations", "seed", "below"):
-                if getattr(self, key) != type(self).model_fields[key].default:
+                if getattr(self, key) != usual[key]:
                     raise KeyedError(key, f"needs fault.site, one of {', '.join(self.sites())}")
         if self.eval and self.site not in _ENV_SITES:
             raise KeyedError("eval", f"needs a fault.site of the environment: {', '.join(_ENV_SITES)}")

@@ -9,22 +9,22 @@ from pydantic import Field, model_validator
 from rlstable.config.schema import Count, Finite, Flag, KeyedError, Positive, Section, Share
 
 
-class LimiterConfig(Section):
+class LimiterConfig(Section, at="guards.limiters"):
     """Bounds in the ordinary course of work; null switches one off."""
 
-    reward: Positive | None = 1000.0
-    observation: Positive | None = 100.0
-    observation_outlier: Positive | None = 100.0
-    advantage_std_min: Positive | None = 1e-5
-    value_target: Positive | None = 1e5
-    value_error: Positive | None = None
-    log_ratio: Annotated[Positive, Field(le=80)] | None = 20.0
-    policy_std_min: Positive | None = 1e-4
-    policy_std_max: Positive | None = 10.0
-    kl: Positive | None = 1.0
-    gradient_norm: Positive | None = 100.0
-    gradient_block: Positive | None = None
-    update_norm: Positive | None = 0.1
+    reward: Positive | None
+    observation: Positive | None
+    observation_outlier: Positive | None
+    advantage_std_min: Positive | None
+    value_target: Positive | None
+    value_error: Positive | None
+    log_ratio: Annotated[Positive, Field(le=80)] | None
+    policy_std_min: Positive | None
+    policy_std_max: Positive | None
+    kl: Positive | None
+    gradient_norm: Positive | None
+    gradient_block: Positive | None
+    update_norm: Positive | None
 
     @model_validator(mode="after")
     def _check(self) -> LimiterConfig:
@@ -34,81 +34,81 @@ class LimiterConfig(Section):
         return self
 
 
-class QuarantineConfig(Section):
+class QuarantineConfig(Section, at="guards.quarantine"):
     """The env guard: a bad simulation is replaced by a clean one and its sample is left out."""
 
-    enabled: Flag = True
-    max_abs_state: Positive | None = 1e6
-    max_abs_acceleration: Positive | None = 1e10
-    max_abs_observation: Positive | None = 1e6
-    max_abs_reward: Positive | None = 1e6
-    max_other_norm: Positive | None = 1e15
+    enabled: Flag
+    max_abs_state: Positive | None
+    max_abs_acceleration: Positive | None
+    max_abs_observation: Positive | None
+    max_abs_reward: Positive | None
+    max_other_norm: Positive | None
 
 
-class FiniteSamplesConfig(Section):
+class FiniteSamplesConfig(Section, at="guards.finite_samples"):
     """The batch guard: a sample whose own numbers are not finite, or absurd, is left out."""
 
-    enabled: Flag = True
-    max_norm: Positive | None = 1e9
+    enabled: Flag
+    max_norm: Positive | None
 
 
-class RewardOutlierConfig(Section):
+class RewardOutlierConfig(Section, at="guards.reward_outlier"):
     """The batch guard of rewards: one far beyond what the task pays is left out."""
 
-    enabled: Flag = True
-    factor: Annotated[Finite, Field(gt=1)] = 5000.0
+    enabled: Flag
+    factor: Annotated[Finite, Field(gt=1)]
 
 
-class FiniteUpdateConfig(Section):
+class FiniteUpdateConfig(Section, at="guards.finite_update"):
     """The update guard: a candidate that is not finite, or absurd, is rejected as a whole."""
 
-    enabled: Flag = True
-    max_parameter_norm: Positive | None = 1e6
-    thorough: Flag = False
-    patience: Count = 20
+    enabled: Flag
+    max_parameter_norm: Positive | None
+    thorough: Flag
+    patience: Count
 
 
-class SpikeConfig(Section):
+class SpikeConfig(Section, at="guards.spike"):
     """The update guard of gradient spikes: one far beyond the usual norm is rejected."""
 
-    enabled: Flag = True
-    factor: Annotated[Finite, Field(gt=1)] = 1000.0
+    enabled: Flag
+    factor: Annotated[Finite, Field(gt=1)]
 
 
-class FiniteStateConfig(Section):
+class FiniteStateConfig(Section, at="guards.finite_state"):
     """The state guard: a bad training state is never saved, and ends the run after `patience` trips in a row."""
 
-    enabled: Flag = True
-    max_parameter_norm: Positive | None = 1e6
-    max_other_norm: Positive | None = 1e15
-    patience: Count = 3
+    enabled: Flag
+    max_parameter_norm: Positive | None
+    max_other_norm: Positive | None
+    patience: Count
 
 
-class StormConfig(Section):
+class StormConfig(Section, at="guards.storm"):
     """The state guard of storms: too many simulations are bad at once."""
 
-    enabled: Flag = True
-    max_share: Share = 0.5
-    patience: Count = 20
+    enabled: Flag
+    max_share: Share
+    patience: Count
 
 
-class ValueLossConfig(Section):
+class ValueLossConfig(Section, at="guards.value_loss"):
     """The state guard of the value function: it is off by far more than the task can pay."""
 
-    enabled: Flag = True
-    factor: Annotated[Finite, Field(gt=1)] = 100.0
-    patience: Count = 20
+    enabled: Flag
+    factor: Annotated[Finite, Field(gt=1)]
+    patience: Count
 
 
-class PolicyConfig(Section):
+class PolicyConfig(Section, at="guards.policy"):
     """The state guard of the policy: it has jumped, gone blind or gone rigid."""
 
-    enabled: Flag = True
-    max_kl: Positive | None = 5.0
-    min_std: Positive | None = 2e-4
-    max_std: Positive | None = 9.0
-    min_entropy: Finite | None = -20.0
-    patience: Count = 5
+    enabled: Flag
+    max_kl: Positive | None
+    min_std: Positive | None
+    max_std: Positive | None
+    min_entropy: Finite | None
+    patience: Count
 
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
@@ -117,25 +117,25 @@ class PolicyConfig(Section):
         return self
 
 
-class ReturnWatchConfig(Section):
+class ReturnWatchConfig(Section, at="guards.return_watch"):
     """The guard of what was learnt: the return has fallen credibly below the best that was reached."""
 
-    enabled: Flag = True
-    tolerance: Annotated[Share, Field(gt=0, lt=1)] = 0.5
-    episodes: Count = 16
+    enabled: Flag
+    tolerance: Annotated[Share, Field(gt=0, lt=1)]
+    episodes: Count
 
 
-class GuardsConfig(Section):
+class GuardsConfig(Section, at="guards"):
     """Every guard and limiter; the groups `off`, `default` and `strict` are three settings of it."""
 
-    quarantine: QuarantineConfig = QuarantineConfig()
-    finite_samples: FiniteSamplesConfig = FiniteSamplesConfig()
-    reward_outlier: RewardOutlierConfig = RewardOutlierConfig()
-    finite_update: FiniteUpdateConfig = FiniteUpdateConfig()
-    spike: SpikeConfig = SpikeConfig()
-    finite_state: FiniteStateConfig = FiniteStateConfig()
-    storm: StormConfig = StormConfig()
-    value_loss: ValueLossConfig = ValueLossConfig()
-    policy: PolicyConfig = PolicyConfig()
-    return_watch: ReturnWatchConfig = ReturnWatchConfig()
-    limiters: LimiterConfig = LimiterConfig()
+    quarantine: QuarantineConfig
+    finite_samples: FiniteSamplesConfig
+    reward_outlier: RewardOutlierConfig
+    finite_update: FiniteUpdateConfig
+    spike: SpikeConfig
+    finite_state: FiniteStateConfig
+    storm: StormConfig
+    value_loss: ValueLossConfig
+    policy: PolicyConfig
+    return_watch: ReturnWatchConfig
+    limiters: LimiterConfig

@@ -16,27 +16,27 @@ KernelInit = Literal[
 ]  # fmt: skip
 
 
-class NetworkConfig(Section):
+class NetworkConfig(Section, at="network"):
     """Policy and value networks: two multilayer perceptrons, Brax's names and defaults."""
 
-    policy_hidden_layer_sizes: Layers = (32, 32, 32, 32)
-    value_hidden_layer_sizes: Layers = (256, 256, 256, 256, 256)
-    activation: Activation = "swish"
-    policy_layer_norm: Flag = False
-    value_layer_norm: Flag = False
-    policy_obs_key: str = "state"
-    value_obs_key: str = "state"
-    distribution_type: Literal["tanh_normal", "normal"] = "tanh_normal"
-    noise_std_type: Literal["scalar", "log"] = "scalar"
-    init_noise_std: Positive = 1.0
-    state_dependent_std: Flag = False
-    mean_clip_scale: Positive | None = None
-    policy_network_kernel_init: KernelInit = "lecun_uniform"
-    policy_network_kernel_init_kwargs: dict[str, Any] | None = None
-    value_network_kernel_init: KernelInit = "lecun_uniform"
-    value_network_kernel_init_kwargs: dict[str, Any] | None = None
-    mean_kernel_init: KernelInit | None = None
-    mean_kernel_init_kwargs: dict[str, Any] | None = None
+    policy_hidden_layer_sizes: Layers
+    value_hidden_layer_sizes: Layers
+    activation: Activation
+    policy_layer_norm: Flag
+    value_layer_norm: Flag
+    policy_obs_key: str
+    value_obs_key: str
+    distribution_type: Literal["tanh_normal", "normal"]
+    noise_std_type: Literal["scalar", "log"]
+    init_noise_std: Positive
+    state_dependent_std: Flag
+    mean_clip_scale: Positive | None
+    policy_network_kernel_init: KernelInit
+    policy_network_kernel_init_kwargs: dict[str, Any] | None
+    value_network_kernel_init: KernelInit
+    value_network_kernel_init_kwargs: dict[str, Any] | None
+    mean_kernel_init: KernelInit | None
+    mean_kernel_init_kwargs: dict[str, Any] | None
 
     @model_validator(mode="after")
     def _check(self) -> NetworkConfig:

@@ -22,14 +22,14 @@ from rlstable.config.schema import (
 )
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(Section, at="ppo.optimizer"):
     """The gradient transformation behind `ppo.learning_rate`."""
 
-    name: Literal["adam", "adamw", "amsgrad"] = "adam"
-    b1: Annotated[Finite, Field(ge=0, lt=1)] = 0.9
-    b2: Annotated[Finite, Field(ge=0, lt=1)] = 0.999
-    eps: Positive = 1e-8
-    weight_decay: NonNegative = 0.0
+    name: Literal["adam", "adamw", "amsgrad"]
+    b1: Annotated[Finite, Field(ge=0, lt=1)]
+    b2: Annotated[Finite, Field(ge=0, lt=1)]
+    eps: Positive
+    weight_decay: NonNegative
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
@@ -38,41 +38,41 @@ class OptimizerConfig(Section):
         return self
 
 
-class PPOConfig(Section):
+class PPOConfig(Section, at="ppo"):
     """Hyperparameters under Brax's own names, with Brax's meaning (`brax.training.agents.ppo.train`)."""
 
-    num_envs: Count = 2048
-    batch_size: Count = 1024
-    num_minibatches: Count = 32
-    num_updates_per_batch: Count = 8
-    unroll_length: Count = 10
-    num_resets_per_eval: CountOrZero = 0
-    discounting: Share = 0.97
-    gae_lambda: Share = 0.95
-    gae: Literal["per_update", "per_iteration"] = "per_update"
-    bootstrap_on_timeout: Flag = False
-    reward_scaling: Positive = 1.0
-    normalize_advantage: Flag = True
-    normalize_observations: Flag = True
-    normalize_observations_mode: Literal["welford", "ema"] = "welford"
-    normalize_observations_std_eps: NonNegative = 0.0
-    normalize_until_count: Total | None = None
-    normalizer_update: Literal["auto", "before", "after"] = "auto"
-    entropy_cost: NonNegative = 1e-4
-    clipping_epsilon: Positive = 0.3
-    clipping_epsilon_value: Positive | None = None
-    normalize_values: Flag = False
-    normalize_rewards: Flag = False
-    vf_loss_coefficient: NonNegative = 0.5
-    max_grad_norm: Positive | None = None
-    learning_rate: Positive = 3e-4
-    learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive_kl"] = "constant"
-    learning_rate_warmup: Annotated[Finite, Field(ge=0, lt=1)] = 0.0
-    learning_rate_schedule_min_lr: Positive = 1e-5
-    learning_rate_schedule_max_lr: Positive = 1e-2
-    desired_kl: Positive = 0.01
-    gradient_accumulation: Count = 1
-    optimizer: OptimizerConfig = OptimizerConfig()
+    num_envs: Count
+    batch_size: Count
+    num_minibatches: Count
+    num_updates_per_batch: Count
+    unroll_length: Count
+    num_resets_per_eval: CountOrZero
+    discounting: Share
+    gae_lambda: Share
+    gae: Literal["per_update", "per_iteration"]
+    bootstrap_on_timeout: Flag
+    reward_scaling: Positive
+    normalize_advantage: Flag
+    normalize_observations: Flag
+    normalize_observations_mode: Literal["welford", "ema"]
+    normalize_observations_std_eps: NonNegative
+    normalize_until_count: Total | None
+    normalizer_update: Literal["auto", "before", "after"]
+    entropy_cost: NonNegative
+    clipping_epsilon: Positive
+    clipping_epsilon_value: Positive | None
+    normalize_values: Flag
+    normalize_rewards: Flag
+    vf_loss_coefficient: NonNegative
+    max_grad_norm: Positive | None
+    learning_rate: Positive
+    learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive_kl"]
+    learning_rate_warmup: Annotated[Finite, Field(ge=0, lt=1)]
+    learning_rate_schedule_min_lr: Positive
+    learning_rate_schedule_max_lr: Positive
+    desired_kl: Positive
+    gradient_accumulation: Count
+    optimizer: OptimizerConfig
 
     @field_validator("learning_rate_schedule", mode="before")
     @classmethod

@@ -37,19 +37,19 @@ from rlstable.config.supervise import SuperviseConfig
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
 
 
-class EnvConfig(Section):
+class EnvConfig(Section, at="env"):
     """The environment a policy is trained in."""
 
-    source: Literal["brax", "import"] = "brax"
+    source: Literal["brax", "import"]
     name: str
-    backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None = None
-    episode_length: Count = 1000
-    action_repeat: Count = 1
-    reset: Literal["cached", "pool"] = "cached"
-    reset_pool_size: Count = 64
-    reset_pool_refresh: CountOrZero = 10
-    envs_per_pass: Count | None = None
-    kwargs: dict[str, Any] | None = None
+    backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None
+    episode_length: Count
+    action_repeat: Count
+    reset: Literal["cached", "pool"]
+    reset_pool_size: Count
+    reset_pool_refresh: CountOrZero
+    envs_per_pass: Count | None
+    kwargs: dict[str, Any] | None
 
     @property
     def package(self) -> str:
@@ -75,23 +75,23 @@ class EnvConfig(Section):
         return self
 
 
-class EvalConfig(Section):
+class EvalConfig(Section, at="eval"):
     """Evaluation of the policy: how often, in how many episodes."""
 
-    num_evals: CountOrZero = 10
-    num_envs: Count = 128
-    deterministic: Flag = True
-    env_kwargs: dict[str, Any] | None = None
-    target_return: Finite | None = None
+    num_evals: CountOrZero
+    num_envs: Count
+    deterministic: Flag
+    env_kwargs: dict[str, Any] | None
+    target_return: Finite | None
 
 
-class LossScaleConfig(Section):
+class LossScaleConfig(Section, at="precision.loss_scale"):
     """Dynamic loss scaling for float16 networks, with a floor and a cap."""
 
-    initial: Positive = 2.0**15
-    floor: Positive = 1.0
-    cap: Positive = 2.0**24
-    growth_interval: Count = 1000
+    initial: Positive
+    floor: Positive
+    cap: Positive
+    growth_interval: Count
 
     @model_validator(mode="after")
     def _check(self) -> LossScaleConfig:
@@ -100,72 +100,72 @@ class LossScaleConfig(Section):
         return self
 
 
-class PrecisionConfig(Section):
+class PrecisionConfig(Section, at="precision"):
     """Precision of matrix products and networks. Parameters and optimizer state are always float32."""
 
-    matmul: Literal["default", "high", "highest", "x64"] = "default"
-    network: Literal["float32", "bfloat16", "float16"] = "float32"
-    loss_scale: LossScaleConfig = LossScaleConfig()
+    matmul: Literal["default", "high", "highest", "x64"]
+    network: Literal["float32", "bfloat16", "float16"]
+    loss_scale: LossScaleConfig
 
 
-class WandbConfig(Section):
+class WandbConfig(Section, at="logging.wandb"):
     """Weights & Biases."""
 
-    mode: Literal["online", "offline", "disabled"] = "disabled"
-    project: str = "rlstable"
-    entity: str | None = None
-    group: str | None = None
-    name: str | None = None
-    tags: tuple[str, ...] = ()
+    mode: Literal["online", "offline", "disabled"]
+    project: str
+    entity: str | None
+    group: str | None
+    name: str | None
+    tags: tuple[str, ...]
 
 
-class LoggingConfig(Section):
+class LoggingConfig(Section, at="logging"):
     """Destinations of metrics. `metrics.jsonl` and `events.jsonl` are always written."""
 
-    console: Literal["auto", "rich", "plain", "off"] = "auto"
-    verbose: Flag = False
-    tensorboard: Flag = False
-    wandb: WandbConfig = WandbConfig()
-    report: Flag = True
-    signs: Flag = True
-    log_every: Count = 1
+    console: Literal["auto", "rich", "plain", "off"]
+    verbose: Flag
+    tensorboard: Flag
+    wandb: WandbConfig
+    report: Flag
+    signs: Flag
+    log_every: Count
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(Section, at="checkpoint"):
     """Checkpoints besides the last state of the run."""
 
-    enabled: Flag = True
-    every: Count = 100
-    keep: Count = 2
-    keep_best: CountOrZero = 3
-    confirm_best: CountOrZero = 3
-    keep_period: Count | None = None
-    asynchronous: Flag = True
+    enabled: Flag
+    every: Count
+    keep: Count
+    keep_best: CountOrZero
+    confirm_best: CountOrZero
+    keep_period: Count | None
+    asynchronous: Flag
 
 
-class Config(Section):
+class Config(Section, at=""):
     """One run, whole."""
 
     env: EnvConfig
-    ppo: PPOConfig = PPOConfig()
-    network: NetworkConfig = NetworkConfig()
-    guards: GuardsConfig = GuardsConfig()
-    precision: PrecisionConfig = PrecisionConfig()
-    eval: EvalConfig = EvalConfig()
-    logging: LoggingConfig = LoggingConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    fault: FaultConfig = FaultConfig()
-    supervise: SuperviseConfig = SuperviseConfig()
-    total_steps: Total = 30_000_000
-    seed: Seed = 0
-    seeds: Count = 1
-    recipe_for: Literal["auto", "cpu", "accelerator"] = "auto"
-    devices: Count | None = None
-    deterministic: Flag = False
-    compile_cache: Annotated[str, Field(min_length=1)] | None = "auto"
-    resume: str | None = None
+    ppo: PPOConfig
+    network: NetworkConfig
+    guards: GuardsConfig
+    precision: PrecisionConfig
+    eval: EvalConfig
+    logging: LoggingConfig
+    checkpoint: CheckpointConfig
+    fault: FaultConfig
+    supervise: SuperviseConfig
+    total_steps: Total
+    seed: Seed
+    seeds: Count
+    recipe_for: Literal["auto", "cpu", "accelerator"]
+    devices: Count | None
+    deterministic: Flag
+    compile_cache: Annotated[str, Field(min_length=1)] | None
+    resume: str | None
     # Counts where it is typed, so it is never saved.
-    trust: Annotated[Flag, Field(exclude=True)] = False
+    trust: Annotated[Flag, Field(exclude=True)]
 
     @model_validator(mode="after")
     def _check(self) -> Config:

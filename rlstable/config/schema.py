@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from rlstable.config.defaults import defaults
 
 
 class ConfigError(ValueError):
@@ -52,9 +54,28 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, and an unknown key is an error."""
+    """Base of every section: frozen, an unknown key is an error, a missing key has its default from `configs/`.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    Attributes:
+        at: Dotted key of the section, empty for the whole configuration; None if the section has no defaults.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    at: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, at: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.at = at
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        if cls.at is None or not isinstance(data, Mapping):
+            return data
+        sections: dict[str, Any] = {
+            name: {} for name, field in cls.model_fields.items() if _is_section(field.annotation)
+        }
+        return {**defaults(cls.at), **sections, **data}
 
 
 class KeyedError(ValueError):
@@ -101,6 +122,10 @@ def nearest(value: int, choices: list[int]) -> int:
     return min(choices, key=lambda choice: (abs(choice - value), choice))
 
 
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
 def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
     """The first mistake of a validation error as `key: what is wrong; what is allowed`."""
     details = error.errors()
@@ -132,7 +157,7 @@ def _suggest(model: type[Section], path: list[str]) -> str:
             keys = list(section.model_fields)
             close = difflib.get_close_matches(part, keys, n=1)
             return f"; did you mean {close[0]}?" if close else f"; allowed here: {', '.join(keys)}"
-        if not isinstance(field.annotation, type) or not issubclass(field.annotation, Section):
+        if not _is_section(field.annotation):
             return f"; {part} has no keys of its own"
         section = field.annotation
     return ""

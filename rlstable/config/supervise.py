@@ -64,30 +64,16 @@ class Remedy(Section):
         return self.name if self.factor is None else f"{self.name} {self.factor:g}"
 
 
-class RecoveryConfig(Section):
+class RecoveryConfig(Section, at="supervise.recovery"):
     """Going back to the last good state and trying again, more carefully each time."""
 
-    enabled: Flag = True
-    every: Count = 10
-    attempts: CountOrZero = 6
-    window: Count = 1000
-    relax_after: Count = 200
-    remedies: tuple[Remedy, ...] = (
-        Remedy(name="fresh_resets"),
-        Remedy(name="scale_learning_rate", factor=0.3),
-        Remedy(name="tighten_clipping", factor=0.5),
-        Remedy(name="scale_learning_rate", factor=0.1),
-        Remedy(name="raise_precision"),
-        Remedy(name="reset_optimizer"),
-    )
-    collapse_remedies: tuple[Remedy, ...] = (
-        Remedy(name="refit_critic", factor=10.0),
-        Remedy(name="scale_critic_rate", factor=3.0),
-        Remedy(name="scale_policy_rate", factor=0.5),
-        Remedy(name="scale_critic_rate", factor=3.0),
-        Remedy(name="tighten_clipping", factor=0.5),
-        Remedy(name="scale_policy_rate", factor=0.3),
-    )
+    enabled: Flag
+    every: Count
+    attempts: CountOrZero
+    window: Count
+    relax_after: Count
+    remedies: tuple[Remedy, ...]
+    collapse_remedies: tuple[Remedy, ...]
 
     @model_validator(mode="after")
     def _check(self) -> RecoveryConfig:
@@ -107,25 +93,25 @@ class RecoveryConfig(Section):
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.collapse_remedies)
 
 
-class IncidentConfig(Section):
+class IncidentConfig(Section, at="supervise.incident"):
     """Folders from which a bad simulation can be replayed."""
 
-    enabled: Flag = True
-    window: Count = 1000
-    keep: Count = 10
-    max_mb: Positive = 16.0
+    enabled: Flag
+    window: Count
+    keep: Count
+    max_mb: Positive
 
 
-class LadderConfig(Section):
+class LadderConfig(Section, at="supervise.ladder"):
     """Adaptive precision: which levels there are, and what is trouble enough for the next one."""
 
-    enabled: Flag = True
-    matmul: tuple[Literal["default", "high", "highest", "x64"], ...] = ("default", "high", "highest", "x64")
-    network: tuple[Literal["bfloat16", "float32"], ...] = ("float32",)
-    max_invalid: Share = 0.1
-    max_rejected: Share = 0.25
-    patience: Count = 5
-    down_after: Count = 500
+    enabled: Flag
+    matmul: tuple[Literal["default", "high", "highest", "x64"], ...]
+    network: tuple[Literal["bfloat16", "float32"], ...]
+    max_invalid: Share
+    max_rejected: Share
+    patience: Count
+    down_after: Count
 
     @model_validator(mode="after")
     def _check(self) -> LadderConfig:
@@ -136,18 +122,18 @@ class LadderConfig(Section):
         return self
 
 
-class MemoryConfig(Section):
+class MemoryConfig(Section, at="supervise.memory"):
     """Memory: what there is, and whether to make do with less."""
 
-    adapt: Flag = True
-    limit_gib: Positive | None = None
+    adapt: Flag
+    limit_gib: Positive | None
 
 
-class SuperviseConfig(Section):
+class SuperviseConfig(Section, at="supervise"):
     """The supervisor."""
 
-    recovery: RecoveryConfig = RecoveryConfig()
-    ladder: LadderConfig = LadderConfig()
-    memory: MemoryConfig = MemoryConfig()
-    incident: IncidentConfig = IncidentConfig()
-    max_wall_time: Positive | None = None
+    recovery: RecoveryConfig
+    ladder: LadderConfig
+    memory: MemoryConfig
+    incident: IncidentConfig
+    max_wall_time: Positive | None

@@ -19,6 +19,7 @@ from rlstable.compilation.trace_cache import programs_of
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.guards import GuardsConfig
+from rlstable.config.schema import validate
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
@@ -252,7 +253,7 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
         DoublePhysics(single) if level(config.precision).x64 else single,
         config.env.episode_length,
         config.env.action_repeat,
-        env_guards(config.guards) or env_guards(GuardsConfig()),
+        env_guards(config.guards) or env_guards(validate(GuardsConfig, {})),
     )
     return faults.faulty_env(env, config.fault) if config.fault.eval else env
 

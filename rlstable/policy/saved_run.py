@@ -11,7 +11,6 @@ from rlstable import config as typed
 from rlstable.cli.resolvers import reject_resolvers
 from rlstable.compilation.xla import dispatch_inline
 from rlstable.config import Config, ConfigError
-from rlstable.config.faults import FaultConfig
 from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
 from rlstable.policy import Policy, load_policy
@@ -105,7 +104,7 @@ def read_config(folder: Path) -> Config:
     data = read_settings(folder)
     reject_resolvers(data, str(folder / "config.yaml"))
     try:
-        return typed.load({**data, "fault": FaultConfig().model_dump()})
+        return typed.load({**data, "fault": {}})
     except ConfigError as error:
         raise ConfigError(
             f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"

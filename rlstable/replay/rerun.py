@@ -13,6 +13,7 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.run import LoggingConfig
+from rlstable.config.schema import validate
 from rlstable.io.arrays import describe
 from rlstable.io.manifest import Damaged
 from rlstable.io.run_folder import steps_in
@@ -178,7 +179,7 @@ def _config(incident: Incident, start: Place, bad: Place) -> Config:
         "devices": incident.facts["devices"],
         "resume": "auto" if start.at else None,
         "checkpoint": config.checkpoint.model_copy(update={"enabled": False}),
-        "logging": LoggingConfig(console="off"),
+        "logging": validate(LoggingConfig, {"console": "off"}),
         "eval": config.eval.model_copy(
             update={"target_return": None, "num_evals": config.eval.num_evals if matters else 0}
         ),

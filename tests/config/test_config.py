@@ -233,11 +233,10 @@ def test_the_whole_is_a_mapping(data):
         load(data)
 
 
-def test_what_is_missing_is_asked_for():
-    with pytest.raises(ConfigError, match=r"^env: is missing; set it$"):
-        load({})
+@pytest.mark.parametrize("settings", [{}, {"env": {}}])
+def test_missing_environment_is_an_error(settings):
     with pytest.raises(ConfigError, match=r"^env\.name: is missing; set it$"):
-        load({"env": {}})
+        load(settings)
 
 
 def test_a_list_s_mistake_names_its_place():

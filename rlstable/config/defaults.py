@@ -1,0 +1,41 @@
+"""Defaults of the configuration, read from `configs/`, which is the only place that has them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+_OF_HYDRA = ("defaults", "hydra")  # keys of config.yaml that are no settings
+
+
+def config_dir() -> Path:
+    """The folder of the configuration files: inside an installed package, beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def defaults(section: str) -> dict[str, Any]:
+    """The default settings of a section, its own sections included; a setting without a default is absent.
+
+    Args:
+        section: A dotted key, e.g. `guards.storm`; empty for all of `config.yaml`.
+    """
+    keys = section.split(".") if section else []
+    group = config_dir() / keys[0] / "default.yaml" if keys else None
+    if group is not None and group.is_file():
+        settings, keys = _read(group), keys[1:]
+    else:
+        settings = {**_read(config_dir() / "recipe_for" / "auto.yaml"), **_read(config_dir() / "config.yaml")}
+    for key in keys:
+        settings = settings[key]
+    return {key: value for key, value in settings.items() if value != "???"}
+
+
+@functools.cache
+def _read(path: Path) -> dict[str, Any]:
+    settings: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return {str(key): value for key, value in settings.items() if key not in _OF_HYDRA}
