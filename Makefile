@@ -39,34 +39,34 @@ slow: $(STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a CPU, goes on where it stopped
-	$(BIN)/python scripts/survival.py $(ARGS)
+	$(BIN)/python -m scripts.survival $(ARGS)
 
 stability: $(STAMP) ## Train every task far beyond solved: do policies stay good? Hours on a CPU, resumes where it stopped
-	$(BIN)/python scripts/stability.py $(ARGS)
+	$(BIN)/python -m scripts.stability $(ARGS)
 
 curves: $(STAMP) ## Compare learning curves, with guards and without, float16 and float32; an hour on a CPU
-	$(BIN)/python scripts/curves.py $(ARGS)
+	$(BIN)/python -m scripts.curves $(ARGS)
 
 recovery: $(STAMP) ## Train at a rate far too high, with second attempts and without; half an hour on a CPU
-	$(BIN)/python scripts/recovery.py $(ARGS)
+	$(BIN)/python -m scripts.recovery $(ARGS)
 
 bench: $(STAMP) ## Measure guards, supervision, physics, growth and seeds, into docs/benchmarks.md; an hour on a CPU
 	@for benchmark in guards supervision physics scaling seeds; do \
-	  $(BIN)/python scripts/bench.py $$benchmark || exit; done
+	  $(BIN)/python -m scripts.bench $$benchmark || exit; done
 
 race: $(STAMP) ## Race whole processes: Brax's, SB3's, SBX's PPO, on a GPU RSL-RL's; hours, goes on where it stopped
-	$(BIN)/python scripts/bench.py race $(ARGS)
+	$(BIN)/python -m scripts.bench race $(ARGS)
 
 gpu: $(STAMP) ## On a machine with an NVIDIA GPU with CUDA 12: race, profile and bench there; hours
 	$(BIN)/python $(PIP_INSTALL) -e ".[cuda12]"
 	@$(BIN)/python -c "import jax; jax.devices('gpu')" 2>/dev/null || \
 	  { echo "rlstable: jax finds no GPU here; nvidia-smi says whether there is a driver" >&2; exit 1; }
-	$(BIN)/python scripts/bench.py kernels
-	$(BIN)/python scripts/bench.py race
-	@for benchmark in guards supervision scaling seeds; do $(BIN)/python scripts/bench.py $$benchmark || exit; done
+	$(BIN)/python -m scripts.bench kernels
+	$(BIN)/python -m scripts.bench race
+	@for benchmark in guards supervision scaling seeds; do $(BIN)/python -m scripts.bench $$benchmark || exit; done
 
 docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
-	$(BIN)/python scripts/reference.py
+	$(BIN)/python -m scripts.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # import-linter without its cache, which does not notice a deleted module.

@@ -29,6 +29,12 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch
 from rlstable.ppo.state import SPECS, TrainState
 
+# A training of a few seconds.
+TINY = (
+    "env=import", "env.name=toys:PointMass", "env.episode_length=20", "network=small", "ppo.num_envs=8",
+    "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
+    "ppo.discounting=0.95", "ppo.learning_rate=3e-3", "total_steps=1280", "devices=1",
+)  # fmt: skip
 FAULTS = ("reward", "observation", "physics", "warm_start")
 LIMITERS_OFF = dict.fromkeys(guard_config.LimiterConfig.model_fields)
 GUARDS_OFF: dict[str, dict[str, Any]] = {

@@ -1,0 +1,373 @@
+"""One leg of the race: what is started for a side, and what is read from what it wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlstable.cli.compose import compose
+from rlstable.config import Config, ConfigError
+from scripts.race.process import REQUIREMENTS, ROOT, Outcome, environment, python_of, watch
+
+Row = dict[str, Any]
+
+# What Brax's PPO and its networks have not; a leg of Brax's must leave these as they are.
+_OURS = (
+    "gae", "normalizer_update", "normalize_values", "normalize_rewards", "learning_rate_warmup",
+    "gradient_accumulation", "optimizer",
+)  # fmt: skip
+_SIZES = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
+_SCHEDULES = {"constant": None, "adaptive_kl": "ADAPTIVE_KL"}
+# What is told to RSL-RL; all the rest it does in its own way, and a leg of it must leave that as it is.
+_TOLD_RSL_RL = (
+    "num_envs", "batch_size", "num_minibatches", "num_updates_per_batch", "unroll_length", "discounting", "gae_lambda",
+    "reward_scaling", "normalize_observations", "entropy_cost", "clipping_epsilon", "vf_loss_coefficient",
+    "max_grad_norm", "learning_rate",
+)  # fmt: skip
+# Rivals that train on a GPU where there is one.
+ON_GPU = ("brax", "rsl_rl")
+_NAMED_ENDINGS = range(3, 11)  # exit codes of runs that guards or second attempts ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Leg:
+    """One process to be measured.
+
+    Attributes:
+        measure: `start`, `threshold` or `floor`.
+        task: Its name.
+        side: Whose.
+        case: Which of several, where a side has several: what simulates, or `published`; else empty.
+        warm: Whether the same was compiled before and kept.
+        settings: Overrides of `rlstable.train`, or settings of `rivals/sb3_ppo.py`.
+        limit: Seconds after which it is ended.
+        threshold: The return at which it is over, None where that is not asked.
+    """
+
+    measure: str
+    task: str
+    side: str
+    case: str
+    warm: bool
+    settings: tuple[str, ...] | Mapping[str, Any]
+    limit: float
+    threshold: float | None = None
+
+    def __str__(self) -> str:
+        kind = ", ".join(filter(None, (self.case, "warm" if self.warm else "")))
+        return f"{self.measure} {self.task}: {self.side}" + (f" ({kind})" if kind else "")
+
+    @property
+    def text(self) -> str:
+        """The settings in one line."""
+        return json.dumps(self.settings) if isinstance(self.settings, Mapping) else " ".join(self.settings)
+
+
+class Workshop:
+    """Where legs are run: the rivals' environments, and the folders that outlive a leg.
+
+    Args:
+        venvs: Folder of the rivals' virtual environments.
+        gpu: Whether there is one.
+    """
+
+    def __init__(self, venvs: Path, gpu: bool):
+        self._venvs = venvs
+        self._gpu = gpu
+        self._kept: dict[tuple[str, str], str] = {}  # by side and settings
+
+    def close(self) -> None:
+        """Throws compiled programs away."""
+        for folder in self._kept.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def run(self, leg: Leg, seed: int) -> Row:
+        """Runs a leg to its end or its limit.
+
+        Args:
+            leg: What is run.
+            seed: Of its training.
+
+        Returns:
+            What was measured.
+
+        Raises:
+            ConfigError: Its settings cannot work, or the process ended by an error.
+        """
+        own = leg.side, leg.text
+        if not leg.warm:
+            cache = tempfile.mkdtemp()
+            # What a cold process compiles is what a warm one finds; Brax's hears of a folder only where it is warm.
+            if leg.side == "ours" and own not in self._kept:
+                self._kept[own] = cache
+            try:
+                return self._run(leg, seed, cache)
+            finally:
+                if cache not in self._kept.values():
+                    shutil.rmtree(cache, ignore_errors=True)
+        if own not in self._kept:
+            self._kept[own] = tempfile.mkdtemp()
+            print(f"race: {leg}: once before, to compile", file=sys.stderr, flush=True)
+            self._run(leg, seed, self._kept[own])
+        return self._run(leg, seed, self._kept[own])
+
+    def _run(self, leg: Leg, seed: int, cache: str) -> Row:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            more = caching(leg, cache)
+            outcome = watch(self._command(leg, seed, folder), environment(**more), folder, leg.limit)
+            if leg.measure == "floor":
+                return _own_words(leg, outcome)
+            points = read_points(leg, folder)
+            ending = ending_of(leg, points, outcome, folder)
+        common = {"ending": ending, "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
+        platform = next((row["platform"] for row in points if "platform" in row), None)
+        common |= {"peak_mb": outcome.peak_mb, "platform": platform}
+        if leg.measure == "threshold":
+            return common | threshold_result(points, leg.threshold or 0.0, outcome)
+        return common | start_result(points, self._imports(leg, outcome, points), outcome)
+
+    def _command(self, leg: Leg, seed: int, folder: Path) -> list[str]:
+        lines = str(folder / "lines.jsonl")
+        if leg.side == "floor":
+            return [sys.executable, "-m", "scripts.race.floor", *leg.settings]
+        if leg.side == "ours":
+            run = (f"seed={seed}", f"hydra.run.dir={folder / 'run'}")
+            return [sys.executable, "-m", "rlstable.train", *leg.settings, *run]
+        python = str(python_of(leg.side, self._venvs, self._gpu and leg.side in ON_GPU))
+        if leg.side == "brax":
+            told = brax_settings(compose(list(leg.settings)), seed, leg.threshold)
+            return [python, str(REQUIREMENTS / "brax_ppo.py"), json.dumps(told), lines]
+        if leg.side == "rsl_rl":
+            told = rsl_rl_settings(compose(list(leg.settings)), seed)
+            return [python, str(REQUIREMENTS / "rsl_rl_ppo.py"), json.dumps(told), lines]
+        told = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}  # type: ignore[dict-item]
+        return [python, str(REQUIREMENTS / "sb3_ppo.py"), json.dumps(told), lines]
+
+    def _imports(self, leg: Leg, outcome: Outcome, points: Sequence[Row]) -> Row:
+        """When everything was imported and the environment made, and the memory then.
+
+        Our command imports things when it comes to them and says nothing of it, so a process of its own does that much.
+        """
+        if leg.side != "ours":
+            return {"at": points[0]["time"] - outcome.started, "mb": points[0]["imported_mb"]}
+        command = [sys.executable, "-m", "scripts.race.imports", *leg.settings]
+        with tempfile.TemporaryDirectory() as folder:
+            probe = watch(command, environment(PYTHONPATH=str(ROOT)), Path(folder), leg.limit)
+        said = _own_words(leg, probe)
+        return {"at": said["time"] - probe.started, "mb": said["imported_mb"]}
+
+
+def caching(leg: Leg, cache: str) -> dict[str, str]:
+    """What a side is told of the folder for compiled programs; Brax hears of one only where it is warm."""
+    if leg.side in ("ours", "floor"):
+        return {"XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
+    if leg.warm:
+        return {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+    return {}
+
+
+def brax_settings(config: Config, seed: int, threshold: float | None) -> Row:
+    """What `rivals/brax_ppo.py` is told for a configuration of rlstable's.
+
+    Args:
+        config: The configuration. Without evaluations Brax reports after every iteration.
+        seed: Of everything.
+        threshold: The return that ends it.
+
+    Raises:
+        ConfigError: It wants something that Brax's PPO has not.
+    """
+    ppo, default = config.ppo.model_dump(), type(config.ppo)().model_dump()
+    ours = {name: ppo.pop(name) for name in _OURS}
+    networks, plain = config.network.model_dump(), type(config.network)().model_dump()
+    other = [name for name in _OURS if ours[name] != default[name]]
+    other += [name for name in networks if name not in _SIZES and networks[name] != plain[name]]
+    if ppo["learning_rate_schedule"] not in _SCHEDULES:
+        other.append("learning_rate_schedule")
+    if other:
+        raise ConfigError(f"race: Brax's PPO has no {', '.join(other)} as the settings want it")
+    looks, iterations = config.eval, math.ceil(config.total_steps / config.env_steps_per_iteration)
+    train = ppo | {
+        "learning_rate_schedule": _SCHEDULES[ppo["learning_rate_schedule"]],
+        "num_timesteps": config.total_steps,
+        "episode_length": config.env.episode_length,
+        "action_repeat": config.env.action_repeat,
+        "num_evals": (looks.num_evals or iterations) + 1,
+        "run_evals": looks.num_evals > 0,
+        "num_eval_envs": looks.num_envs,
+        "deterministic_eval": looks.deterministic,
+        "seed": seed,
+    }
+    sizes = {name: list(networks[name]) for name in _SIZES}
+    where = {"env": config.env.name, "backend": config.env.backend}
+    return {**where, "networks": sizes, "train": train, "threshold": threshold}
+
+
+def rsl_rl_settings(config: Config, seed: int) -> Row:
+    """What `rivals/rsl_rl_ppo.py` is told for a configuration of rlstable's.
+
+    Args:
+        config: The configuration, without evaluations.
+        seed: Of everything.
+
+    Raises:
+        ConfigError: It wants something that RSL-RL's PPO has not.
+    """
+    ppo, networks = config.ppo, config.network
+    mine, default = ppo.model_dump(), type(ppo)().model_dump()
+    own, plain = networks.model_dump(), type(networks)().model_dump()
+    other = [name for name in mine if name not in _TOLD_RSL_RL and mine[name] != default[name]]
+    other += [name for name in own if name not in (*_SIZES, "activation") and own[name] != plain[name]]
+    if config.eval.num_evals:
+        other.append("num_evals")
+    if other:
+        raise ConfigError(f"race: RSL-RL's PPO has no {', '.join(other)} as the settings want it")
+    policy = {
+        "class_name": "ActorCritic",
+        "init_noise_std": 1.0,
+        "actor_hidden_dims": list(networks.policy_hidden_layer_sizes),
+        "critic_hidden_dims": list(networks.value_hidden_layer_sizes),
+        "activation": networks.activation,
+        "actor_obs_normalization": ppo.normalize_observations,
+        "critic_obs_normalization": ppo.normalize_observations,
+    }
+    algorithm = {
+        "class_name": "PPO",
+        "num_learning_epochs": ppo.num_updates_per_batch,
+        "num_mini_batches": ppo.num_minibatches,
+        "clip_param": ppo.clipping_epsilon,
+        "gamma": ppo.discounting,
+        "lam": ppo.gae_lambda,
+        "value_loss_coef": ppo.vf_loss_coefficient / 2,  # of the squared error; ours and Brax's is of half of it
+        "use_clipped_value_loss": False,
+        "entropy_coef": ppo.entropy_cost,
+        "learning_rate": ppo.learning_rate,
+        "schedule": "fixed",
+        "max_grad_norm": math.inf if ppo.max_grad_norm is None else ppo.max_grad_norm,
+        "normalize_advantage_per_mini_batch": True,
+    }
+    runner = {
+        "num_steps_per_env": ppo.batch_size * ppo.num_minibatches * ppo.unroll_length // ppo.num_envs,
+        "save_interval": 50,  # Playground's
+        "obs_groups": {"policy": ["state"], "critic": ["state"]},
+        "policy": policy,
+        "algorithm": algorithm,
+    }
+    return {
+        "env": config.env.name,
+        "backend": config.env.backend,
+        "reward_scaling": ppo.reward_scaling,
+        "wrapper": {
+            "num_actors": ppo.num_envs,
+            "seed": seed,
+            "episode_length": config.env.episode_length,
+            "action_repeat": config.env.action_repeat,
+        },
+        "runner": runner,
+        "iterations": math.ceil(config.total_steps / config.env_steps_per_iteration),
+    }
+
+
+def read_points(leg: Leg, folder: Path) -> list[Row]:
+    """What a side wrote, line by line: `time`, and `step`, `value`, `evaluating` where training had come so far.
+
+    The last line of a process that was killed may be torn; it does not count.
+    """
+    path = folder / ("run/metrics.jsonl" if leg.side == "ours" else "lines.jsonl")
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    if leg.side != "ours":
+        return rows
+    names = {"value": "eval/episode_reward", "evaluating": "eval/epoch_eval_time"}
+    names |= {name: f"timing/{name}" for name in ("rollout_sps", "learning_sps", "learning_share")}
+    names |= {"device_peak_mb": "memory/device_peak_mb", "time": "time", "step": "step"}
+    return [{short: row.get(long) for short, long in names.items()} for row in rows]
+
+
+def ending_of(leg: Leg, points: Sequence[Row], outcome: Outcome, folder: Path) -> str:
+    """How a leg ended: `reached`, `time limit`, `all steps`, or a stop reason of ours.
+
+    Raises:
+        ConfigError: By an error, which measures nothing.
+    """
+    good = [row for row in points if row.get("step") is not None]
+    if leg.threshold is not None and _first_at(good, leg.threshold) is not None:
+        return "reached"
+    if outcome.code is None:
+        return "time limit"
+    if outcome.code == 0 and good:
+        return "all steps"
+    if leg.side == "ours" and outcome.code in _NAMED_ENDINGS:
+        return str(json.loads((folder / "run" / "result.json").read_text())["stop_reason"])
+    raise ConfigError(f"race: {leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
+
+
+def start_result(points: Sequence[Row], imports: Row, outcome: Outcome) -> Row:
+    """How a run gets going and how quick it is then.
+
+    Args:
+        points: One per iteration, perhaps with others before them.
+        imports: Seconds (`at`) and memory (`mb`) when everything was imported.
+        outcome: Of the process.
+
+    Returns:
+        `imports` and `first` in seconds since the start, `steady_sps` by the median iteration after the second, the
+        division of the time where it is known, memory.
+    """
+    points = [row for row in points if row.get("step") is not None]
+    late = points[1:]
+    gaps = [(b["step"] - a["step"]) / (b["time"] - a["time"]) for a, b in itertools.pairwise(late)]
+    last = points[-1] if points else {}
+    above = outcome.peak_mb - imports["mb"] if outcome.peak_mb and imports["mb"] else None
+    return {
+        "imports": round(imports["at"], 2),
+        "first": round(points[0]["time"] - outcome.started, 2) if points else None,
+        "steady_sps": statistics.median(gaps) if gaps else None,
+        **{name: last.get(name) for name in ("rollout_sps", "learning_sps", "learning_share", "device_peak_mb")},
+        "above_imports_mb": above,
+        "iterations": len(points),
+    }
+
+
+def threshold_result(points: Sequence[Row], threshold: float, outcome: Outcome) -> Row:
+    """When the threshold was reached, None where it was not, and the way there as (seconds, steps, return)."""
+    judged = [row for row in points if row.get("value") is not None]
+    found = _first_at(judged, threshold)
+    end = len(judged) if found is None else found + 1
+    curve = [(round(row["time"] - outcome.started, 2), row["step"], row["value"]) for row in judged[:end]]
+    return {
+        "seconds": None if found is None else curve[-1][0],
+        "steps": curve[-1][1] if curve else 0,
+        "evaluating": round(sum(row["evaluating"] or 0.0 for row in judged[:end]), 2),
+        "evaluations": end,
+        "curve": curve,
+    }
+
+
+def _first_at(points: Sequence[Row], threshold: float) -> int | None:
+    """The number of the first point at the threshold."""
+    return next((n for n, row in enumerate(points) if row.get("value") is not None and row["value"] >= threshold), None)
+
+
+def _own_words(leg: Leg, outcome: Outcome) -> Row:
+    """What a process said of itself in its last line."""
+    try:
+        if outcome.code == 0:
+            return dict(json.loads(outcome.last_line))
+    except (json.JSONDecodeError, ValueError):
+        pass
+    raise ConfigError(f"race: {leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")

@@ -1,0 +1,195 @@
+"""Every key of the configuration, its values, default and use, as docs/configuration.md.
+
+python -m scripts.reference            # writes the page
+python -m scripts.reference --check    # exits with 1 where the page is not what it would write
+
+What a key takes comes from the typed configuration, what it is for from the comments of configs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from rlstable.config import Config
+from rlstable.config.defaults import config_dir, defaults
+from rlstable.config.schema import Section
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+_INTRODUCTION = """# Configuration
+
+Written by `make docs` (`scripts/reference/`) from the typed configuration and the comments of `configs/`; a test
+fails where this page says something else than they do.
+
+A key is typed as it stands here, `python -m rlstable.train ppo.learning_rate=1e-3`; a whole group of them is chosen
+by its name, `guards=strict`. An unknown key, a wrong type, a value out of range and an impossible combination are one
+line of error each, before anything compiles. `python -m rlstable.train ... --cfg job` prints what a command line
+comes to.
+"""
+_TOP = "The run"
+_WORDS = {bool: "`true` or `false`", str: "text", dict: "a mapping", int: "a whole number", float: "a number"}
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_INTRODUCTION, "## Groups", "", _groups(), ""]
+    files = [config_dir() / name for name in ("config.yaml", "recipe_for/auto.yaml")]
+    comments = {key: text for file in files for key, text in comments_of(file).items()}
+    own = {name: field for name, field in Config.model_fields.items() if _section(field) is None}
+    usual = defaults("")
+    rows = ((name, field, usual.get(name, "???"), comments.get(name, "")) for name, field in own.items())
+    parts += [f"## {_TOP}", "", _table(rows), ""]
+    for name, field in Config.model_fields.items():
+        if (model := _section(field)) is not None:
+            parts += [f"## {name}", "", f"{(model.__doc__ or '').splitlines()[0]}", "", _table(_keys(name, model)), ""]
+    return "\n".join(parts)
+
+
+def comments_of(path: Path) -> dict[str, str]:
+    """The comment directly above every key of a YAML file, by dotted key."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    parents: list[tuple[int, str]] = []
+    for line in path.read_text().splitlines():
+        comment, key = re.match(r" *# ?(.*)", line), re.match(r"( *)(\w+):", line)
+        if comment and not comment[1].startswith("@"):  # which is Hydra's
+            above.append(comment[1])
+        elif key:
+            indent = len(key[1])
+            parents = [(depth, name) for depth, name in parents if depth < indent] + [(indent, key[2])]
+            found[".".join(name for _, name in parents)] = " ".join(above)
+            above = []
+        else:
+            above = []
+    return found
+
+
+def _keys(group: str, model: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
+    """Every key of a group, those of its sections among them, with its default and its comment."""
+    folder = config_dir() / group / "default.yaml"
+    comments = comments_of(folder if folder.is_file() else config_dir() / "config.yaml")
+    prefix = "" if folder.is_file() else f"{group}."
+
+    def walk(path: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
+        usual = defaults(section.at or "")
+        for name, field in section.model_fields.items():
+            key = f"{path}{name}"
+            inner = _section(field)
+            if inner is None:
+                yield f"{group}.{key}", field, usual.get(name, "???"), comments.get(f"{prefix}{key}", "")
+            else:
+                yield from walk(f"{key}.", inner)
+
+    return walk("", model)
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _table(keys: Any) -> str:
+    rows = ["| key | values | default | |", "| --- | --- | --- | --- |"]
+    for key, field, value, comment in keys:
+        default = "" if value == "???" else f"`{written(value)}`"
+        rows.append(f"| `{key}` | {values(field)} | {default} | {_cell(comment)} |")
+    return "\n".join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def written(value: Any) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(written(item) for item in value) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def values(field: FieldInfo) -> str:
+    """What a key takes, in words."""
+    return _values(field.annotation, tuple(field.metadata))
+
+
+def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _values(args[0], (*args[1:], *metadata))
+    if origin in (Union, types.UnionType):
+        words = [_values(arg, metadata) for arg in args if arg is not type(None)]
+        return " or ".join([*words, *(["`null`"] if type(None) in args else [])])
+    if origin is Literal:
+        return ", ".join(f"`{arg}`" for arg in args)
+    if origin is tuple:
+        inner = _values(args[0], ())
+        return f"a list of {inner[0].lower()}{inner[1:]}"
+    if origin in (dict, Mapping):
+        return _WORDS[dict]
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return f"see {kind.__name__}" if kind.__doc__ is None else kind.__doc__.splitlines()[0].rstrip(".")
+    return _WORDS.get(kind, str(kind)) + _range(metadata)
+
+
+def _range(metadata: tuple[Any, ...]) -> str:
+    """Bounds, those out of reach left out."""
+    bounds: dict[str, float] = {}
+    for item in metadata:
+        for one in getattr(item, "metadata", None) or [item]:
+            for kind, name in ((annotated_types.Gt, "gt"), (annotated_types.Ge, "ge"), (annotated_types.Lt, "lt"),
+                               (annotated_types.Le, "le")):  # fmt: skip
+                if isinstance(one, kind):
+                    bounds[name] = getattr(one, name)
+    words = []
+    low = bounds.get("gt") if bounds.get("gt", -1e30) >= bounds.get("ge", -1e30) else None
+    if low is not None:
+        words.append(f"above {low:g}")
+    elif bounds.get("ge", -1e30) > -1e30:
+        words.append(f"{bounds['ge']:g} or more")
+    if bounds.get("le", 1e30) < 2**31 - 1:
+        words.append(f"{bounds['le']:g} at most")
+    if bounds.get("lt", 1e30) < 2**31 - 1:
+        words.append(f"below {bounds['lt']:g}")
+    return ", " + ", ".join(words) if words else ""
+
+
+def _groups() -> str:
+    rows = ["| group | choices |", "| --- | --- |"]
+    root = config_dir()
+    for folder in sorted({path.parent for path in root.rglob("*.yaml")} - {root}):
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        rows.append(f"| `{folder.relative_to(root)}` | {', '.join(f'`{name}`' for name in names)} |")
+    return "\n".join(rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes or checks the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 where the page is stale")
+    if parser.parse_args(argv).check:
+        fresh = PAGE.exists() and PAGE.read_text() == page()
+        print(f"{PAGE.name} is " + ("what it should be" if fresh else "stale; say: make docs"), file=sys.stderr)
+        return 0 if fresh else 1
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

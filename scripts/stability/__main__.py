@@ -1,0 +1,300 @@
+"""Does a policy stay good? Trains every task three to five times longer than it takes to solve, on several sides.
+
+python -m scripts.stability                          # what is missing of everything; resumes where it stopped
+python -m scripts.stability --only hopper --seeds 2  # one task, fewer seeds
+python -m scripts.stability --before ../old          # also the side `before`, an older checkout of rlstable
+python -m scripts.stability --only point_mass --side off --plus guards.limiters.kl=1.0    # a side and one setting
+python -m scripts.stability --page                   # docs/stability.md and its picture from what was measured
+
+A run is a process as a user starts it, up to eight seeds in one program, in a temporary run folder. Each seed is a row
+of docs/stability.jsonl, and is not trained again. Delete the rows that a change makes stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
+from rlstable.envs.load import load_env
+from scripts.race import process as race_process
+from scripts.race import results as race_results
+from scripts.rivals import brax_rival
+from scripts.stability import page as stability_page
+from scripts.stability.numbers import SIDES, Row, Task, base_of
+from scripts.stability.tasks import PROBES, REWARD_FACTORS
+
+RESULTS = Path("docs/stability.jsonl")
+LOOKS = 16
+SIDE_BY_SIDE = 8
+# guards.limiters.kl of guards=default, in nats; the same for every side.
+BOUND = 1.0
+GUARDS = {"off": "off", "default": "default", "strict": "strict", "before": "default"}
+# The seeds are vmapped, and a slot for incidents is not theirs.
+_QUIET = (
+    "logging=quiet", "devices=1", "checkpoint.every=1000000", "checkpoint.keep_best=0", "checkpoint.confirm_best=0",
+    "supervise.incident.enabled=false",
+)  # fmt: skip
+_PENDULUM = ("env=inverted_pendulum", "ppo=inverted_pendulum", "total_steps=400000")
+
+
+def _probe(name: str, *more: str) -> Task:
+    probe = PROBES[name]
+    kwargs = ", ".join(f"{key}: {value}" for key, value in probe.kwargs.items())
+    env = ("env=import", "env.name=scripts.stability.tasks:PointMass", f"env.episode_length={probe.episode_length}")
+    given = (f"env.kwargs={{{kwargs}}}",) if kwargs else ()
+    return Task((*env, *given, "ppo=fast", "network=small", *more), best=probe.best)
+
+
+TASKS: dict[str, Task] = {
+    "inverted_pendulum": Task(_PENDULUM, seeds=32),
+    "inverted_pendulum_3e-4": Task((*_PENDULUM, "ppo.learning_rate=3e-4"), seeds=32),
+    # These four have no recipe for a CPU. They take that of another task, small networks included.
+    "inverted_double_pendulum": Task(
+        ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000"),
+        borrowed=True,
+    ),
+    "reacher": Task(
+        ("env=reacher", "ppo=halfcheetah_cpu", "ppo.discounting=0.95", "ppo.reward_scaling=5", "total_steps=800000"),
+        borrowed=True,
+        from_start=True,
+        episodes=128,  # their returns scatter
+    ),
+    "walker2d": Task(("env=walker2d", "ppo=hopper_cpu", "total_steps=1000000"), borrowed=True),
+    "swimmer": Task(("env=swimmer", "ppo=hopper_cpu", "total_steps=600000"), borrowed=True),
+    "hopper": Task(("env=hopper", "ppo=hopper_cpu", "total_steps=1000000")),
+    "halfcheetah": Task(("env=halfcheetah", "ppo=halfcheetah_cpu", "total_steps=600000")),
+    "ant": Task(("env=ant", "ppo=ant_cpu", "total_steps=2000000")),
+    "fast": Task(("env=fast", "total_steps=160000")),
+    "point_mass": _probe("point_mass", "ppo.learning_rate=1e-3", "total_steps=300000"),
+    "critic_too_small": _probe("critic_too_small", "ppo.discounting=0.97", "total_steps=600000"),
+    "solved_constant": _probe("solved_constant", "ppo.learning_rate=1e-3", "total_steps=300000"),
+    "rare_kick": _probe("rare_kick", "ppo.learning_rate=1e-3", "total_steps=600000"),
+    **{
+        f"inverted_pendulum_rewards_x{factor:g}": Task(
+            (
+                "env=inverted_pendulum",
+                "ppo=inverted_pendulum",
+                "ppo.normalize_values=true",
+                f"ppo.reward_scaling={0.1 * factor:g}",
+            ),
+            best=1000.0,
+            scaled=("inverted pendulum", factor),
+        )
+        for factor in REWARD_FACTORS
+    },
+    **{
+        f"point_mass_rewards_x{factor:g}": dataclasses.replace(
+            _probe(
+                f"rewards_x{factor:g}",
+                "ppo.learning_rate=1e-3",
+                "ppo.reward_scaling=1.0",
+                "ppo.normalize_values=true",
+                "ppo.normalize_advantage=true",
+                "total_steps=300000",
+            ),
+            scaled=("point mass", factor),
+        )
+        for factor in REWARD_FACTORS
+    },
+    # Not times ten, as ppo=fast would have it: then limiters.reward would clip every reward.
+    "large_rewards": _probe("large_rewards", "ppo.learning_rate=1e-3", "ppo.reward_scaling=1.0", "total_steps=300000"),
+}
+
+
+def settings_of(task: str, side: str) -> list[str]:
+    """The overrides that make a training what it is, the seed apart.
+
+    Args:
+        task: Its name.
+        side: Its name, and after each ` + ` a further override: `off + guards.limiters.kl=1.0`.
+    """
+    base, *plus = side.split(" + ")
+    if base == "brax":
+        return [*TASKS[task].overrides, *plus]
+    looks = (f"eval.num_evals={LOOKS}", f"eval.num_envs={TASKS[task].episodes}", "eval.target_return=null")
+    return [*TASKS[task].overrides, *looks, f"guards={GUARDS[base]}", *plus]
+
+
+def missing(rows: Sequence[Row], task: str, side: str, seeds: Sequence[int]) -> Iterator[range]:
+    """The seeds without a row of the present settings, as ranges.
+
+    Args:
+        rows: The results so far.
+        task: Its name.
+        side: Its name.
+        seeds: In order.
+    """
+    wanted = (task, side, settings_of(task, side))
+    known = {row["seed"] for row in rows if (row["task"], row["side"], row["settings"]) == wanted}
+    found: list[int] = []
+    for seed in seeds:
+        if found and (seed in known or seed != found[-1] + 1):
+            yield range(found[0], found[-1] + 1)
+            found = []
+        if seed not in known:
+            found.append(seed)
+    if found:
+        yield range(found[0], found[-1] + 1)
+
+
+def train(task: str, side: str, seeds: range, root: Path) -> list[Row]:
+    """Trains seeds in one process and reads what the process leaves.
+
+    Args:
+        task: Its name.
+        side: Its name.
+        seeds: Of the runs.
+        root: Checkout of rlstable that trains.
+
+    Raises:
+        ConfigError: A seed has no result.
+    """
+    known = (root / "configs/checkpoint/default.yaml").read_text()
+    quiet = [override for override in _QUIET if "confirm_best" not in override or "confirm_best" in known]
+    if not (root / "configs/logging").is_dir():
+        quiet = [override.replace("logging=", "sinks=") for override in quiet]  # an older checkout
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        own = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
+        command = [sys.executable, "-m", "rlstable.train", *settings_of(task, side), *quiet, *own]
+        env = race_process.environment(PYTHONPATH=os.pathsep.join(map(str, dict.fromkeys((root, race_process.ROOT)))))
+        said = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
+        if not all((own / "result.json").exists() for own in folders):
+            last = (said.stderr.strip() or said.stdout.strip()).splitlines()[-1:] or ["no output"]
+            raise ConfigError(f"{task} {side}: exit code {said.returncode}, {last[0]}")
+        return [seed_row(own, seed) for own, seed in zip(folders, seeds, strict=True)]
+
+
+def seed_row(folder: Path, seed: int) -> Row:
+    """The row of a seed, from its run folder."""
+    metrics, events = (
+        [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for name in ("metrics.jsonl", "events.jsonl")
+    )
+    looks = [row for row in metrics if "eval/episode_reward" in row]
+    moved = [row["training/policy_distance"] for row in metrics if row.get("training/policy_distance") is not None]
+    kinds = [event["kind"] for event in events]
+    trips = {
+        name.split("/")[1]: int(count)
+        for name, count in metrics[-1].items()
+        if name.startswith("guards/") and name.endswith("/trips") and count
+    }
+    result = json.loads((folder / "result.json").read_text())
+    return {
+        "seed": seed,
+        "steps": [row["step"] for row in looks],
+        "returns": [row["eval/episode_reward"] for row in looks],
+        "beyond": float(np.mean([not distance <= BOUND for distance in moved])) if moved else None,
+        "rollbacks": kinds.count("rolled_back"),
+        "return_collapsed": kinds.count("return_collapsed"),
+        "return_fall_refuted": kinds.count("return_fall_refuted"),
+        "trips": trips,
+        "left": result["return"],
+        "stop_reason": result["stop_reason"],
+        "steps_per_second": float(np.median([row["training/sps"] for row in metrics if row.get("training/sps")])),
+    }
+
+
+def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
+    """Trains the seeds with Brax's own PPO, one after another, and evaluates what it has at equal distances."""
+    config = compose([*settings_of(task, side), "devices=1"])
+    env = load_env(config.env)
+    for seed in seeds:
+        kept: list[tuple[int, Any]] = []
+        error, make_policy, _ = brax_rival.train(
+            env, env, seed, brax_rival.brax_settings(config), LOOKS, lambda *look, own=kept: own.append(look)
+        )
+        if not kept:
+            raise ConfigError(f"{task} brax: {error}")
+        judge = brax_rival.make_judge(env, make_policy, TASKS[task].episodes, config.env.episode_length)
+        yield {
+            "seed": seed,
+            "steps": [step for step, _ in kept],
+            "returns": [judge(params)[0] for _, params in kept],
+            "stop_reason": error or "completed",
+            # Brax has none of these; its speed is of one seed at a time.
+            **dict.fromkeys(("beyond", "rollbacks", "return_collapsed", "return_fall_refuted", "steps_per_second")),
+            "trips": {},
+        }
+
+
+def run(task: str, side: str, seeds: range, root: Path, out: Path) -> None:
+    """Trains seeds of one side and adds their rows."""
+    started = time.perf_counter()
+    versions = {name: text for name, text in race_results.versions("ours").items() if name != "rlstable"}
+    about = {
+        "settings": settings_of(task, side), "commit": race_results.commit(root), "versions": versions,
+        "device": race_results.device(),
+    }  # fmt: skip
+    brax = base_of(side) == "brax"
+    for rows in [[row] for row in train_brax(task, side, seeds)] if brax else [train(task, side, seeds, root)]:
+        lines = [json.dumps({"task": task, "side": side, **row, **about}) + "\n" for row in rows]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a") as file:
+            file.write("".join(lines))
+        for row in rows:
+            returns = [value for value in row["returns"] if value is not None] or [float("nan")]
+            ended = f"seed {row['seed']} last {returns[-1]:.1f} best {max(returns):.1f} {row['stop_reason']}"
+            print(f"{task:24} {side:8} {ended} ({time.perf_counter() - started:.0f} s)", flush=True)
+
+
+def rounds(asked: argparse.Namespace) -> Iterator[tuple[str, str, range]]:
+    """Yields the trainings in order: the sides of a task in turn, so that their speeds are of the same hour."""
+    for task in asked.only or TASKS:
+        count = asked.seeds or TASKS[task].seeds
+        for start in range(0, count, SIDE_BY_SIDE):
+            for side in asked.side or SIDES:
+                if (side == "brax" and TASKS[task].scaled) or (side == "before" and asked.before is None):
+                    continue
+                yield task, " + ".join([side, *asked.plus]), range(start, min(count, start + SIDE_BY_SIDE))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains what is missing, then writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=TASKS, action="append", metavar="TASK", help="default: all of them")
+    parser.add_argument("--side", choices=SIDES, action="append", help="default: all of them")
+    parser.add_argument("--plus", action="append", default=[], metavar="KEY=VALUE", help="a further override; repeats")
+    parser.add_argument("--seeds", type=int, help="default: 8, of the inverted pendulum 32")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="an older checkout, for the side before")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="write the page and train nothing")
+    asked = parser.parse_args(arguments)
+    if asked.seeds is not None and asked.seeds < 1:
+        parser.error(f"--seeds: {asked.seeds} is none; 8 is the default")
+    if asked.before and not (asked.before / "rlstable").is_dir():
+        parser.error(f"--before: {asked.before} is no checkout of rlstable")
+    failed = []
+    if not asked.page:
+        if asked.before is None:
+            print("stability: the side before is skipped; --before FOLDER names an older checkout", flush=True)
+        brax_rival.keep_compiled_programs()
+        for task, side, seeds in rounds(asked):
+            root = asked.before.resolve() if base_of(side) == "before" else race_process.ROOT
+            try:
+                for some in missing(race_results.read(asked.out), task, side, seeds):
+                    run(task, side, some, root, asked.out)
+            except ConfigError as error:
+                failed.append(str(error))
+                print(f"stability: {error}", file=sys.stderr, flush=True)
+    stability_page.write(race_results.read(asked.out), TASKS, asked.out)
+    if failed:
+        sys.exit(f"stability: {len(failed)} of the runs failed; run it again to retry them")
+
+
+if __name__ == "__main__":
+    main()

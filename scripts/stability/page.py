@@ -1,0 +1,261 @@
+"""The page and the picture of `make stability`: which policies stay good, from the rows of all seeds."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
+from scripts.stability.numbers import KEPT, SIDES, Numbers, Row, Task, latest, numbers, returns_of, steps_to, together
+
+TITLES = {
+    "off": "guards=off", "default": "guards=default", "strict": "guards=strict",
+    "before": "guards=default, before", "brax": "Brax PPO",
+}  # fmt: skip
+_COLUMNS = (
+    "last over best, IQM", "below 0.8 at the end", "below 0.8 after the best", "beyond the bound",
+    "improvement over off", "steps to off", "collapses", "false alarms", "speed to off", "least seed",
+)  # fmt: skip
+_POINTS = 64
+_COMMAND = """```
+make stability                                              # hours on a CPU; resumes where it stopped
+make stability ARGS="--only hopper --seeds 2"
+make stability ARGS="--before ../rlstable-before"           # also the side "before"
+make stability ARGS="--only point_mass --side off --plus guards.limiters.kl=1.0"
+```"""
+_LEGEND = """Every task is trained three to five times longer than it takes to solve, with 16 evaluations of 16
+episodes (the reacher 128, since its returns scatter). The rows are in [stability.jsonl](stability.jsonl), one a seed.
+A cell without a measurement is blank. The sides of a task run in turn. A speed is blank where the machine had other
+work beside it. Curves are compared at equal steps.
+
+| column | meaning |
+| --- | --- |
+| last over best, IQM | return of the state that a run leaves over its best evaluation; 95 % interval over seeds |
+| below 0.8 at the end | share of seeds for which that is below 0.8 |
+| below 0.8 after the best | share of seeds with any evaluation below 0.8 of the best, later than the best |
+| beyond the bound | share of iterations whose policy moved further than `guards.limiters.kl` of default, 1 nat |
+| improvement over off | P(a seed's mean over its curve > that of a seed of `guards=off`), 95 % interval over seeds |
+| steps to off | median steps to 0.8 of the median best return of `guards=off`, over those of `guards=off` |
+| collapses | events `return_collapsed` |
+| false alarms | the same events in healthy tasks: those in which no seed of `guards=off` is below 0.8 after its best |
+| speed to off | steps per second over those of `guards=off`, medians |
+| least seed | lowest last over best of a seed |
+
+Negative returns have no ratio. Where the page says *from the start*, a return counts from the median first evaluation
+of all seeds: (last - start) / (best - start). "Before" is an older rlstable. Brax's PPO has the same hyperparameters on
+the same physics (C MuJoCo); options that it lacks are left out. An evaluation without a finite return counts as the
+seed's lowest return, at most 0. Steps count on through rollbacks, and a seed that stopped early keeps its last
+return."""
+
+
+def cells(found: Numbers | None, shows_task: bool) -> list[str]:
+    """The texts of a side's row, in the order of the columns.
+
+    Args:
+        found: Its measurements, None for blanks.
+        shows_task: Whether the least seed is named with its task.
+    """
+    if found is None:
+        return [""] * len(_COLUMNS)
+    middle = estimate(found.last, interquartile_mean)
+    least = int(found.last.argmin())
+    name = found.names[least] if shows_task else f"seed {found.names[least].split()[-1]}"
+    return [
+        interval(middle),
+        share(found.low_at_end),
+        share(found.low_after_best),
+        f"{found.beyond.mean():.2%}" if found.beyond.size else "",
+        "" if found.improvement is None else interval(_estimate(found.improvement)),
+        "" if found.slowdown is None else _ratio(found.slowdown),
+        "" if found.collapses is None else str(found.collapses),
+        "" if found.false_alarms is None else str(found.false_alarms),
+        "" if found.speed is None else f"{found.speed:.2f}",
+        f"{found.last[least]:.2f} ({name})",
+    ]
+
+
+def _ratio(drawn: np.ndarray) -> str:
+    if np.isnan(drawn[0]):
+        return ""
+    return interval(_estimate(drawn)) if np.isfinite(drawn[0]) else "never"
+
+
+def _estimate(drawn: np.ndarray) -> Estimate:
+    # Not interpolated: a resample in which a side never gets there is infinite.
+    low, high = np.nanpercentile(drawn[1:], [2.5, 97.5], method="nearest")
+    return Estimate(float(drawn[0]), float(low), float(high))
+
+
+def interval(of: Estimate) -> str:
+    """A number and its interval, as a cell."""
+    return f"{of.value:.2f}" + ("" if of.low is None else f" [{of.low:.2f}, {of.high:.2f}]")
+
+
+def share(flags: np.ndarray) -> str:
+    """How many of the seeds, as a cell."""
+    return f"{int(flags.sum())} of {len(flags)} ({flags.mean():.1%})"
+
+
+def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
+    """The page's first paragraph."""
+    parts = [f"`guards={side}` {share(all_of[side].low_at_end)}" for side in ("default", "off") if side in all_of]
+    text = f"Seeds that end below 0.8 of their best return, over {tasks} tasks: {', '.join(parts)}."
+    ours = all_of.get("default")
+    if ours is not None and ours.improvement is not None:
+        text += " A seed of `guards=default` has the higher return at equal steps with probability"
+        text += f" {interval(_estimate(ours.improvement))}"
+        text += "." if ours.speed is None else f", at {ours.speed:.2f} times the speed."
+    return text
+
+
+def part(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> list[str]:
+    """The lines of a task."""
+    about = [f"`{shlex.join(task.overrides)}`."]
+    if task.borrowed:
+        about.append("The task has no recipe for a CPU and takes that of another task, small networks included.")
+    if task.from_start:
+        about.append("Returns count from the start.")
+    if task.best is not None:
+        reached = [
+            f"`{TITLES[side]}` {np.median([returns_of(row).max() for row in by[name, side]]) / task.best:.2f}"
+            for side in SIDES
+            if (name, side) in by
+        ]
+        about.append(
+            f"The best possible return is {task.best:,.5g}. Median best evaluation over it: {', '.join(reached)}."
+        )
+    for side in SIDES:
+        ended = Counter(row["stop_reason"] for row in by.get((name, side), []))
+        about += [
+            f"Seeds of `{TITLES[side]}` that ended by `{reason}`: {count}."
+            for reason, count in ended.items()
+            if reason != "completed"
+        ]
+    rows = [f"| {TITLES[side]} | " + " | ".join(cells(numbers(by, name, side, task), False)) + " |" for side in SIDES]
+    return [f"## {name}", "", " ".join(about), "", *_head("side"), *rows, ""]
+
+
+def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
+    """The lines on tasks whose rewards are multiplied."""
+    lines = []
+    for name, task in tasks.items():
+        rows = by.get((name, "default"), [])
+        if task.scaled is None or task.best is None or not rows:
+            continue
+        level = KEPT * task.best
+        steps = np.median([steps_to(row, level) for row in rows])
+        last = [returns_of(row)[-1] / task.best for row in rows]
+        shown = (*task.scaled, len(rows), f"{steps:,.0f}", f"{np.median(last):.3f}", f"{min(last):.3f}")
+        lines.append("| " + " | ".join(map(str, shown)) + " |")
+    if not lines:
+        return []
+    about = (
+        "Medians over seeds of `guards=default` with `ppo.normalize_values=true`, the point mass also with "
+        "`ppo.normalize_advantage=true`."
+    )
+    head = "| task | rewards times | seeds | steps to 0.8 of the best possible | last over best possible | least seed |"
+    return ["## Rewards of any scale", "", about, "", head, "| --- |" + " ---: |" * 5, *lines, ""]
+
+
+def settings(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
+    """The lines on sides to which a setting was added."""
+    lines = []
+    for name, side in sorted(by, key=lambda key: (list(tasks).index(key[0]), key[1])):
+        base, *plus = side.split(" + ")
+        if plus:
+            found = cells(numbers(by, name, side, tasks[name]), False)
+            lines.append(f"| {name} | {TITLES[base]} | `{' '.join(plus)}` | " + " | ".join(found) + " |")
+    if not lines:
+        return []
+    head = [title.replace("off", "the side") for title in ("task", "side", "setting", *_COLUMNS)]
+    about = "Improvement, steps and speed are against the same side without the setting."
+    columns = "| --- | --- | --- |" + " ---: |" * len(_COLUMNS)
+    return ["## One setting at a time", "", about, "", "| " + " | ".join(head) + " |", columns, *lines, ""]
+
+
+def _head(*first: str) -> list[str]:
+    titles = [*first, *_COLUMNS]
+    return ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
+
+
+def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None:
+    """Writes the page and the picture beside the results.
+
+    Args:
+        rows: The results.
+        tasks: By name, in order.
+        results: The file that the results are from.
+    """
+    by = {key: some for key, some in latest(rows).items() if key[0] in tasks}
+    shown = [name for name in tasks if any((name, side) in by for side in SIDES)]
+    lines = ["# Does a policy stay good?", ""]
+    if not shown:
+        lines += ["`make stability` has trained no seed yet.", "", _COMMAND]
+        (results.parent / "stability.md").write_text("\n".join(lines) + "\n")
+        return
+    found = {side: [numbers(by, name, side, tasks[name]) for name in shown] for side in SIDES}
+    present = {side: [own for own in some if own is not None] for side, some in found.items()}
+    all_of = {side: together(some) for side, some in present.items() if some}
+    lines += [answer(all_of, len(shown)), "", _COMMAND, "", *_head("side", "tasks")]
+    for side in SIDES:
+        count = str(len(present[side])) if present[side] else ""
+        lines.append(f"| {TITLES[side]} | {count} | " + " | ".join(cells(all_of.get(side), True)) + " |")
+    lines += ["", "![the curves of all seeds](stability.png)", "", _LEGEND, ""]
+    for name in shown:
+        lines += part(by, name, tasks[name])
+    lines += [*scales(by, tasks), *settings(by, tasks)]
+    (results.parent / "stability.md").write_text("\n".join([*lines, *_measured(rows)]) + "\n")
+    draw(by, shown, results.parent / "stability.png")
+
+
+def _measured(rows: Sequence[Row]) -> list[str]:
+    """Device, versions and commits of the rows."""
+    found = {}
+    for row in rows:
+        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        found.setdefault(f"{row['device']['kind']}, {row['device']['cpus']} cores; {versions}", set()).add(
+            row["commit"]
+        )
+    return [f"{where}; commits {', '.join(sorted(map(str, commits)))}." for where, commits in found.items()]
+
+
+def draw(by: Mapping[tuple[str, str], Sequence[Row]], names: Sequence[str], path: Path) -> None:
+    """Draws a panel per task: the seeds of off and default as thin lines, their medians as thick ones."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(4, len(names))
+    lines = -(-len(names) // columns)
+    figure, grid = plt.subplots(lines, columns, figsize=(3.2 * columns, 2.3 * lines), squeeze=False)
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(grid.flat, names, strict=False):
+        for side, colour in (("off", "tab:red"), ("default", "tab:blue")):
+            rows = by.get((name, side), [])
+            if not rows:
+                continue
+            curves = [(np.array(row["steps"]) / 1000, returns_of(row)) for row in rows]
+            # Seeds have steps of their own where they went back or stopped early.
+            shared = np.linspace(curves[0][0][0], np.median([steps[-1] for steps, _ in curves]), _POINTS)
+            for steps, returns in curves:
+                axes.plot(steps, returns, color=colour, linewidth=0.6, alpha=0.35)
+            middle = np.median([np.interp(shared, *curve) for curve in curves], axis=0)
+            axes.plot(shared, middle, color=colour, linewidth=2, label=TITLES[side])
+        axes.set_title(name, fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("return", fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel("thousand steps", fontsize=8)
+    handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=2, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.96 if lines > 1 else 0.9))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

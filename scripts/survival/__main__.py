@@ -1,0 +1,413 @@
+"""Which faults a training survives: guards=off, guards=default and Brax's PPO, over every fault and several seeds.
+
+python -m scripts.survival                       # everything, one line per case as it goes; goes on where it stopped
+python -m scripts.survival --only gradient_nan   # some cases
+python -m scripts.survival --page                # docs/survival.md and its picture from what was measured
+
+A trained policy is judged on the environment without the fault. Faults of the iteration are data, so that one compiled
+program per task and side runs them all, the seeds side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlstable import faults
+from rlstable.cli.compose import compose
+from rlstable.config import Config
+from rlstable.config.faults import FaultConfig
+from rlstable.device import sharding
+from rlstable.envs.load import load_env
+from rlstable.envs.resets import Resets
+from rlstable.envs.vector import VectorEnv, run_episodes
+from rlstable.guards.env import Quarantine, env_guards
+from rlstable.policy.policy import choose_action
+from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.state import SPECS
+from rlstable.runner.loop import TrainingLoop
+from scripts.rivals import brax_rival
+from scripts.survival import page as survival_page
+
+Row = dict[str, Any]
+
+# The recipe at a third of its rate: at its own rate a solved pendulum comes undone now and then, fault or not.
+STEADY = ("env=inverted_pendulum", "env.backend=generalized", "ppo.learning_rate=3e-4", "total_steps=204800")
+# A second task, of seconds: 100 iterations too, so that a fault begins in the same iteration of each task.
+POINT_MASS = (
+    "env=import", "env.name=scripts.stability.tasks:PointMass", "ppo=fast", "network=small", "env.episode_length=50",
+    "ppo.learning_rate=1e-3", "ppo.normalize_advantage=true", "total_steps=256000", "eval.num_envs=32",
+)  # fmt: skip
+TASKS = {"generalized": STEADY, "mjx": (*STEADY, "env.backend=mjx"), "point_mass": POINT_MASS}
+RESULTS = Path("docs/survival.jsonl")
+EPISODES = 32
+SOLVED = 60  # iterations, of 100, after which the seeds 0 to 4 have solved the pendulum (docs/curves.jsonl)
+POOL = 64
+NO_INCIDENTS = ("supervise.incident.enabled=false",)  # the seeds are vmapped, and one slot is not theirs
+HEALTHY = {"site": "physics", "probability": 0.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A fault to survive.
+
+    Attributes:
+        name: In the table.
+        fault: Keys of the `fault` section; `HEALTHY` where the trouble is elsewhere.
+        overrides: What else is different from the task, in training.
+        unstable: What becomes of the physics of some episodes, by its place in the model.
+        whole_run: Whether it strikes outside the iteration, and needs a `TrainingLoop`.
+        rival: Brax's PPO meets the same fault as this site of `brax_rival`; None where it can have no such fault.
+        seeds: How many trainings, unless `--seeds` says another number.
+    """
+
+    name: str
+    fault: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+    unstable: Mapping[str, float] | None = None
+    whole_run: bool = False
+    rival: str | None = None
+    seeds: int = 3
+
+
+def _cases() -> Iterator[Case]:
+    later = {"start": 10}
+    yield Case("clean", HEALTHY, rival="none")
+    for site, values in {
+        "physics": ("nan", "inf", 1e30),
+        "warm_start": ("nan",),
+        "observation": ("nan", "inf", 1e30),
+        "reward": ("nan", "inf"),
+        "done": ("nan",),
+        "metrics": ("nan",),
+        "info": ("nan",),
+        "reset": ("nan",),
+    }.items():
+        for value in values:
+            yield Case(f"{site} {value}", {"site": site, "value": value, **later}, rival=site)
+    yield Case("all at once", {"site": "physics", "probability": 1.0, "iterations": 1, **later}, rival="all")
+    yield Case("storm of 5 iterations", {"site": "physics", "probability": 0.9, "iterations": 5, **later})
+    yield Case("reward -65,882", {"site": "reward", "value": -65882.0, "iterations": 1, **later}, rival="reward")
+    yield Case("action nan", {"site": "action", **later})
+    yield Case("policy std nan", {"site": "policy_std", **later})
+    yield Case("policy std negative", {"site": "policy_std", "value": -0.1, **later})
+    yield Case("log-ratio overflow", {"site": "log_ratio", **later})
+    for value in ("nan", "inf", 1e20):
+        yield Case(f"gradient {value}", {"site": "gradient", "value": value, **later})
+    yield Case("loss overflow", {"site": "loss", **later})
+    yield Case("value loss 1e10 times", {"site": "value_loss", **later})
+    yield Case("kl nan", {"site": "kl", **later})
+    yield Case("adam in float16", {"site": "adam", **later})
+    yield Case("learning rate x1000", {"site": "learning_rate", **later})
+    # Finite collapses of a solved task: their cure is a rollback by the supervisor, which a whole run has.
+    once = {"start": SOLVED, "iterations": 1}
+    for name, fault in {
+        f"learning rate x100 at iteration {SOLVED}": {"site": "learning_rate", "value": 100.0},
+        f"critic scrambled at iteration {SOLVED}": {"site": "critic"},
+        f"normaliser moved at iteration {SOLVED}": {"site": "normalizer"},
+    }.items():
+        yield Case(name, {**fault, **once}, whole_run=True, seeds=5)
+    tiny = ("ppo.batch_size=1", "ppo.num_minibatches=64")
+    yield Case("batch of 1 unroll, rate x1000", {"site": "learning_rate", **later}, tiny)
+    yield Case("counters at 2^31", {"site": "counters", "value": 2.0**31})
+    yield Case("counters at 2^32", {"site": "counters", "value": 2.0**32})
+    yield Case("disk full", {"site": "disk", "start": 10, "iterations": 40}, whole_run=True)
+    yield Case("service down", {"site": "sinks", **later}, whole_run=True)
+    yield Case("float16 networks", HEALTHY, ("precision=float16", "ppo.optimizer.eps=1e-5"))
+    yield Case("timestep x1000, 1 episode in 20", HEALTHY, unstable={"opt.timestep": 1000.0})
+    yield Case("actuator gain x1e7, 1 episode in 20", HEALTHY, unstable={"actuator.gain": 1e7})
+
+
+CASES = {case.name: case for case in _cases()}
+
+
+class Unstable:
+    """An environment of Brax in which some episodes have a model that no integrator can follow.
+
+    Args:
+        env: The stable one.
+        factors: What parts of its model are multiplied by, by dotted name.
+        share: Of the resets that give such an episode.
+    """
+
+    def __init__(self, env: Any, factors: Mapping[str, float], share: float = 0.05):
+        self._env = env
+        self._factors = factors
+        self._share = share
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, rng: jax.Array) -> Any:
+        state = self._env.reset(rng)
+        wild = jax.random.bernoulli(jax.random.fold_in(rng, 1), self._share)
+        return state.replace(info={**state.info, "wild": wild.astype(np.float32)})
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        stable = self._env.unwrapped.sys
+        wild = state.info["wild"]
+        changes = {
+            name: functools.reduce(getattr, name.split("."), stable) * (1.0 + wild * (factor - 1.0))
+            for name, factor in self._factors.items()
+        }
+        self._env.unwrapped.sys = stable.tree_replace(changes)
+        try:
+            return self._env.step(state, action)
+        finally:
+            self._env.unwrapped.sys = stable
+
+
+class Arena:
+    """One compiled training program for several seeds at once, and the judge of its policies.
+
+    Args:
+        config: What is trained; its fault is replaced by each case's.
+        seeds: One training each.
+        unstable: See `Case`.
+    """
+
+    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None):
+        env = load_env(config.env)
+        trained = env if unstable is None else Unstable(load_env(config.env), unstable)
+        lengths = (config.env.episode_length, config.env.action_repeat)
+        self._envs = VectorEnv(trained, *lengths, env_guards(config.guards))
+        self._judge = VectorEnv(env, *lengths, {"quarantine": Quarantine()})
+        self._config, self._seeds = config, seeds
+        self._ppo = faults.arm(make_ppo(config, self._envs_with(HEALTHY), env.action_size))
+        self._mesh = sharding.make_mesh(1)
+        self._healthy = self._first_states(HEALTHY)
+        placed = sharding.place(self._healthy, self._mesh, SPECS)
+        program = sharding.over_devices(
+            jax.vmap(self._ppo.iteration), self._mesh, (SPECS,), (SPECS, sharding.REPLICATED), donate=(0,)
+        )
+        self._program = program.lower(placed).compile()
+        self._evaluate = jax.jit(jax.vmap(self._episodes, in_axes=(0, 0, None)))
+
+    def run(self, fault: Mapping[str, Any]) -> list[Row]:
+        """Trains every seed with the fault and judges the policies without it."""
+        return next(self.watch(fault, 1))
+
+    def watch(self, fault: Mapping[str, Any], looks: int) -> Iterator[list[Row]]:
+        """The same, judged so many times while training, at equal distances and last of all at the end."""
+        started = time.perf_counter()
+        config = FaultConfig(**fault)
+        # Resets and counters are changed before the first iteration; the rest is data of the same program.
+        states = self._first_states(fault) if config.site in ("reset", "counters") else self._healthy
+        data = jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self._seeds)), faults.as_data(config))
+        state = sharding.place(dataclasses.replace(states, fault=data), self._mesh, SPECS)
+        iterations = self._config.total_steps // self._config.env_steps_per_iteration
+        if iterations % looks:
+            raise ValueError(f"looks: {looks} do not divide {iterations} iterations")
+        alive = True
+        for iteration in range(iterations):
+            if alive:
+                state, _ = self._program(state)
+                alive = self._any_alive(state)
+            if (iteration + 1) * looks // iterations > iteration * looks // iterations:
+                yield self._rows(state, (time.perf_counter() - started) / len(self._seeds))
+
+    def _any_alive(self, state: Any) -> bool:
+        """Whether any seed still has finite parameters; where none has, training on changes nothing, slowly."""
+        leaves = jax.device_get(jax.tree.leaves(sharding.first_device(state.params)))
+        finite = [np.isfinite(leaf).reshape(len(self._seeds), -1).all(axis=1) for leaf in leaves]
+        return bool(np.all(finite, axis=0).any())
+
+    def _rows(self, state: Any, seconds: float) -> list[Row]:
+        learned = sharding.first_device((state.params, state.normalizer))
+        episodes = jax.device_get(self._evaluate(*learned, jax.random.PRNGKey(0)))
+        counted = jax.device_get(state.counters.trips)
+        rows = []
+        for index, seed in enumerate(self._seeds):
+            mine = jax.tree.map(lambda x, i=index: np.asarray(x)[i], (learned, state.opt_state, counted))
+            trips = {name: _total(mine[2][name]) for name in counted}
+            value = _mean_return(episodes, index)
+            rows.append(_row(seed, True, brax_rival.all_finite(mine[:2]), value, trips, seconds))
+        return rows
+
+    def _envs_with(self, fault: Mapping[str, Any]) -> VectorEnv:
+        return faults.faulty_env(self._envs, FaultConfig(**fault))
+
+    def _first_states(self, fault: Mapping[str, Any]) -> Any:
+        """The first training states of all seeds, stacked, on the host."""
+        resets = Resets(self._envs_with(fault), self._config.ppo.num_envs)
+        states = []
+        for seed in self._seeds:
+            key_envs, key_pool, key = jax.random.split(jax.random.PRNGKey(seed), 3)
+            env_state = resets.draw(key_envs, self._config.ppo.num_envs)
+            pool = resets.pool(key_pool, POOL) if self._envs.draws else None
+            state = init_state(self._ppo, key, env_state, pool)
+            states.append(jax.device_get(faults.armed_state(state, FaultConfig(**fault))))
+        return jax.tree.map(lambda *x: np.stack(x), *states)
+
+    def _episodes(self, params: Any, statistics: Any, key: jax.Array) -> Any:
+        networks, matmul = self._ppo.networks, self._config.precision.matmul
+        key, key_resets = jax.random.split(key)
+
+        def policy(obs: Any, key: jax.Array) -> jax.Array:
+            return choose_action(networks, matmul, params, statistics, networks.select(obs), key, True)
+
+        return run_episodes(self._judge, policy, jax.random.split(key_resets, EPISODES), key)
+
+
+def _total(counter: Any) -> int:
+    """Over the causes of a guard."""
+    return sum((int(high) << 32) + int(low) for high, low in zip(counter.hi, counter.lo, strict=True))
+
+
+def _mean_return(episodes: Any, index: int) -> float | None:
+    """Over the episodes that were not aborted; None where a policy makes every simulation bad."""
+    returns = episodes.metrics["reward"][index]
+    kept = (episodes.aborted[index] == 0) & np.isfinite(returns)
+    return float(returns[kept].mean()) if kept.any() else None
+
+
+def _row(seed: int, finished: bool, finite: bool, value: float | None, trips: Row, seconds: float) -> Row:
+    return {
+        "seed": seed, "finished": finished, "finite": finite, "return": value,
+        "trips": {name: count for name, count in trips.items() if count}, "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
+def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequence[int]) -> list[Row]:
+    """Runs as a user would start them, for faults around the iteration."""
+    rows = []
+    for seed in seeds:
+        own = [f"fault.{key}={value}" for key, value in fault.items()]
+        quiet = [f"seed={seed}", "eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "logging=quiet"]
+        with tempfile.TemporaryDirectory() as folder:
+            runner = TrainingLoop(compose([*overrides, *own, *quiet, "devices=1"]), folder)
+            result = runner.run()
+            state = jax.device_get(
+                (runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer)
+            )
+            trips = {
+                name[len("guards/") : -len("/trips")]: int(count or 0)
+                for name, count in result.history[-1].items()
+                if name.startswith("guards/") and name.endswith("/trips")
+            }
+            trips["rollback"] = runner.single.host.attempts.count
+            finished = result.ending.name == "completed"
+            # Of the policy that the run leaves; a run that stops early has no evaluation.
+            value = runner.single.host.last_return if "eval/episode_reward" in result.metrics else None
+            finite = brax_rival.all_finite(state)
+            rows.append(_row(seed, finished, finite, value, trips, round(runner.single.host.elapsed, 1)))
+    return rows
+
+
+def run_rival(task: str, case: Case, seeds: Sequence[int]) -> list[Row]:
+    """Brax's PPO with the same settings and the same fault in its environment."""
+    config = compose([*TASKS[task], *case.overrides])
+    fault = FaultConfig(**case.fault)
+    per_iteration = config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
+    last = 2**31 - 1 if fault.iterations is None else (fault.start + fault.iterations) * per_iteration - 1
+    probability = 0.0 if case.rival == "none" else fault.chance
+    rows = []
+    for seed in seeds:
+        own = brax_rival.Fault(str(case.rival), fault.number, probability, fault.start * per_iteration, last)
+        found = brax_rival.run(config.env.name, config.env.backend, own, seed, brax_rival.brax_settings(config))
+        rows.append(_row(seed, found["finished"], found["finite"], found["return"], {}, found["seconds"]))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what is missing, then writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, action="append", help="all of them")
+    parser.add_argument("--side", choices=survival_page.SIDES, action="append", help="all of them")
+    parser.add_argument("--only", choices=CASES, action="append", metavar="CASE", help="all of them")
+    parser.add_argument("--seeds", type=int, help="3, and 5 for collapses")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="write the page and run nothing")
+    asked = parser.parse_args(arguments)
+    if asked.seeds is not None and asked.seeds < 1:
+        parser.error(f"--seeds: {asked.seeds} is none; 3 is the default")
+    brax_rival.keep_compiled_programs()
+    if not asked.page:
+        for task in asked.task or TASKS:
+            for side in asked.side or survival_page.SIDES:
+                run_side(task, side, [CASES[name] for name in asked.only or CASES], asked.seeds, asked.out)
+    survival_page.write(survival_page.read(asked.out), [*CASES], asked.out, possible)
+
+
+def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out: Path) -> None:
+    """Runs the cases of one side that are not in the results yet, and adds their rows.
+
+    The seeds of a case are one program and one step; the seeds of a whole run are added one by one.
+
+    Args:
+        task: One of `TASKS`.
+        side: One of `survival_page.SIDES`.
+        cases: The cases.
+        count: Seeds of every case; None for the number that the case says.
+        out: The results.
+    """
+    known = {
+        (row["case"], row["seed"]) for row in survival_page.read(out) if (row["task"], row["side"]) == (task, side)
+    }
+    measured = {case for case, _ in known}
+    arenas: dict[Any, Arena] = {}
+    for case in cases:
+        seeds = range(count or case.seeds)
+        if not possible(task, side, case.name):
+            continue
+        if case.whole_run:
+            for seed in seeds:
+                if (case.name, seed) not in known:
+                    _add(out, task, side, case, run_whole(_overrides(task, side, case), case.fault, [seed]))
+        elif case.name not in measured:
+            _add(out, task, side, case, _run_together(task, side, case, seeds, arenas))
+
+
+def possible(task: str, side: str, case: str) -> bool:
+    """Whether a trainer and its physics can have a fault.
+
+    Only MuJoCo has a warm start. The point mass has no model to change, and Brax's PPO is not run on it.
+    """
+    own = CASES[case]
+    if task == "point_mass" and (own.unstable is not None or side == "brax"):
+        return False
+    has_part = task == "mjx" or own.fault["site"] != "warm_start"
+    return has_part and (side != "brax" or own.rival is not None)
+
+
+def _overrides(task: str, side: str, case: Case) -> tuple[str, ...]:
+    return (*TASKS[task], f"guards={side}", *case.overrides)
+
+
+def _run_together(task: str, side: str, case: Case, seeds: range, arenas: dict[Any, Arena]) -> list[Row]:
+    """All seeds of a case; cases that have an arena in common compile it once."""
+    if side == "brax":
+        return run_rival(task, case, seeds)
+    overrides = _overrides(task, side, case)
+    kind = (overrides, str(case.unstable), seeds)
+    if kind not in arenas:
+        arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable)
+    return arenas[kind].run(case.fault)
+
+
+def _add(out: Path, task: str, side: str, case: Case, found: Sequence[Row]) -> None:
+    """Adds rows to the results and prints a line about them."""
+    rows = [{"task": task, "side": side, "case": case.name, **row} for row in found]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    shown = [None if row["return"] is None else round(row["return"]) for row in rows]
+    finite = all(row["finite"] for row in rows)
+    trips = {name for row in rows for name in row["trips"]}
+    print(f"{task:12} {side:8} {case.name:36} finite {finite!s:5} returns {shown} {' '.join(sorted(trips))}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""How cost grows: what is measured, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlstable.cli.compose import compose
+from scripts.bench import __main__ as bench
+from scripts.bench import scaling
+
+
+class Fake:
+    """A run whose iterations cost a fixed time and one for every step, on a clock of its own."""
+
+    def __init__(self, overrides: Sequence[str], folder: Path):
+        assert folder.is_dir()
+        self.steps = compose(list(overrides)).env_steps_per_iteration
+        self.closed = False
+
+    def __call__(self) -> float:
+        assert not self.closed
+        return 1e-3 + 1e-6 * self.steps
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("task", scaling.TASKS)
+def test_an_iteration_is_the_same_work_for_every_step(task: str) -> None:
+    for envs in scaling.ENVS:
+        config = compose(list(scaling.settings(task, envs, 500)))
+        ppo = config.ppo
+        assert config.env_steps_per_iteration == envs * scaling.UNROLL
+        assert (ppo.num_minibatches, ppo.num_updates_per_batch) == (scaling.MINIBATCHES, 1)
+        assert config.env.episode_length == 500
+
+
+def test_every_point_is_measured_and_shown(tmp_path: Path) -> None:
+    said: list[str] = []
+    rows = scaling.run("inverted_pendulum", 0.01, Fake, said.append)
+    points = [scaling.Point(**row) for row in rows]
+    assert len(points) == len(said) == len(scaling.ENVS) + len(scaling.LENGTHS) + scaling.AGES
+    by_envs = [point for point in points if point.over == "envs"]
+    for point in by_envs:
+        steps = point.at * scaling.UNROLL
+        assert point.sps == pytest.approx([steps / (1e-3 + 1e-6 * steps)] * 4)
+    done = [point.at for point in points if point.over == "done"]
+    assert done == sorted(set(done)) and done[0] == scaling.AMONG * scaling.UNROLL
+    section = scaling.section(rows, "Fake GPU", tmp_path)
+    assert (tmp_path / "scaling_fake_gpu.png").stat().st_size > 10_000
+    assert [cells[:4] for cells in section.cells] == [
+        ("inverted_pendulum", "environments", "64", "8,192"),
+        ("inverted_pendulum", "episode length", "125", "8,000"),
+        ("inverted_pendulum", "steps done", f"{done[0]:,}", f"{done[-1]:,}"),
+    ]
+    ends, least, greatest = section.cells[0][4:]
+    assert (ends, least, greatest) == ("338,624\n984,971", "338,624", "984,971")
+    page = bench.markdown(bench.Report(**vars(section)), {"kind": "k", "platform": "p", "cpus": 1}, {})
+    assert "![how cost grows](scaling_fake_gpu.png)" in page
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon"])
+def test_bad_seconds_are_one_line(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["scaling", f"--seconds={given}"])
+    assert stopped.value.code == 2
+    assert f"{given!r} must be a number of seconds, more than 0" in capsys.readouterr().err

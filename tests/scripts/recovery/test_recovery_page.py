@@ -1,0 +1,98 @@
+"""Recovery from a rate far too high: the rows, the page, and on the real task who lives and who does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import TINY
+
+from scripts.recovery import __main__ as recovery
+from scripts.recovery import page as recovery_page
+from scripts.survival import page as survival_page
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def row(case: str, seed: int, value: float | None, **more: Any) -> dict[str, Any]:
+    own = {
+        "case": case, "seed": seed, "ending": "completed", "return": value, "best": value, "remedies": [],
+        "back_at": [], "causes": [], "steps": 20, "lost_steps": 0, "rate": 3e-4, "curve": [[10, 1.0]], "seconds": 1.0,
+    }  # fmt: skip
+    return own | more
+
+
+def test_a_seed_that_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "run_seed", lambda case, seed, overrides: row(case, seed, float(len(overrides))))
+    out = tmp_path / "recovery.jsonl"
+    out.write_text(json.dumps(row("some", 1, 5.0)) + "\n" + json.dumps(row("other", 0, 5.0)) + "\n")
+    recovery.run_case("some", 3, out, {"some": ("a", "b")}, ("c",))
+    assert [(own["seed"], own["return"]) for own in survival_page.read(out) if own["case"] == "some"] == [
+        (1, 5.0),
+        (0, 3.0),
+        (2, 3.0),
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what its two policies are worth and when it was looked at; plain JSON."""
+    monkeypatch.setattr(recovery, "LOOKS", 2)
+    own = recovery.run_seed("toy", 3, TINY)
+    assert (own["case"], own["seed"], own["ending"]) == ("toy", 3, "completed")
+    assert own["best"] is not None and own["rate"] == pytest.approx(3e-3)
+    assert [step for step, _ in own["curve"]] == [640, 1280] and own["steps"] == 1280
+    assert (own["remedies"], own["lost_steps"]) == ([], 0)
+    json.dumps(own)
+
+
+def test_a_run_without_a_good_state_has_no_best_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "LOOKS", 2)
+    bad = (
+        "guards=off",
+        "guards.finite_state.enabled=true",
+        "guards.finite_state.max_parameter_norm=1e-3",
+        "supervise=off",
+    )
+    own = recovery.run_seed("toy", 0, (*TINY, *bad))
+    assert (own["ending"], own["best"], own["curve"]) == ("state_not_finite", None, [])
+    assert own["return"] is not None
+
+
+def test_the_page_has_a_line_per_case_and_the_seeds_that_went_back(tmp_path: Path) -> None:
+    back = {"remedies": ["fresh_resets", "scale_learning_rate 0.3"], "back_at": [4, 8], "causes": ["policy_diverged"]}
+    rows = [
+        row("clean", 0, 1000.0),
+        row("clean", 1, 800.0),
+        row("unsupervised", 0, None, ending="policy_diverged", best=None, curve=[], rate=0.3),
+        row("supervised", 0, 900.0, lost_steps=8, **back),
+    ]
+    recovery_page.write(rows, recovery.CASES, ("env=fast",), tmp_path / "recovery.jsonl")
+    page = (tmp_path / "recovery.md").read_text()
+    assert "| `completed` 2 | 900 [800, 1,000] | 1.00 [0.89, 1.11] | 900 [800, 1,000] | 0 [0, 0] |" in page
+    assert "| `policy_diverged` 1 | 0 [0, 0] | 0.00 [0.00, 0.00] | none in 1 of 1 | 0 [0, 0] | 0.3 [0.3, 0.3] |" in page
+    assert "| 0 | `policy_diverged` | fresh_resets, scale_learning_rate 0.3 | 8 | 900 | 900 |" in page
+    assert (tmp_path / "recovery.png").stat().st_size > 1000
+
+
+def test_without_a_measure_there_is_no_page(tmp_path: Path) -> None:
+    recovery_page.write([row("supervised", 0, 1.0)], recovery.CASES, (), tmp_path / "recovery.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_rate_a_thousand_times_too_high_ends_a_run_that_is_not_supervised(seed: int) -> None:
+    own = recovery.run_seed("unsupervised", seed, (*recovery.TASK, *recovery.CASES["unsupervised"]))
+    assert (own["ending"], own["best"]) == ("policy_diverged", None)
+    assert own["return"] is None or own["return"] < 100.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_supervised_run_finds_its_way_back_to_the_solution(seed: int) -> None:
+    own = recovery.run_seed("supervised", seed, (*recovery.TASK, *recovery.CASES["supervised"]))
+    assert own["ending"] == "completed" and own["remedies"]
+    assert own["return"] >= 950.0 and own["best"] >= 950.0

@@ -1,0 +1,62 @@
+"""The page of all keys says what the configuration says, and the site holds together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlstable.config import Config
+from rlstable.report.run_record import flat
+from scripts.reference import __main__ as reference
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_page_is_what_would_be_written() -> None:
+    assert reference.PAGE.read_text() == reference.page(), "stale; say: make docs"
+
+
+def test_every_key_is_there_with_a_line_on_its_use() -> None:
+    every = flat(Config.model_validate({"env": {"name": "ant"}}).model_dump())
+    rows = {line.split("`")[1]: line for line in reference.page().splitlines() if line.startswith("| `")}
+    assert set(every) <= set(rows)
+    assert [key for key in every if rows[key].endswith("|  |")] == []
+    assert not any("<class" in line or "typing." in line for line in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("ppo.discounting", "a number, 0 or more, 1 at most | `0.97`"),
+        ("seed", "a whole number, 0 or more"),
+        ("env.backend", "`auto`, `native`, `mjx`, `spring`, `generalized`, `positional` or `null` | `null`"),
+        ("network.policy_hidden_layer_sizes", "a list of a whole number, above 0 | `[32, 32, 32, 32]`"),
+        ("guards.spike.factor", "a number, above 1 | `1000`"),
+        ("supervise.recovery.enabled", "`true` or `false` | `true`"),
+    ],
+)
+def test_values_are_said_in_words(key: str, says: str) -> None:
+    (line,) = [line for line in reference.page().splitlines() if line.startswith(f"| `{key}` |")]
+    assert says in line
+
+
+def test_a_stale_page_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reference, "PAGE", tmp_path / "configuration.md")
+    assert reference.main(["--check"]) == 1
+    assert "stale; say: make docs" in capsys.readouterr().err
+    assert reference.main([]) == 0
+    assert reference.main(["--check"]) == 0
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "nan" / "index.html").is_file()
+    pages = {path.parent.name for path in (tmp_path / "site").glob("*/index.html")}
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} <= pages  # none is left out of the menu

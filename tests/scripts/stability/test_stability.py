@@ -1,0 +1,340 @@
+"""Stability: which seeds are trained, the numbers of the page, and the best returns of the probe tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstable.cli.compose import compose
+from scripts.race import results as race_results
+from scripts.stability import __main__ as stability
+from scripts.stability import numbers as stability_numbers
+from scripts.stability import page as stability_page
+from scripts.stability import tasks as stability_tasks
+from scripts.stability.numbers import Task
+
+
+def row(task: str, side: str, seed: int, returns: list[float | None], **more: Any) -> dict[str, Any]:
+    own = {
+        "task": task, "side": side, "seed": seed, "settings": [], "steps": [10 * n for n in range(1, len(returns) + 1)],
+        "returns": returns, "beyond": None, "rollbacks": 0, "return_collapsed": 0, "return_fall_refuted": 0,
+        "trips": {}, "stop_reason": "completed", "steps_per_second": 100.0, "commit": "abc1234",
+        "versions": {"jax": "1"}, "device": {"platform": "cpu", "kind": "some", "cpus": 2},
+    }  # fmt: skip
+    return own | more
+
+
+def save(out: Path, *rows: dict[str, Any]) -> None:
+    out.write_text("".join(json.dumps(own) + "\n" for own in rows))
+
+
+def written(task: str, side: str, seed: int) -> dict[str, Any]:
+    return row(task, side, seed, [1.0], settings=stability.settings_of(task, side))
+
+
+@pytest.fixture()
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[int]]]:
+    """Task, side and seeds of each process; the process itself is replaced."""
+    calls = []
+
+    def train(task: str, side: str, seeds: range, root: Path) -> list[dict[str, Any]]:
+        calls.append((task, side, [*seeds]))
+        return [{key: own for key, own in written(task, side, seed).items() if key != "settings"} for seed in seeds]
+
+    monkeypatch.setattr(stability, "train", train)
+    monkeypatch.setattr(stability, "train_brax", lambda *which: train(*which, Path()))
+    monkeypatch.setattr(race_results, "device", lambda: {"platform": "cpu", "kind": "some", "cpus": 2})
+    return calls
+
+
+def test_seeds_with_a_row_are_not_trained_again(tmp_path: Path, trained: list[Any]) -> None:
+    out = tmp_path / "stability.jsonl"
+    save(out, *(written("hopper", "off", seed) for seed in (0, 2, 3)))
+    arguments = ["--only", "hopper", "--side", "off", "--seeds", "6", "--out", str(out)]
+    stability.main(arguments)
+    assert trained == [("hopper", "off", [1]), ("hopper", "off", [4, 5])]
+    stability.main(arguments)
+    assert len(trained) == 2
+    assert sorted(own["seed"] for own in race_results.read(out)) == [*range(6)]
+
+
+def test_a_row_of_other_settings_is_trained_again_and_the_last_row_counts() -> None:
+    stale = written("hopper", "off", 0) | {"settings": ["env=hopper", "total_steps=1"], "returns": [5.0]}
+    assert [*stability.missing([stale], "hopper", "off", range(1))] == [range(0, 1)]
+    fresh = written("hopper", "off", 0)
+    assert [*stability.missing([stale, fresh], "hopper", "off", range(1))] == []
+    assert stability_numbers.latest([stale, fresh])["hopper", "off"] == [fresh]
+
+
+def test_sides_of_a_task_run_in_turn_and_before_needs_a_folder(
+    tmp_path: Path, trained: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--only", "hopper", "--seeds", "10", "--out", str(tmp_path / "stability.jsonl")]
+    stability.main(arguments)
+    sides, first, second = ("off", "default", "strict", "brax"), [*range(8)], [8, 9]
+    assert trained == [("hopper", side, seeds) for seeds in (first, second) for side in sides]
+    assert capsys.readouterr().out.count("the side before is skipped") == 1
+    (tmp_path / "old/rlstable").mkdir(parents=True)
+    stability.main([*arguments, "--before", str(tmp_path / "old")])
+    assert trained[8:] == [("hopper", "before", seeds) for seeds in (first, second)]
+
+
+def test_a_failed_process_leaves_no_row_and_the_others_are_trained(
+    tmp_path: Path, trained: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = stability.train
+
+    def train(task: str, side: str, seeds: range, root: Path) -> list[dict[str, Any]]:
+        if side == "off":
+            raise stability.ConfigError("hopper off: exit code 1, no memory")
+        return kept(task, side, seeds, root)
+
+    monkeypatch.setattr(stability, "train", train)
+    out = tmp_path / "stability.jsonl"
+    with pytest.raises(SystemExit, match="1 of the runs failed"):
+        stability.main(["--only", "hopper", "--side", "off", "--side", "default", "--seeds", "1", "--out", str(out)])
+    assert [own["side"] for own in race_results.read(out)] == ["default"]
+
+
+@pytest.mark.parametrize("name", stability.TASKS)
+def test_settings_of_every_task_compose(name: str) -> None:
+    config = compose([*stability.settings_of(name, "default"), "devices=1"])
+    assert config.eval.target_return is None
+    assert config.ppo.num_envs <= 64 and config.network.policy_hidden_layer_sizes[0] <= 64
+    assert config.env.backend == ("auto" if config.env.source == "brax" and name != "fast" else None)
+    assert stability.settings_of(name, "brax") == list(stability.TASKS[name].overrides)
+
+
+def test_a_seed_s_row_is_read_from_its_run_folder(tmp_path: Path) -> None:
+    metrics = [
+        {"step": 1, "training/policy_distance": 0.5, "training/sps": 10.0},
+        {"step": 2, "training/policy_distance": 1.5, "training/sps": 30.0, "eval/episode_reward": 3.0},
+        {"step": 3, "training/policy_distance": None, "training/sps": 20.0},
+        {
+            "step": 4,
+            "training/sps": None,
+            "eval/episode_reward": None,
+            "guards/spike/trips": 2,
+            "guards/finite_state/trips": 0,
+        },
+    ]
+    save(tmp_path / "metrics.jsonl", *metrics)
+    save(tmp_path / "events.jsonl", {"kind": "return_collapsed"}, {"kind": "rolled_back"}, {"kind": "rolled_back"})
+    (tmp_path / "result.json").write_text(json.dumps({"stop_reason": "policy_collapsed", "return": 2.5}))
+    assert stability.seed_row(tmp_path, 7) == {
+        "seed": 7, "steps": [2, 4], "returns": [3.0, None], "beyond": 0.5, "rollbacks": 2, "return_collapsed": 1,
+        "return_fall_refuted": 0, "trips": {"spike": 2}, "left": 2.5, "stop_reason": "policy_collapsed",
+        "steps_per_second": 20.0,
+    }  # fmt: skip
+
+
+def test_shares_of_the_best_return() -> None:
+    plain, negative = Task(()), Task((), from_start=True)
+    own = row("x", "off", 0, [50.0, 100.0, 70.0, 90.0])
+    assert stability_numbers.kept(own, 0.0).tolist() == [0.5, 1.0, 0.7, 0.9]
+    assert stability_numbers.falls(own, 0.0)
+    assert stability_numbers.left(own, 0.0) == 0.9
+    # The run ended with its best state instead of the last one.
+    assert stability_numbers.left(own | {"left": 98.0}, 0.0) == 0.98
+    assert not stability_numbers.falls(row("x", "off", 0, [70.0, 100.0, 90.0]), 0.0)
+    # From the start -50: the best gains 40, the last evaluation keeps 30 of them.
+    others = [row("x", side, 0, [start, -10.0, -20.0]) for side, start in (("off", -60.0), ("strict", -40.0))]
+    start = stability_numbers.start_of(others, negative)
+    assert start == -50.0 and stability_numbers.start_of(others, plain) == 0.0
+    assert stability_numbers.kept(others[0], start)[-1] == 0.75
+    # No finite return counts as the lowest, at most 0.
+    assert stability_numbers.returns_of(row("x", "off", 0, [5.0, None])).tolist() == [5.0, 0.0]
+    assert stability_numbers.returns_of(row("x", "off", 0, [-5.0, float("nan")])).tolist() == [-5.0, -5.0]
+    # A seed that never gained anything.
+    assert stability_numbers.kept(row("x", "off", 0, [0.0, 0.0]), 0.0).tolist() == [1.0, 1.0]
+
+
+def test_probability_of_improvement_compares_curves_at_equal_steps() -> None:
+    off = [row("x", "off", seed, [10.0, 20.0]) for seed in range(2)]
+    # The third evaluation of both is beyond the steps of `off`: 15 again, and 25.
+    ours = [row("x", "default", 0, [10.0, 20.0, 900.0]), row("x", "default", 1, [20.0, 30.0, 0.0])]
+    drawn = stability_numbers.improvement(ours, off)
+    assert drawn[0] == 0.75  # two wins, two draws
+    assert drawn[1:].min() == 0.5 and drawn[1:].max() == 1.0
+
+
+def test_numbers_of_a_side_by_hand() -> None:
+    rows = [
+        row("x", "off", 0, [100.0, 90.0]),
+        row("x", "off", 1, [50.0, 100.0]),
+        row("x", "default", 0, [100.0, 70.0], beyond=0.5, return_collapsed=2, steps_per_second=80.0),
+        row("x", "default", 1, [100.0, 95.0], beyond=0.0, steps_per_second=100.0),
+        row("x", "brax", 0, [100.0, 50.0], steps_per_second=None, return_collapsed=None),
+    ]
+    by = stability_numbers.latest(rows)
+    ours = stability_numbers.numbers(by, "x", "default", Task(()))
+    assert ours is not None and ours.last.tolist() == [0.7, 0.95]
+    assert stability_page.cells(ours, False)[1:] == [
+        "1 of 2 (50.0%)", "1 of 2 (50.0%)", "25.00%", "0.75 [0.00, 1.00]", "0.77 [0.62, 1.00]", "2", "2", "0.90",
+        "0.70 (seed 0)",
+    ]  # fmt: skip
+    rival = stability_page.cells(stability_numbers.numbers(by, "x", "brax", Task(())), True)
+    assert rival[0] == "0.50" and rival[3] == "" and rival[6:] == ["", "", "", "0.50 (x 0)"]
+    assert stability_numbers.numbers(by, "x", "strict", Task(())) is None
+    assert set(stability_page.cells(None, True)) == {""}
+
+
+def test_collapses_are_false_alarms_only_where_no_seed_of_off_falls() -> None:
+    by = stability_numbers.latest(
+        [row("x", "off", 0, [100.0, 70.0]), row("x", "default", 0, [1.0], return_collapsed=1)]
+    )
+    ours = stability_numbers.numbers(by, "x", "default", Task(()))
+    assert ours is not None and (ours.collapses, ours.false_alarms) == (1, None)
+
+
+def test_steps_to_a_return_are_interpolated_between_evaluations() -> None:
+    own = row("x", "off", 0, [0.0, 50.0, 40.0, 100.0])
+    assert stability_numbers.steps_to(own, 25.0) == 15.0
+    assert stability_numbers.steps_to(own, 75.0) == pytest.approx(30.0 + 35.0 / 60.0 * 10.0)
+    assert stability_numbers.steps_to(own, 0.0) == 10.0
+    assert stability_numbers.steps_to(own, 101.0) == float("inf")
+
+
+def test_a_side_that_never_gets_there_needs_endless_steps() -> None:
+    off = [row("x", "off", seed, [50.0, 100.0]) for seed in range(3)]
+    lost = [row("x", "default", seed, [50.0, 50.0]) for seed in range(3)]
+    assert stability_numbers.slowdown(lost, off, 0.0)[0] == float("inf")
+    assert stability_numbers.slowdown(off, off, 0.0).tolist() == [1.0] * 2001
+    assert stability_page._ratio(stability_numbers.slowdown(lost, off, 0.0)) == "never"
+
+
+def test_a_side_with_a_further_setting_has_rows_of_its_own_and_is_compared_with_the_side(
+    tmp_path: Path, trained: list[Any]
+) -> None:
+    out = tmp_path / "stability.jsonl"
+    arguments = ["--only", "point_mass", "--side", "off", "--seeds", "2", "--out", str(out)]
+    stability.main(arguments)
+    stability.main([*arguments, "--plus", "guards.limiters.kl=1.0"])
+    side = "off + guards.limiters.kl=1.0"
+    assert trained == [("point_mass", "off", [0, 1]), ("point_mass", side, [0, 1])]
+    settings = stability.settings_of("point_mass", side)
+    assert settings == [*stability.settings_of("point_mass", "off"), "guards.limiters.kl=1.0"]
+    assert compose([*settings, "devices=1"]).guards.limiters.kl == 1.0
+    page = (tmp_path / "stability.md").read_text()
+    (line,) = [line for line in page.splitlines() if "`guards.limiters.kl=1.0`" in line]
+    assert line.startswith("| point_mass | guards=off | `guards.limiters.kl=1.0` | 1.00")
+    assert "0.50 [0.50, 0.50] | 1.00 [1.00, 1.00]" in line  # equal curves
+
+
+def test_the_page_shows_rewards_of_any_scale_side_by_side(tmp_path: Path) -> None:
+    tasks = {
+        f"x{factor:g}": Task((), best=100.0 * factor, scaled=("toy", factor)) for factor in stability.REWARD_FACTORS
+    }
+    rows = [
+        row(name, "default", seed, [0.4 * task.best, (0.9 + 0.1 * seed) * task.best])
+        for name, task in tasks.items()
+        for seed in (0, 1)
+    ]
+    stability_page.write(rows, tasks, tmp_path / "stability.jsonl")
+    page = (tmp_path / "stability.md").read_text()
+    for factor in stability.REWARD_FACTORS:
+        assert f"| toy | {factor} | 2 | 17 | 0.950 | 0.900 |" in page
+
+
+def test_over_all_tasks_seeds_count_alike_and_tasks_for_improvement_and_speed() -> None:
+    by = stability_numbers.latest(
+        [
+            *(row("a", "off", seed, [1.0]) for seed in range(3)),
+            *(row("a", "default", seed, [2.0], steps_per_second=50.0) for seed in range(3)),
+            row("b", "off", 0, [2.0]),
+            row("b", "default", 0, [2.0, 1.0], steps_per_second=200.0),
+        ]
+    )
+    parts = [stability_numbers.numbers(by, name, "default", Task(())) for name in ("a", "b")]
+    found = stability_numbers.together([own for own in parts if own is not None])
+    assert found.last.tolist() == [1.0, 1.0, 1.0, 0.5]
+    assert found.improvement is not None and found.improvement[0] == 0.75  # 1 and 0.5
+    assert found.speed == pytest.approx(1.0)  # 0.5 and 2
+    assert found.names[-1] == "b 0"
+
+
+def test_the_page_has_every_side_and_only_measured_tasks(tmp_path: Path) -> None:
+    """With its picture beside it; the first paragraph is the answer."""
+    tasks = {"toy": Task(("env=fast",), best=10.0), "never": Task(())}
+    out = tmp_path / "stability.jsonl"
+    rows = [
+        row("toy", side, seed, [8.0, 5.0 if side == "off" else 8.0]) for side in ("off", "default") for seed in (0, 1)
+    ]
+    rows[-1]["stop_reason"] = "policy_collapsed"
+    stability_page.write(rows, tasks, out)
+    page = (tmp_path / "stability.md").read_text()
+    assert "`guards=default` 0 of 2 (0.0%), `guards=off` 2 of 2 (100.0%)" in page.split("\n\n")[1]
+    assert "| guards=strict |  |  |" in page and "## toy" in page and "## never" not in page
+    assert "The best possible return is 10." in page and "`guards=off` 0.80" in page
+    assert "Seeds of `guards=default` that ended by `policy_collapsed`: 1." in page
+    assert (tmp_path / "stability.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_without_rows_says_how_to_get_them(tmp_path: Path) -> None:
+    stability_page.write([], stability.TASKS, tmp_path / "stability.jsonl")
+    page = (tmp_path / "stability.md").read_text()
+    assert "make stability" in page and "stability.png" not in page
+    assert not (tmp_path / "stability.png").exists()
+
+
+@pytest.mark.parametrize("name", stability_tasks.PROBES)
+def test_best_returns_of_the_probes_are_those_of_the_best_force(name: str) -> None:
+    """A kick changes a return by some units, so that the mean of 20,000 episodes is known to 0.1 %."""
+    probe = stability_tasks.PROBES[name]
+    tolerance = 2e-3 if "rare" in probe.kwargs else 2e-4
+    assert stability_tasks.best_return(probe) == pytest.approx(probe.best, rel=tolerance)
+    task = f"point_mass_{name}" if name.startswith("rewards_x") else name
+    assert stability.TASKS[task].best == probe.best
+
+
+@pytest.mark.parametrize("deadband", [0.0, 0.1])
+def test_no_sequence_of_forces_pays_more_than_the_best_force(deadband: float) -> None:
+    """All sequences of five levels over six steps, from places on both sides and speeds in both directions."""
+    env = stability_tasks.PointMass(deadband=deadband)
+    levels = np.stack(np.meshgrid(*[np.linspace(-1, 1, 5)] * 6), axis=-1).reshape(-1, 6)
+
+    def play(first: Any, forces: jax.Array) -> jax.Array:
+        def step(state: Any, force: jax.Array) -> Any:
+            chosen = jnp.where(jnp.isnan(force), stability_tasks.best_force(state.obs), force[None])
+            state = env.step(state, chosen)
+            return state, state.reward
+
+        return jax.lax.scan(step, first, forces)[1].sum()
+
+    start = env.reset(jax.random.PRNGKey(0))
+    for place, speed in ((0.0, 0.0), (0.45, 1.0), (0.9, 0.5), (0.55, -0.8), (1.2, 0.9)):
+        point = stability_tasks.Point(jnp.array([place]), jnp.array([speed]))
+        first = start.replace(pipeline_state=point, obs=jnp.array([place, speed]))
+        others = jax.jit(jax.vmap(play, in_axes=(None, 0)))(first, jnp.asarray(levels, jnp.float32))
+        assert float(others.max()) <= float(play(first, jnp.full(6, jnp.nan))) + 1e-5
+
+
+@pytest.mark.slow  # starts a process and compiles everything
+def test_a_task_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "rare_kick"
+    task = stability.TASKS[name]
+    short = dataclasses.replace(task, overrides=(*task.overrides[:-1], "total_steps=7680"))
+    monkeypatch.setitem(stability.TASKS, name, short)
+    out = tmp_path / "stability.jsonl"
+    stability.main(["--only", name, "--side", "default", "--seeds", "2", "--out", str(out)])
+    rows = race_results.read(out)
+    assert [own["seed"] for own in rows] == [0, 1]
+    for own in rows:
+        assert own["steps"][:3] == [2560, 5120, 7680] and all(np.isfinite(own["returns"]))
+        assert own["beyond"] is not None and own["steps_per_second"] > 0
+        assert own["settings"] == stability.settings_of(name, "default")
+
+
+def test_bad_arguments_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments in (["--seeds", "0"], ["--only", "moon"], ["--before", str(tmp_path)]):
+        with pytest.raises(SystemExit) as stop:
+            stability.main(arguments)
+        assert stop.value.code == 2
+        assert arguments[0] in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""The survival matrix: its cases, its rows, its page, and one small training through it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import TINY
+
+from rlstable.cli.compose import compose
+from rlstable.config.faults import FaultConfig
+from scripts.survival import __main__ as survival
+from scripts.survival import page as survival_page
+
+
+def row(case: str, side: str, value: float | None, **more: Any) -> dict[str, Any]:
+    own = {"task": "toy", "side": side, "case": case, "seed": 0, "finished": True, "finite": True, "trips": {}}
+    return {**own, "return": value, "seconds": 1.0, **more}
+
+
+def test_every_site_has_a_case() -> None:
+    """And every case a fault that the configuration knows."""
+    assert {FaultConfig(**case.fault).site for case in survival.CASES.values()} == set(FaultConfig.sites())
+
+
+@pytest.mark.slow  # the same is shown by the demonstration of NaN
+def test_the_guarded_training_lives_where_the_unguarded_dies() -> None:
+    """The same cases on both sides, several seeds in one program; the fault-free one is the measure."""
+    early = {"start": 2, "probability": 0.05}
+    cases = {
+        "clean": survival.HEALTHY,
+        "physics": {"site": "physics", **early},
+        "reset": {"site": "reset", "probability": 0.3},
+        "gradient": {"site": "gradient", "probability": 0.3, "start": 2},
+    }
+    finite, trips = {}, {}
+    for side in ("off", "default"):
+        arena = survival.Arena(compose([*TINY, f"guards={side}"]), range(2), None)
+        for name, fault in cases.items():
+            rows = arena.run(fault)
+            assert [own["seed"] for own in rows] == [0, 1]
+            finite[side, name] = all(own["finite"] for own in rows)
+            trips[side, name] = {guard for own in rows for guard in own["trips"]}
+    assert {name: finite["default", name] for name in cases} == dict.fromkeys(cases, True)
+    assert (finite["off", "clean"], finite["off", "physics"], finite["off", "gradient"]) == (True, False, False)
+    assert trips["default", "physics"] == {"quarantine"} and trips["default", "gradient"] == {"finite_update"}
+    assert not trips["default", "clean"] and not any(trips["off", name] for name in cases)
+
+
+def test_cell_without_a_measurement_has_no_colour() -> None:
+    assert survival_page.cell([], 1000.0, possible=False) == ("n/a", None)
+    assert survival_page.cell([], 1000.0) == ("", None)
+    assert survival_page.cell([row("x", "off", 900.0)], float("nan")) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("least", "colour"),
+    [
+        (1000.0, survival_page.GREEN),
+        (950.0, survival_page.GREEN),
+        (949.9, survival_page.AMBER),
+        (800.0, survival_page.AMBER),
+        (799.9, survival_page.RED),
+        (10.0, survival_page.RED),
+        (None, survival_page.RED),
+    ],
+)
+def test_cell_has_the_colour_of_its_least_seed(least: float | None, colour: int) -> None:
+    rows = [row("x", "off", 1000.0), row("x", "off", least), row("x", "off", 1000.0)]
+    assert survival_page.cell(rows, 1000.0) == (f"1.00 / {(least or 0.0) / 1000.0:.2f}", colour)
+
+
+def test_cell_is_red_if_a_seed_is_not_finite_or_stopped() -> None:
+    good = row("x", "off", 1000.0)
+    cell = survival_page.cell([good, good, row("x", "off", None, finite=False)], 1000.0)
+    assert cell == ("**nan** 1.00 / 0.00", survival_page.RED)
+    assert survival_page.cell([{**good, "finite": False}], 1000.0) == ("**nan** 1.00 / 1.00", survival_page.RED)
+    assert survival_page.cell([{**good, "finished": False}], 1000.0) == ("**stopped** 1.00 / 1.00", survival_page.RED)
+
+
+def test_the_page_shows_every_case_and_side(tmp_path: Path) -> None:
+    """With its picture beside it."""
+    rows = [
+        row(case, side, 1000.0 if side == "default" else 10.0)
+        for case in ("clean", "bad")
+        for side in ("off", "default")
+    ]
+    rows[-1]["trips"] = {"quarantine": 3}
+    out = tmp_path / "survival.jsonl"
+    out.write_text("".join(json.dumps(own) + "\n" for own in rows))
+    cases = ["clean", "bad", "never run", "never possible"]
+    survival_page.write(survival_page.read(out), cases, out, lambda *asked: asked[2] != "never possible")
+    page = (tmp_path / "survival.md").read_text()
+    assert "| bad | 1.00 / 1.00 | 1.00 / 1.00 | quarantine 3 |" in page
+    assert "| never run |  |  |  |" in page
+    assert "| never possible | n/a | n/a |  |" in page
+    assert (tmp_path / "survival.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "survival.jsonl"
+    known = row("clean", "default", 1.0) | {"task": "generalized"}
+    out.write_text(json.dumps(known) + "\n")
+    monkeypatch.setattr(survival, "Arena", lambda *_: pytest.fail("nothing was missing"))
+    survival.run_side("generalized", "default", [survival.CASES["clean"]], 1, out)
+    assert survival_page.read(out) == [known]
+
+
+def test_seeds_of_a_whole_run_that_are_missing_are_added_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, case = tmp_path / "survival.jsonl", survival.CASES["critic scrambled at iteration 60"]
+    known = [row(case.name, "off", 1.0) | {"task": "point_mass", "seed": seed} for seed in (0, 2)]
+    out.write_text("".join(json.dumps(own) + "\n" for own in known))
+    asked: list[tuple[Any, ...]] = []
+
+    def run_whole(overrides: tuple[str, ...], fault: dict[str, Any], seeds: list[int]) -> list[dict[str, Any]]:
+        asked.append((overrides[-1], fault["site"], *seeds))
+        return [row(case.name, "off", 2.0) | {"seed": seed} for seed in seeds]
+
+    monkeypatch.setattr(survival, "run_whole", run_whole)
+    survival.run_side("point_mass", "off", [case], None, out)
+    assert asked == [("guards=off", "critic", seed) for seed in (1, 3, 4)]
+    assert sorted(own["seed"] for own in survival_page.read(out)) == [0, 1, 2, 3, 4]
+
+
+def test_collapses_are_finite_last_one_iteration_and_are_whole_runs() -> None:
+    cases = [case for case in survival.CASES.values() if case.name.endswith(f"at iteration {survival.SOLVED}")]
+    assert [case.fault["site"] for case in cases] == ["learning_rate", "critic", "normalizer"]
+    for case in cases:
+        fault = FaultConfig(**case.fault)
+        assert (case.whole_run, case.seeds, fault.start, fault.iterations) == (True, 5, survival.SOLVED, 1)
+        assert math.isfinite(fault.number) and fault.chance == 1.0
+
+
+def test_point_mass_has_no_model_no_warm_start_and_no_rival() -> None:
+    impossible = {name for name in survival.CASES if not survival.possible("point_mass", "default", name)}
+    assert impossible == {"warm_start nan", "timestep x1000, 1 episode in 20", "actuator gain x1e7, 1 episode in 20"}
+    assert not any(survival.possible("point_mass", "brax", name) for name in survival.CASES)
+
+
+@pytest.mark.parametrize("task", survival.TASKS)
+def test_every_task_has_100_iterations(task: str) -> None:
+    """So that a fault begins in the same iteration, and a solved task has time to collapse and to recover."""
+    config = compose([*survival.TASKS[task]])
+    assert config.total_steps == 100 * config.env_steps_per_iteration
+    assert config.eval.num_envs == survival.EPISODES
+
+
+@pytest.mark.slow
+def test_a_whole_run_of_the_second_task_meets_its_fault() -> None:
+    overrides = [*survival.TASKS["point_mass"], "guards=off", "total_steps=12800"]
+    fault = {"site": "critic", "start": 1, "iterations": 1}
+    rows = survival.run_whole(overrides, fault, [0])
+    assert [(own["seed"], own["finished"], own["finite"]) for own in rows] == [(0, True, True)]
+    assert rows[0]["return"] is not None
+
+
+def test_bad_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--seeds", "0"], ["--only", "no such case"], ["--task", "moon"]):
+        with pytest.raises(SystemExit) as stop:
+            survival.main(arguments)
+        assert stop.value.code == 2
+        assert arguments[0] in capsys.readouterr().err
