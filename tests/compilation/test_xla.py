@@ -167,17 +167,6 @@ def test_folder_of_programs_is_the_folder_in_use(cache: Path) -> None:
     assert folder_of_programs() is None
 
 
-def test_cached_program_reports_the_same_memory_as_a_fresh_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory plan uses this number and must not depend on the state of the cache."""
-    monkeypatch.setattr(xla, "_WORTH_SECONDS", 0.0)
-    keep_programs("auto")
-    fresh = footprint(compile_something(6))
-    jax.clear_caches()
-    kept = footprint(compile_something(6))
-    assert len(programs(cache)) == 1
-    assert kept == fresh and fresh is not None
-
-
 @quickly()
 def test_run_compiles_every_program_once(tmp_path: Path) -> None:
     """And nothing at all after the second evaluation."""
@@ -227,7 +216,7 @@ def test_copies_in_loops_finds_a_copy() -> None:
     assert max(found[2]) == 4000
 
 
-@pytest.mark.parametrize(("kl", "in_epochs", "deeper"), [(None, 0, 1), (0.1, 12, 7)])
+@pytest.mark.parametrize(("kl", "in_epochs", "deeper"), [(0.1, 12, 7)])
 def test_training_loop_copies_no_large_arrays(kl: float | None, in_epochs: int, deeper: int) -> None:
     """Neither moments nor experience in the loop over minibatches: what is updated there is updated in place.
 

@@ -29,12 +29,6 @@ def test_packed_dict_returns_the_arrays_that_were_packed(compiled):
     same(dict(packed), {name: PARTS[name] for name in sorted(PARTS)})
 
 
-@pytest.mark.parametrize("dtype", [np.float16, bool])
-def test_packed_dict_keeps_the_type(dtype):
-    parts = {"a": np.ones(2, dtype), "b": np.zeros((), dtype), "none": np.zeros(0, dtype)}
-    same(dict(PackedDict.of(parts)), parts)
-
-
 def test_packed_dict_is_one_array():
     """Names and shapes are static, so a program compiles once."""
     packed = PackedDict.of(PARTS)
@@ -50,22 +44,6 @@ def test_packed_dict_is_one_array():
         packed = double(packed)
     assert calls == [packed.layout]
     same(dict(packed), {name: 8 * PARTS[name] for name in sorted(PARTS)})
-
-
-def test_packed_dict_sorts_its_names():
-    """So dictionaries with the same names are the same pytree."""
-    one, other = PackedDict.of(PARTS), PackedDict.of(dict(reversed(PARTS.items())))
-    assert list(one) == list(one.keys()) == sorted(PARTS)
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    same(one.whole, other.whole)
-
-
-def test_packed_dict_reads_like_a_dictionary():
-    packed = PackedDict.of(PARTS)
-    assert len(packed) == 4 and "kl" in packed and "l" not in packed and 3 not in packed
-    assert [float(np.sum(value)) for value in packed.values()] == [6, 4, 0, 5]
-    assert [name for name, _ in packed.items()] == sorted(PARTS)
-    assert packed.get("kl") == 4 and packed.get("nothing", 7) == 7
 
 
 @pytest.mark.parametrize("parts", [PARTS, {}])

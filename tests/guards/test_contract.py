@@ -1,7 +1,7 @@
 """The contract, over every guard: one row per guard, one line per kind of bad number.
 
 What is particular to one guard follows here for `quarantine`, `transition` and `update`; that of the outlier guards is
-in test_outlier.py, that of the state site in test_state.py, that of inference in test_inference.py.
+in test_outlier.py, that of the state site in test_state.py, that of inference in policy/test_policy.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from rlstable.guards import masked
 from rlstable.guards.base import (
     GuardState,
     Verdict,
-    all_finite,
     all_within,
     check_more,
     count_first,
@@ -610,17 +609,6 @@ def test_sample_with_several_faults_is_counted_under_the_first_cause_only(name):
 
 
 @EACH
-def test_trips_accumulate_per_cause_over_calls(name):
-    row, state = ROWS[name], ROWS[name].state
-    expected = dict.fromkeys(row.guard.causes, 0)
-    for repeat in range(2):
-        for fault in row.faults:
-            state = apply(name)(fault.put(row.healthy(repeat), fault.values[0]), state).state
-            expected[fault.cause] += 1
-    assert trips(row, state) == {cause: n for cause, n in expected.items() if n}
-
-
-@EACH
 def test_eager_scanned_and_batched_guards_give_the_verdict_of_the_compiled_guard(name):
     row = ROWS[name]
     bad = [fault.put(row.healthy(1), fault.values[i % len(fault.values)]) for i, fault in enumerate(row.faults)]
@@ -734,14 +722,6 @@ def test_transition_that_is_already_invalid_is_not_counted_again():
     assert not verdict.value.valid[0, 3] and trips(BATCH, verdict.state) == {}
 
 
-def test_transition_guard_needs_neither_mask_nor_values():
-    ctx = batch_context(0)
-    ctx = ctx._replace(value=ctx.value._replace(valid=None, value=None))
-    verdict = BATCH.guard.apply(in_batch("reward", (2, 1))(ctx, NAN), BATCH.state)
-    np.testing.assert_array_equal(verdict.value.valid, expected_ok(BATCH, verdict.ok))
-    assert verdict.value.value is None and trips(BATCH, verdict.state) == {"reward": 1}
-
-
 def test_environment_that_is_already_bad_is_not_counted_again():
     """An earlier repeat of the same action was counted."""
     ctx = ENV.faults[1].put(env_context(0), NAN)
@@ -778,13 +758,6 @@ def test_only_the_thorough_update_guard_reads_the_candidate(bad, index):
     sizes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), ctx.value)
     blind = jax.eval_shape(lambda ctx: UPDATE.guard.apply(ctx._replace(value=sizes), UPDATE.state)[1:], ctx)
     assert blind[0].shape == ()
-
-
-@pytest.mark.parametrize(("update", "fine"), [(4e5, True), (4.1e5, False)])
-def test_update_guard_bounds_parameters_by_old_norm_plus_step_norm(update, fine):
-    """The triangle inequality, with the limit of 1e6."""
-    norms = {"parameter_norm": jnp.float32(6e5), "update_norm": jnp.float32(update)}
-    assert apply("update")(update_context(0)._replace(**norms), UPDATE.state).ok == fine
 
 
 UNLIMITED = type(ENV.guard)()
@@ -829,12 +802,6 @@ def test_patience_counts_consecutive_trips(name):
 # --- fold and select
 
 
-def test_fold_without_guards_returns_states_unchanged():
-    states = {"elsewhere": GuardState(jnp.ones(2, jnp.int32))}
-    verdict = fold({}, BatchContext(3), states)
-    assert verdict.state == states and verdict.value == 3
-
-
 @dataclasses.dataclass(frozen=True)
 class Doubling:
     """A guard that repairs by doubling and trips on what it saw beyond a limit."""
@@ -874,15 +841,6 @@ def test_select_lets_no_bad_number_of_the_rejected_value_through():
 # --- what guards are made of
 
 
-def test_all_finite_keeps_leading_axes():
-    a, b = jnp.ones((2, 3, 4)).at[1, 2, 0].set(NAN), jnp.ones((2, 3)).at[0, 0].set(-INF)
-    tree = {"a": a, "b": b, "n": jnp.ones((2, 3), int)}
-    assert not all_finite(tree)
-    assert all_finite(tree, 1).tolist() == [False, False]
-    assert all_finite(tree, 2).tolist() == [[False, True, True], [True, True, False]]
-    assert all_finite({"n": tree["n"]}, 2).all() and all_finite({}).shape == ()
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
 def test_limit_stops_nan_and_infinity_in_every_type(dtype):
     x = jnp.array([1.0, -2.0, NAN, INF, -INF], dtype)
@@ -898,21 +856,6 @@ def test_norm_is_taken_over_all_floats_together(dtype):
     assert norm_within(tree, 5.0, 1).tolist() == [True, False] and norm_within(tree, 4.999, 1).tolist() == [False] * 2
     assert norm_within(tree, 500.0, 1).all() and not norm_within(tree, 500.0)
     assert norm_within(tree, 500.1) and norm_within({}, 1.0) and norm_within({"n": jnp.arange(2)}, 1.0, 1).all()
-
-
-@pytest.mark.parametrize("limit", [None, 1.0, 1e20, 1e300])
-def test_norm_that_is_not_finite_is_within_no_limit(limit):
-    for bad in NOT_FINITE:
-        x = jnp.array([[0.5, 0.5], [0.5, bad]])
-        assert norm_within(x, limit, 1).tolist() == [True, False] and not norm_within(x, limit)
-
-
-def test_count_first_counts_each_sample_once():
-    bad = jax.random.bernoulli(jax.random.PRNGKey(0), 0.4, (3, 5, 7))
-    counts = count_first(bad)
-    assert counts.dtype == jnp.int32 and counts.sum() == bad.any(axis=0).sum()
-    assert counts[0] == bad[0].sum() and counts[1] == (bad[1] & ~bad[0]).sum()
-    assert count_first(jnp.array([False, True, True])).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -98,20 +98,6 @@ def test_masked_std_is_exact_beside_a_large_mean():
     assert got["std"] == pytest.approx(x[MASKS["uneven"]].astype(np.float64).std(), rel=1e-3)
 
 
-@DEVICES
-def test_masked_means_of_parts_add_up_to_the_mean_of_the_batch(devices):
-    valid, x = MASKS["uneven"], sample(3)
-
-    def in_parts(x: jax.Array, valid: jax.Array) -> jax.Array:
-        valid_share = masked.share(valid)
-        parts = [masked.mean(x[:, i::3], valid[:, i::3], valid_share) for i in range(3)]
-        return sharding.mean(sum(parts) / 3)
-
-    split = (sharding.SPLIT, sharding.SPLIT)
-    run = sharding.over_devices(in_parts, sharding.make_mesh(devices), split, sharding.REPLICATED)
-    assert run(x, valid) == pytest.approx(x[valid].mean(), rel=1e-5)
-
-
 # --- no mask
 
 
@@ -151,20 +137,6 @@ def test_reductions_without_a_mask_trace_the_plain_operations():
 
 
 # --- choosing before computing
-
-
-def test_kept_puts_zeros_at_invalid_places():
-    valid = jnp.array([True, False])
-    got = masked.kept({"a": jnp.array([1.0, NAN]), "b": jnp.array([[1.0, NAN], [2.0, 3.0]])}, valid)
-    np.testing.assert_array_equal(got["a"], [1.0, 0.0])
-    np.testing.assert_array_equal(got["b"], [[1.0, NAN], [0.0, 0.0]])
-
-
-def test_finite_replaces_bad_numbers_at_invalid_places_only():
-    """A bad number at a valid place stays, for a guard to see."""
-    valid = jnp.array([[True, False]])
-    got = masked.finite(jnp.array([[[1.0, NAN], [2.0, np.inf]]]), valid)
-    np.testing.assert_array_equal(got, [[[1.0, NAN], [2.0, 0.0]]])
 
 
 def test_masking_before_a_product_keeps_the_gradient_finite():

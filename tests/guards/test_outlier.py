@@ -133,22 +133,6 @@ def test_first_batch_with_rewards_is_compared_with_its_own_level():
     assert levels(state) == ([0, 1, 1, 1], pytest.approx([1, WIDEN, WIDEN**2, WIDEN**2]))
 
 
-def test_first_batch_may_be_uneven():
-    """Dense small rewards and a prize below the smallest bound."""
-    rewards = np.full((1, ROWS, T), 1e-4, F32)
-    rewards[0, 1, 2] = 500.0
-    ok, _, _, state = pay(rewards)
-    assert np.asarray(ok).all() and levels(state)[0] == [500.0]
-
-
-@pytest.mark.parametrize(("glitch", "fine"), [(5000.0, True), (5001.0, False)])
-def test_greater_of_two_rewards_is_compared_with_the_other(glitch, fine):
-    rewards = batches(glitch)
-    rewards[0, 0, 0] = 1.0
-    ok, *_ = pay(rewards)
-    assert np.asarray(ok)[0, 1, 2] == fine
-
-
 def test_invalid_and_non_finite_rewards_do_not_set_the_level():
     rewards = jnp.ones((ROWS, T)).at[0, 0].set(1e30).at[0, 1].set(NAN).at[1, 2].set(5001.0)
     # Were the other two counted, or nothing at all, 5,001 would pass.
@@ -157,18 +141,6 @@ def test_invalid_and_non_finite_rewards_do_not_set_the_level():
     verdict = judge(batch(rewards, valid), REWARDS.init())
     assert verdict.ok.tolist() == [[True, False, True, True], [True, True, False, True]]
     assert verdict.state.memory.level == 1.0
-
-
-@pytest.mark.parametrize(("reward", "fine"), [(-500.0, True), (501.0, False)])
-def test_rewards_below_a_tenth_count_as_a_tenth(reward, fine):
-    ok, *_ = pay(batches(1e-6, reward))
-    assert np.asarray(ok)[1, 1, 2] == fine
-
-
-@pytest.mark.parametrize(("reward", "fine"), [(-15000.0, True), (15001.0, False), (NAN, False)])
-def test_reward_bound_is_the_factor_times_the_greatest_reward(reward, fine):
-    ok, *_ = pay(batches(-3.0, 1.0, reward))
-    assert np.asarray(ok)[2, 1, 2] == fine
 
 
 @pytest.mark.parametrize(("reward", "refused"), [(5000.0, 0), (5249.0, 1), (5251.0, 2), (1e9, 251)])
@@ -194,22 +166,6 @@ def test_reward_that_comes_now_and_then_is_accepted_in_the_end(every):
     assert visits.tolist() == [False] * refused + [True]
 
 
-def test_many_outliers_in_one_iteration_widen_the_bound_once():
-    rewards = np.ones((2, ROWS, T), F32)
-    rewards[1, :, 1:] = 1e6
-    _, _, _, state = pay(rewards)
-    assert state.trips[1].tolist() == [[ROWS * (T - 1)]]
-    assert levels(state) == ([1, 1], [1, F32(WIDEN)])
-
-
-def test_widened_bound_stays_wide():
-    """Also after the level has risen."""
-    *_, state = pay(batches(1.0, 1e8, 1e8, *[1.0] * 40, 5000.0, 1.0))
-    level, allowance = levels(state)
-    assert allowance[:2] == [1, F32(WIDEN)] and allowance[2:] == [F32(WIDEN) * F32(WIDEN)] * 43
-    assert level[-3:] == [1, 5000, 5000]
-
-
 def test_allowance_does_not_overflow():
     """Infinity is rejected after 1,500 trips, too."""
     ok, _, _, state = pay(batches(1.0, *[INF] * 1500))
@@ -225,14 +181,6 @@ def test_rejected_rewards_never_move_the_level():
     assert levels(state)[0] == [1, 1, 1, 1, 1, 1, 2]
     assert state.trips[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 4, 4]
     assert np.asarray(ok)[5].all() and not kept[5, 1, 2]
-
-
-def test_reward_outlier_guard_needs_no_mask():
-    state = GuardState(jnp.zeros(1, jnp.int32), outlier.Usual(jnp.float32(1), jnp.float32(1)))
-    judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
-    verdict = judge(batch(jnp.ones((ROWS, T)).at[0, 3].set(-1e5)), state)
-    assert verdict.value.valid.tolist() == [[True, True, True, False], [True] * 4]
-    np.testing.assert_array_equal(verdict.ok, verdict.value.valid)
 
 
 def test_usual_level_is_the_same_on_all_devices():
@@ -276,21 +224,6 @@ def steps(*norms: float, guard: SpikeGuard = SPIKES) -> tuple[list[bool], list[f
     return ok.tolist(), state.memory.level.tolist(), state.memory.allowance.tolist(), int(state.trips[-1, 0])
 
 
-@pytest.mark.parametrize(("usual", "norm", "fine"), [
-    (1.0, 1000.0, True), (1.0, 1000.1, False), (8.0, 7999.0, True), (8.0, 8001.0, False), (1.0, 3e38, False),
-])  # fmt: skip
-def test_gradient_norm_beyond_a_thousand_times_the_level_is_a_spike(usual, norm, fine):
-    ok, _, allowance, trips = steps(usual, usual, norm)
-    assert ok == [True, True, fine]
-    assert (allowance[-1], trips) == ((1.0, 0) if fine else (F32(WIDEN), 1))
-
-
-def test_rejected_spike_leaves_the_level_unchanged():
-    ok, level, allowance, trips = steps(1.0, 1e6, 1.0, 1.0)
-    assert ok == [True, False, True, True] and level == [1, 1, 1, 1] and trips == 1
-    assert allowance == pytest.approx([1, WIDEN, WIDEN, WIDEN])
-
-
 def test_spike_level_is_the_geometric_mean_of_accepted_norms():
     """Each new logarithm has a weight of 1/20; the first norm sets the level."""
     norms = np.random.default_rng(0).lognormal(1.0, 1.0, 50)
@@ -322,11 +255,6 @@ def test_spike_guard_rejects_a_norm_that_is_not_finite_without_counting_it(bad):
     assert level == [0.0, *[pytest.approx(2.0)] * 3] and allowance == [1] * 4
 
 
-@pytest.mark.parametrize(("norm", "fine"), [(100.0, True), (100.1, False)])
-def test_gradient_norms_below_a_tenth_count_as_a_tenth(norm, fine):
-    assert steps(1e-7, norm)[0] == [True, fine]
-
-
 @pytest.mark.parametrize(("norm", "refused"), [(1001.0, 1), (1e18, 708)])
 def test_new_level_of_gradient_norms_is_accepted_in_the_end(norm, refused):
     """Every step that trips widens the bound by 5 %; then the level follows."""
@@ -339,10 +267,3 @@ def test_new_level_of_gradient_norms_is_accepted_in_the_end(norm, refused):
 
 
 # --- both
-
-
-def test_nan_and_infinity_are_outliers_at_any_level():
-    x = jnp.array([NAN, INF, -INF, 3e38, -3e38, 0.0])
-    for level, allowance in ((0.0, 1.0), (1e-3, 1.0), (1e30, 1e30)):
-        usual = outlier.Usual(jnp.float32(level), jnp.float32(allowance))
-        assert outlier.within(x, usual, 10.0).tolist() == [False] * 3 + [level != 1e-3] * 2 + [True]

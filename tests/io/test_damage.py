@@ -225,21 +225,6 @@ def test_checkpoint_of_another_configuration_is_not_marked_as_damaged(run):
         assert checkpoints.all() == [1, 2, 3]
 
 
-def test_restore_template_is_built_from_the_checkpoint_that_is_read(run):
-    asked: list[Any] = []
-
-    def template(host: dict[str, Any]) -> Any:
-        asked.append(host["i"])
-        if host["i"] == 2:
-            raise ConfigError("devices: no")
-        return TEMPLATE
-
-    flip(run / "checkpoints/3/host/metadata")
-    with Checkpoints(run, SYNC) as checkpoints, pytest.raises(ConfigError, match=r"^devices: no$"):
-        checkpoints.restore(template)
-    assert asked == [2]
-
-
 @pytest.mark.parametrize(
     "edit",
     [

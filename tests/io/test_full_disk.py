@@ -175,20 +175,6 @@ def test_run_on_a_read_only_disk_is_an_error_of_one_line(disk):
             open_run_dir(folder, None)
 
 
-def test_folder_in_use_and_folder_without_permission_have_different_errors(tmp_path, monkeypatch):
-    lock = RunLock(tmp_path)
-    with pytest.raises(ConfigError, match="is in use by process"):
-        open_run_dir(tmp_path, None)
-    lock.release()
-
-    def refuse(*_: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("rlstable.io.run_folder.write_atomically", refuse)
-    with pytest.raises(ConfigError, match=r"cannot write to .*: Permission denied; choose another folder"):
-        open_run_dir(tmp_path, None)
-
-
 def test_run_that_ended_between_look_and_lock_is_noticed(tmp_path, monkeypatch):
     """Another run may start and end in the folder before the lock is taken."""
 

@@ -99,17 +99,6 @@ def test_lock_reports_a_file_system_without_locks(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failed_lock_leaks_no_file_descriptor(tmp_path):
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    with pytest.raises(OSError, match="No such file"):
-        RunLock(tmp_path / "gone")
-    lock = RunLock(tmp_path)
-    with pytest.raises(ConfigError):
-        RunLock(tmp_path)
-    lock.release()
-    assert (len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0) == before
-
-
 def test_lock_of_a_renamed_folder_is_taken_again_on_the_new_folder(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

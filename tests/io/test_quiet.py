@@ -30,13 +30,6 @@ def test_log_records_of_orbax_are_dropped_and_other_records_are_kept():
     assert waiting.filter(record("asyncio", "/asyncio/base_events.py", "Task exception", ValueError("mine")))
 
 
-def test_silencing_orbax_twice_adds_one_filter():
-    hook, filters = sys.unraisablehook, list(logging.getLogger("absl").filters)
-    silence_orbax()
-    assert sys.unraisablehook is hook
-    assert logging.getLogger("absl").filters == filters
-
-
 def test_closed_event_loop_is_silent_only_in_threads_of_c(monkeypatch):
     heard = []
     hook = sys.unraisablehook

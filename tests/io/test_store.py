@@ -36,13 +36,6 @@ def test_retention_keeps_latest_best_and_every_period(tmp_path):
         assert checkpoints.best() == 2
 
 
-def test_best_survives_asynchronous_saves(tmp_path):
-    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=1)) as checkpoints:
-        save_scores(checkpoints, {1: 1.0, 2: 3.0, 3: 3.0, 4: 2.0, 5: math.inf})
-        assert checkpoints.all() == [3, 5]  # of equals the later; infinity is no score
-        assert checkpoints.best() == 3
-
-
 def test_missing_and_nan_scores_are_never_best(tmp_path):
     config = CheckpointConfig(keep=1, keep_best=3, asynchronous=False)
     with Checkpoints(tmp_path, config) as checkpoints:

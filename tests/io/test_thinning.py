@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,25 +102,6 @@ def test_rows_in_memory_stay_bounded() -> None:
         history.append(row)
     assert len(history) <= 120
     assert history[0]["step"] == 64 and history[-1]["step"] == 64 * 2000
-
-
-@pytest.mark.usefixtures("small")
-def test_log_of_evaluations_alone_is_not_rewritten_with_every_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rewritten: list[int] = []
-
-    def thin(read: thinning.Read) -> Iterator[Any]:
-        rewritten.append(len(list(read())))
-        return thinned_rows(read)
-
-    monkeypatch.setattr(jsonl.thinning, "thinned_rows", thin)
-    sink = JsonLines(tmp_path)
-    for n in range(1000):
-        sink.log(n, {"eval/episode_reward": 1.0})
-    sink.close()
-    assert len(read(tmp_path / "metrics.jsonl")) == 1000
-    assert rewritten == [101, 203, 407, 815]
 
 
 @pytest.mark.usefixtures("small")

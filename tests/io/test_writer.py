@@ -55,13 +55,6 @@ def test_failing_call_of_the_writer_stops_no_other_call() -> None:
     writer.close()
 
 
-def test_closed_writer_accepts_no_call() -> None:
-    writer = Writer()
-    writer.close()
-    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
-        writer.soon(print)
-
-
 def test_ending_process_makes_the_remaining_calls_of_the_writer(tmp_path: Path) -> None:
     program = f"""
 import time

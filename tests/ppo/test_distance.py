@@ -85,13 +85,6 @@ def test_saturated_policy_that_acts_the_same_has_no_distance():
     assert abs(between(TanhNormal, old, new)) < 1e-6
 
 
-def test_difference_below_the_resolution_hardly_counts():
-    """A shift of a fiftieth of the resolution without noise: a nat in Brax's KL, a five-thousandth here."""
-    old, new = (0.0, 0.0007), (0.001, 0.0007)
-    assert divergence(Normal, old, new) > 1.0
-    np.testing.assert_allclose(between(Normal, old, new), 0.5 * (0.001 / 0.05) ** 2, rtol=1e-2)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("old", "new"), [((0.2, 0.3), (0.3, 0.3)), ((0.0, 0.5), (0.2, 0.5))])
 def test_distance_of_noisy_policies_is_close_to_the_kl_divergence(kind, old, new):
@@ -169,15 +162,6 @@ def test_batch_has_mean_and_99th_percentile_of_its_samples():
     found = measured(reference)
     assert each.max() > 100.0  # a sample counts 100 nats at most where nothing is limited
     np.testing.assert_allclose(found.mean, np.minimum(each, 100.0).mean(), rtol=1e-5)
-    np.testing.assert_allclose(found.p99, np.quantile(each, 0.99), rtol=1e-5)
-
-
-def test_single_sample_counts_at_most_ten_times_the_kl_limit():
-    """The percentile is not bounded."""
-    reference, each = moved(EVERYWHERE)
-    limit = float(np.median(each)) / 10.0
-    found = measured(reference, limit=limit)
-    np.testing.assert_allclose(found.mean, np.minimum(each, 10.0 * limit).mean(), rtol=1e-5)
     np.testing.assert_allclose(found.p99, np.quantile(each, 0.99), rtol=1e-5)
 
 
@@ -304,14 +288,6 @@ def test_normalizer_takes_a_step_within_the_limit_in_full():
     jax.tree.map(np.testing.assert_array_equal, found, new)
 
 
-def test_normalizer_takes_the_first_batch_in_full():
-    """The distance does not matter before the first update."""
-    params, old, new, data = burst(count=0)
-    assert _moved(params, old, new) > LIMIT
-    found = bounding(1e-12)(params, old, new, data, under(params, old))
-    jax.tree.map(np.testing.assert_array_equal, found, new)
-
-
 def test_normalizer_does_not_change_if_the_distance_is_nan():
     params, old, new, data = burst()
     new = dataclasses.replace(new, mean=np.full_like(new.mean, np.nan))
@@ -325,15 +301,6 @@ def test_unchanged_normalizer_repairs_its_standard_deviation():
     broken = dataclasses.replace(old, std=old.std.at[0].set(jnp.inf))
     found = bounding(1e-12)(params, broken, new, data, under(params, broken))
     stays(found, old)
-
-
-def test_blended_statistics_count_their_share_of_the_samples():
-    """A wide count carries over 2^32."""
-    _, _, statistics, _ = parts()
-    old = dataclasses.replace(statistics, count=WideCounter.of(2**32 - 10))
-    new = dataclasses.replace(statistics, count=WideCounter.of(2**32 + 90))
-    found = normalizer.blend(old, new, jnp.float32(0.5), SETTINGS.ppo)
-    assert int(found.count) == 2**32 + 40
 
 
 # --- a whole iteration
@@ -389,9 +356,3 @@ def test_first_batch_of_the_normalizer_does_not_trip_the_kl_limiter(order):
     assert int(after.normalizer.count) == 64
     assert metrics.values["training/policy_distance"] < 1e-4
     assert metrics.values["limiters/kl/active"] == 0.0
-
-
-def test_disabled_guards_trace_no_policy_distance():
-    _, metrics = (iteration := training(None))[0](iteration[1])
-    names = {name for name in metrics.values if "distance" in name or "value_learning_rate" in name}
-    assert names <= {"episode/distance"}

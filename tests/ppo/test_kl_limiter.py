@@ -241,16 +241,6 @@ def test_distance_of_nan_ends_the_epochs_without_shortening_steps():
     assert after.tuning.step_scale == 0.5
 
 
-def test_overshoot_of_the_last_update_of_an_epoch_is_rolled_back():
-    """With one minibatch per epoch the second epoch sees the overshoot of the first."""
-    _, iteration, state = training(1.0, batch_size=16, num_minibatches=1, num_updates_per_batch=2)
-    start = tuned(state, learning_rate=3.0)
-    after, metrics = iteration(start)
-    assert metrics.values["limiters/kl/active"] == 0.5
-    assert after.tuning.step_scale == 0.25
-    same(learnt(after), learnt(start))
-
-
 @dataclasses.dataclass(frozen=True)
 class Asked:
     """A guard of the update site that counts how often its opinion counted."""
@@ -290,20 +280,6 @@ def test_kl_limiter_does_not_change_a_healthy_iteration():
         "limiters/kl/active", "training/policy_distance", "training/policy_distance_p99",
         "training/step_scale", "training/value_learning_rate", "limiters/normalizer/active",
     }  # fmt: skip
-
-
-def test_disabled_kl_limiter_traces_nothing():
-    _, iteration, state = training(None)
-    going, passed_over, tuning = kl_limiter.check(None, {}, state.tuning, None)
-    assert going is True and passed_over is None and tuning is state.tuning
-    end, proven = kl_limiter.settle(None, state.opt_state, None, state.params)
-    assert end is state.params and proven is None
-    assert kl_limiter.relax(None, tuning) is tuning
-    start = tuned(state, learning_rate=3.0, step_scale=0.5)
-    after, metrics = iteration(start)
-    assert after.tuning.step_scale == 0.5
-    np.testing.assert_allclose(metrics.values["training/learning_rate"], 3.0)
-    assert metrics.values["training/accepted_share"] == 1.0
 
 
 # --- the end of the iteration
@@ -363,15 +339,6 @@ def test_overshoot_of_the_last_update_rolls_back_to_the_start_of_the_iteration(o
     else:
         assert int(after.normalizer.count) > int(start.normalizer.count)
         assert values["training/policy_distance"] > 0.0
-
-
-def test_last_update_within_the_bound_is_kept():
-    _, iteration, state = training(1.0, **ONE)
-    after, metrics = iteration(state)
-    assert metrics.values["limiters/kl/active"] == 0.0
-    assert int(after.counters.updates) == 1
-    assert 0.0 < metrics.values["training/policy_distance"] <= metrics.values["training/policy_distance_p99"]
-    assert metrics.values["training/policy_distance"] < 1.0
 
 
 # --- together with the rate that follows the KL

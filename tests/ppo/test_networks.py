@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen
 from toys import equations, experience
 
 from rlstable.config.guards import LimiterConfig
@@ -57,48 +56,6 @@ def test_networks_treat_leading_axes_as_rows(case):
     assert whole[0].loc.shape == whole[0].scale.shape == (T, B, A)
     assert whole[2].shape == (T, B)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), whole, alone)
-
-
-def test_gradients_of_networks_use_only_matrix_products(case):
-    networks, params, statistics, data = case
-
-    def total(params):
-        distribution, _ = networks.distribution(params, statistics, data.observation)
-        value = networks.value(params, statistics, data.observation)
-        return jnp.sum(distribution.log_prob(data.raw_action)) + jnp.sum(value)
-
-    program = jax.make_jaxpr(jax.grad(total))(params)
-    products = [e for e, _ in equations(program.jaxpr) if e.primitive.name == "dot_general"]
-    assert len(products) >= 3 * 6 - 2  # forward, of the input but for the first, of the kernel
-    assert {x.aval.ndim for equation in products for x in equation.invars} == {2}
-
-
-class PlainMLP(linen.Module):
-    """Dense layers without layer normalisation."""
-
-    layer_sizes: tuple[int, ...]
-    activate_final: bool = False
-    dtype: type = jnp.float32
-
-    @linen.compact
-    def __call__(self, x):
-        for index, size in enumerate(self.layer_sizes):
-            init = jax.nn.initializers.lecun_uniform()
-            x = linen.Dense(size, name=f"hidden_{index}", kernel_init=init, dtype=self.dtype)(x)
-            if index < len(self.layer_sizes) - 1 or self.activate_final:
-                x = jax.nn.swish(x)
-        return x
-
-
-@pytest.mark.parametrize(("final", "dtype"), [(False, jnp.float32), (True, jnp.bfloat16)])
-def test_networks_without_layer_norm_trace_plain_dense_layers(final, dtype):
-    plain = PlainMLP((6, 5, 3), final, dtype)
-    ours = MLP((6, 5, 3), jax.nn.swish, jax.nn.initializers.lecun_uniform(), dtype, final)
-    x = jnp.ones((7, 4))
-    params = plain.init(jax.random.PRNGKey(0), x)
-    jax.tree.map(np.testing.assert_array_equal, ours.init(jax.random.PRNGKey(0), x), params)
-    one, other = (str(jax.make_jaxpr(network.apply)(params, x)) for network in (plain, ours))
-    assert one == other
 
 
 @pytest.mark.parametrize("kind", ["tanh_normal", "normal"])

@@ -213,13 +213,6 @@ def test_held_policy_does_not_change_while_the_critic_learns(sizes):
     assert values["training/accepted_share"] == 1.0
 
 
-def test_policy_learns_again_after_its_hold():
-    first, after, rows = iterated(steps=2, policy_hold=1)
-    assert [float(row["training/learning_rate"]) for row in rows] == pytest.approx([0.0, 3e-3])
-    assert int(after.tuning.policy_hold) == 0
-    assert not same(after.params["policy"], first.params["policy"])
-
-
 # --- loss scale
 
 
