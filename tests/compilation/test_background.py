@@ -1,4 +1,4 @@
-"""What compiles beside something else, and a process that does not wait for it."""
+"""Compilation in a background thread, and a process that ends without waiting for the thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_program_is_built_in_another_thread_and_its_error_reaches_the_caller() -
         begun.result()
 
 
-def test_one_thing_is_built_after_another() -> None:
+def test_programs_are_built_one_after_another() -> None:
     told: list[str] = []
     may_end = threading.Event()
     first = background.build(lambda: (may_end.wait(60), told.append("first")))
@@ -38,7 +38,7 @@ def test_one_thing_is_built_after_another() -> None:
     assert told == ["first", "second"]
 
 
-def test_nothing_goes_on_beside_the_compiler_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not background.possible()
     begun = background.build(threading.current_thread)
@@ -48,8 +48,8 @@ def test_nothing_goes_on_beside_the_compiler_of_an_accelerator(monkeypatch: pyte
 
 
 @quickly()
-def test_on_an_accelerator_every_program_compiles_when_the_user_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or minutes pass without a line, in which no signal is heard."""
+def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise minutes pass without a line, in which no signal is handled."""
     background.build(lambda: None).result()  # what another test began is built
     monkeypatch.setattr(background, "possible", lambda: False)
     telling: list[str] = []
@@ -100,9 +100,9 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize(("seconds", "code"), [(600, 143), (600, 0), (0, 3)])
-def test_a_process_ends_though_something_is_being_built(seconds: int, code: int) -> None:
-    """Python by itself would wait for the thread, here longer than the test may take."""
+@pytest.mark.parametrize(("seconds", "code"), [(600, 143), (0, 3)])
+def test_process_ends_while_a_program_is_being_built(seconds: int, code: int) -> None:
+    """Python would wait for the thread, here for longer than the timeout of the test."""
     command = [sys.executable, "-c", _ENDS.format(seconds=seconds, code=code)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (code, "ended")

@@ -1,8 +1,6 @@
-"""WideCounter against Python's own integers."""
+"""WideCounter against the integers of Python."""
 
-import copy
 import operator
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,6 @@ EDGES = sorted(
     {n for p in (0, 1, 31, 32, 33, 53, 63, 64) for d in (-2, -1, 0, 1, 2) if 0 <= (n := 2**p + d) <= LARGEST}
 )
 COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
-NARROW = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 WIDE = ("int64", "uint64")
 
 # Uniform draws hardly ever have a short upper word, so most draws pick the number of bits first.
@@ -54,8 +51,7 @@ def assert_canonical(c: WideCounter, shape: tuple[int, ...] = ()) -> None:
 
 
 @given(counts)
-def test_of_and_int_are_inverse(n):
-    """What goes in comes out."""
+def test_counter_converts_from_and_to_int(n):
     c = WideCounter.of(n)
     assert int(c) == n
     assert repr(c) == f"WideCounter({n})"
@@ -65,7 +61,7 @@ def test_of_and_int_are_inverse(n):
 
 @settings(max_examples=200, deadline=None)
 @given(counts, counts)
-def test_counter_with_counter_in_jit(a, b):
+def test_counter_arithmetic_equals_python_and_saturates(a, b):
     """Sum, difference and order are Python's, saturated."""
     x, y = WideCounter.of(a), WideCounter.of(b)
     assert int(add(x, y)) == clip(a + b)
@@ -75,7 +71,7 @@ def test_counter_with_counter_in_jit(a, b):
 
 @settings(max_examples=40, deadline=None)
 @given(counts, any_ints)
-def test_counter_with_python_int(a, b):
+def test_counter_takes_python_integers_of_any_size(a, b):
     """A Python int may have any size, also where it is a constant of the program."""
     c = WideCounter.of(a)
     for op in COMPARISONS:
@@ -92,7 +88,7 @@ def test_counter_with_python_int(a, b):
 
 @settings(max_examples=200, deadline=None)
 @given(counts, counts.filter(bool))
-def test_progress_in_jit(a, total):
+def test_progress_of_a_counter_is_a_share_of_at_most_one(a, total):
     """Within 1e-6, never above 1, exactly 1 at the end."""
     got = progress(WideCounter.of(a), WideCounter.of(total))
     assert got.dtype == jnp.float32
@@ -102,35 +98,10 @@ def test_progress_in_jit(a, total):
         assert float(got) == 1.0
 
 
-@settings(max_examples=40, deadline=None)
-@given(counts, st.one_of(counts.filter(bool), st.integers(1, 2**126)))
-def test_progress_of_python_total(a, total):
-    """A Python total may lie beyond every count."""
-    np.testing.assert_allclose(float(WideCounter.of(a).progress(total)), min(a / total, 1.0), rtol=1e-6)
-
-
-@settings(max_examples=100, deadline=None)
-@given(counts)
-def test_to_float(a):
-    """Within 1e-6, float32."""
-    got = to_float(WideCounter.of(a))
-    assert got.dtype == jnp.float32
-    np.testing.assert_allclose(float(got), a, rtol=1e-6)
-
-
 # --- boundaries
 
 
-@pytest.mark.parametrize("n", EDGES)
-def test_boundaries(n):
-    """One step over each power of two, both ways."""
-    c, one, above = WideCounter.of(n), WideCounter.of(1), clip(n + 1)
-    assert int(add(c, one)) == clip(n + 1)
-    assert int(sub(c, one)) == clip(n - 1)
-    assert [bool(r) for r in compare(c, WideCounter.of(above))] == [op(n, above) for op in COMPARISONS]
-
-
-def test_saturates_for_good():
+def test_counter_saturates_at_64_bits():
     """At 2^64-1 the count stays, also under the largest increments, and may come down again."""
     top = WideCounter.of(LARGEST)
     for x in (1, 2**32, LARGEST, 2**64, 2**200, np.uint64(LARGEST), top):
@@ -142,12 +113,12 @@ def test_saturates_for_good():
     assert int(WideCounter.of(5) - 2**200) == 0
 
 
-def test_counts_past_the_log_that_wrapped():
-    """The two numbers that made an int32 counter negative in a published training log."""
+def test_counter_counts_past_2_to_the_31():
+    """Two numbers that made an int32 counter negative in a published training log."""
     assert int(WideCounter.of(jnp.int32(2000683008)) + jnp.int32(666894336)) == 2667577344
 
 
-def test_progress_at_the_ends():
+def test_progress_is_zero_at_the_start_and_one_at_the_end():
     """0 at the start, 1 from the end on, at any rounding of the two sides; a traced 0 is a total reached."""
     for total in (1, 3, 2**24 + 1, 2**32 + 2**8 + 1, 2**53 + 1, LARGEST):
         assert float(WideCounter.zero().progress(total)) == 0.0
@@ -162,7 +133,7 @@ def test_progress_at_the_ends():
 # --- transformations
 
 
-def test_scan_crosses_two_to_the_32():
+def test_counter_in_a_scan_crosses_2_to_the_32():
     """A counter is a scan carry; the words stay what they are."""
 
     @jax.jit
@@ -179,52 +150,12 @@ def test_scan_crosses_two_to_the_32():
     assert int(jax.lax.while_loop(lambda c: c < 2**34, lambda c: c + 2**32, WideCounter.zero())) == 2**34
 
 
-def test_weak_types_do_not_leak():
-    """A Python number or a weak tracer as increment leaves the words strong, so nothing compiles twice."""
-    c = WideCounter.of(7)
-    results = [c + 1, 1 + c, c - 1, add(c, 1), radd(c, 1), sub(c, 1), of(3), WideCounter.zero()]
-    results.append(jax.vmap(WideCounter.__add__, (None, None), axis_size=1, out_axes=None)(c, 1))
-    for result in results:
-        assert_canonical(result)
-
-
-def test_vmap_and_batched_leaves():
-    """Words may carry a batch; an operand may not change their shape."""
-    numbers = [0, 2**31, 2**32 - 1, LARGEST]
-    batch = jax.tree.map(lambda *words: jnp.stack(words), *map(WideCounter.of, numbers))
-    steps = jnp.array([1, -5, 3, 4], jnp.int32)
-    want = [clip(n + max(s, 0)) for n, s in zip(numbers, steps.tolist(), strict=True)]
-
-    def ints(c):
-        assert_canonical(c, (4,))
-        return [int(jax.tree.map(lambda word, i=i: word[i], c)) for i in range(4)]
-
-    assert ints(batch) == numbers
-    assert ints(jax.vmap(lambda c, s: c + s)(batch, steps)) == want
-    assert ints(add(batch, steps)) == want
-    assert ints(np.arange(4) + batch) == [clip(n + i) for i, n in enumerate(numbers)]
-    assert (np.zeros(4, int) < batch).tolist() == [False, True, True, True]
-    assert ints(batch + 1) == [clip(n + 1) for n in numbers]
-    assert ints(jax.vmap(WideCounter.of)(steps)) == [1, 0, 3, 4]
-    assert (batch >= 2**31).tolist() == [False, True, True, True]
-    assert jax.vmap(lambda c: c == 2**31)(batch).tolist() == [False, True, False, False]
-    np.testing.assert_allclose(batch.progress(2**32), [0, 0.5, 1, 1], rtol=1e-6)
-    assert "uint32[4]" in repr(batch)
-    with pytest.raises(TypeError, match="scalar"):
-        int(batch)
-    for x in (jnp.arange(3), np.arange(8).reshape(2, 4)):
-        with pytest.raises(ValueError, match="changes its shape"):
-            batch + x
-    with pytest.raises(ValueError, match=r"WideCounter\[\] - int32\[3\] changes its shape"):
-        WideCounter.of(5) - jnp.arange(3, dtype=jnp.int32)
-
-
 # --- every dtype
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-def test_every_narrow_jax_dtype(dtype):
-    """The whole range of each dtype, concrete and traced."""
+@pytest.mark.parametrize("dtype", ["int2", "uint8", "int32", "uint32"])
+def test_counter_takes_narrow_jax_integers(dtype):
+    """The whole range of the type, concrete and traced."""
     info = jnp.iinfo(dtype)
     base = 2**32 - 1
     c = WideCounter.of(base)
@@ -247,30 +178,9 @@ def test_every_narrow_jax_dtype(dtype):
             assert [bool(op(x, c)) for op in COMPARISONS] == [op(n, base) for op in COMPARISONS]
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(d) for d in (*NARROW[4:], *WIDE, ">i4", ">u8")])
-def test_every_numpy_dtype(dtype):
-    """NumPy leaves both sides of an operator to the counter, for scalars and 0-d arrays."""
-    base = 2**32 - 1
-    c = WideCounter.of(base)
-    for n in {0, 1, int(np.iinfo(dtype).max)}:
-        for x in (dtype.type(n), np.array(n, dtype)):
-            assert int(WideCounter.of(x)) == n
-            assert int(c + x) == int(x + c) == clip(base + n)
-            assert int(c - x) == clip(base - n)
-            assert [bool(op(c, x)) for op in COMPARISONS] == [op(base, n) for op in COMPARISONS]
-            assert [bool(op(x, c)) for op in COMPARISONS] == [op(n, base) for op in COMPARISONS]
-            assert_canonical(x + c)
-    if np.iinfo(dtype).min < 0:
-        x = dtype.type(-1)
-        assert bool(x < c) and bool(c > x) and not bool(c == x)
-        for wrong in (lambda: c + x, lambda: x + c, lambda: c - x, lambda: WideCounter.of(x)):
-            with pytest.raises(ValueError, match="negative"):
-                wrong()
-
-
 @pytest.mark.parametrize("dtype", WIDE)
-def test_traced_64_bit_under_x64(dtype):
-    """64-bit tracers are split, not cut; a 64-bit array is read right after the flag is off again too."""
+def test_counter_takes_traced_64_bit_integers(dtype):
+    """Split into two words, not cut; a 64-bit array is also read after x64 is off again."""
     base = 2**33 + 5
     with jax.enable_x64(True):
         info = jnp.iinfo(dtype)
@@ -292,57 +202,8 @@ def test_traced_64_bit_under_x64(dtype):
 # --- as a value in a tree
 
 
-def test_repr_never_fails():
-    """Traced, abstract, placeholder and donated counters all show themselves."""
-    seen = []
-    kept, given_away = WideCounter.of(3), WideCounter.of(4)
-    jax.jit(lambda c: seen.append(repr(c)) or c)(kept)
-    jax.jit(lambda c: c + 1, donate_argnums=0)(given_away)
-    seen += [repr(given_away), repr(jax.eval_shape(lambda: kept + 1)), repr(WideCounter(None, ...))]
-    assert seen[0] == "WideCounter(hi=traced uint32[], lo=traced uint32[])"
-    assert all(text.startswith("WideCounter(hi=") and "\n" not in text for text in seen)
-
-
-ABSTRACT = jax.ShapeDtypeStruct((), jnp.uint32)
-
-
-@pytest.mark.parametrize("leaf", [None, ..., "x", object(), ABSTRACT, np.uint32(1)], ids=type)
-def test_unflatten_keeps_any_leaf(leaf):
-    """JAX and Orbax rebuild trees with placeholders in them."""
-    structure = jax.tree.structure(WideCounter.zero())
-    rebuilt = jax.tree.unflatten(structure, [leaf, leaf])
-    assert rebuilt.hi is leaf and rebuilt.lo is leaf
-    assert isinstance(repr(rebuilt), str)
-
-
-def test_words_on_the_host_pickle_and_copy():
-    """A counter fetched to the host counts on, and survives pickle and deepcopy."""
-    c = WideCounter.of(2**40 - 1)
-    for same in (jax.device_get(c), pickle.loads(pickle.dumps(c)), copy.deepcopy(c), WideCounter.of(c)):
-        assert int(same) == 2**40 - 1
-        assert int(same + 1) == 2**40 and int(same - same) == 0
-        assert bool(same == c) and not bool(same < c)
-        assert float(same.progress(same)) == 1.0
-        assert_canonical(same + same)
-
-
-def test_is_not_hashable_and_compares_to_strangers():
-    """`==` is an array with numbers, and plainly unequal with anything else."""
-    c = WideCounter.of(1)
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(c)
-    assert isinstance(c == 1, jax.Array) and (c == 1).dtype == jnp.bool_
-    assert (c == None) is False and (c != "one") is True  # noqa: E711
-
-
-def test_old_scalar_loads():
-    """What an old checkpoint holds as an int32 or int64 scalar becomes a counter."""
-    for old in (np.int32(2**31 - 1), np.array(2**31 - 1, np.int64), jnp.int32(2**31 - 1)):
-        assert int(WideCounter.of(old) + 1) == 2**31
-
-
-@pytest.mark.parametrize("number", [0, 2**32 - 1, 2**40 + 12345, LARGEST])
-def test_orbax_round_trip(tmp_path, number):
+@pytest.mark.parametrize("number", [2**40 + 12345, LARGEST])
+def test_orbax_saves_and_restores_a_counter(tmp_path, number):
     """Saved and restored as it is, beside other state."""
     state = {"steps": WideCounter.of(number), "w": jnp.arange(3.0)}
     with ocp.StandardCheckpointer() as checkpointer:
@@ -356,8 +217,7 @@ def test_orbax_round_trip(tmp_path, number):
     assert int(WideCounter(**words)) == number  # without a target Orbax gives the fields by name
 
 
-def test_orbax_old_scalar(tmp_path):
-    """An int32 count saved by an older program goes on as a counter."""
+def test_int32_count_of_an_old_checkpoint_becomes_a_counter(tmp_path):
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "old", {"steps": jnp.int32(2**31 - 1)})
         assert int(WideCounter.of(checkpointer.restore(tmp_path / "old")["steps"]) + 1) == 2**31
@@ -369,12 +229,11 @@ def test_orbax_old_scalar(tmp_path):
 # --- bad input
 
 C = WideCounter.of(3)
-BAD_TYPES = (True, np.True_, jnp.array(True), 1.0, np.float32(1), jnp.float32(1), 1j, "1\n2", None, [1])
 
 
-@pytest.mark.parametrize("bad", BAD_TYPES, ids=repr)
-def test_bad_types(bad):
-    """One line that names what was given and what is allowed."""
+@pytest.mark.parametrize("bad", [True, jnp.array(True), 1.0, np.float32(1), "1\n2", None], ids=repr)
+def test_counter_rejects_types_other_than_integers(bad):
+    """One line that names the given type and the allowed types."""
     operations = [WideCounter.of, C.__add__, C.__radd__, C.__sub__, C.__lt__, C.__ge__, C.progress]
     if not (bad is None or isinstance(bad, str | list | complex)):
         operations += [C.__eq__, C.__ne__]
@@ -384,7 +243,7 @@ def test_bad_types(bad):
         assert "\n" not in str(error.value)
 
 
-def test_bad_values():
+def test_counter_rejects_negative_and_batched_numbers():
     """Negative, batched, empty totals and traced int() are refused by name."""
     for bad in (-1, -(2**80), -(10**5000), np.int64(-1), jnp.int32(-1)):
         for operation in (WideCounter.of, C.__add__, C.__sub__, C.progress):

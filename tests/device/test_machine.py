@@ -1,4 +1,4 @@
-"""The processor's name and fingerprint."""
+"""Name and fingerprint of the processor."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ CORE = "vendor_id\t: X\nmodel name\t: Fast One: 3 GHz\ncpu MHz\t\t: {mhz}\nflags
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Puts words into Linux's mouth."""
+    """Replaces `/proc/cpuinfo`."""
     file = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_CPUINFO", file)
     return file.write_text
 
 
-def test_processor_has_the_name_its_maker_gives(told) -> None:
+def test_processor_name_is_read_from_cpuinfo(told) -> None:
     told(CORE.format(mhz=1, flags="fma"))
     assert machine.name() == "Fast One: 3 GHz"
 
 
-def test_where_the_system_does_not_say_it_is_the_architecture(told) -> None:
+def test_processor_name_falls_back_to_the_architecture(told) -> None:
     assert machine.name() == (platform.processor() or platform.machine())
     assert machine.fingerprint().startswith(f"{platform.machine()}-")
     told("processor\t: 0\n")
     assert machine.name() == (platform.processor() or platform.machine())
 
 
-def test_the_fingerprint_is_of_the_kind_and_not_of_the_moment(told) -> None:
+def test_processor_fingerprint_does_not_depend_on_the_clock_rate(told) -> None:
     told(CORE.format(mhz=1, flags="fma avx2"))
     slow = machine.fingerprint()
     told(CORE.format(mhz=3000, flags="fma avx2") * 2)

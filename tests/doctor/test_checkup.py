@@ -1,4 +1,4 @@
-"""What is made of the measurements: findings, numbers of environments, verdict."""
+"""Findings, numbers of environments and verdict of the doctor."""
 
 from __future__ import annotations
 
@@ -42,17 +42,14 @@ def finding(severity: Any, check: str = "solver") -> Finding:
     [
         ([], "ready", 0),
         ([finding("note")], "ready", 0),
-        ([finding("warning")], "ready, with 1 warning", 0),
         ([finding("warning")] * 2, "ready, with 2 warnings", 0),
-        ([finding("error")], "not ready, with 1 error", 1),
         ([finding("error"), finding("warning")], "not ready, with 1 error and 1 warning", 1),
-        ([finding("error", "memory")], "will not fit", 1),
         ([finding("error", "memory"), finding("error"), finding("warning")],
          "will not fit, with 1 more error and 1 warning", 1),
         ([finding("warning", "memory")], "ready, with 1 warning", 0),
     ],
 )  # fmt: skip
-def test_the_verdict(findings: list[Finding], verdict: str, code: int) -> None:
+def test_verdict_names_the_number_of_findings(findings: list[Finding], verdict: str, code: int) -> None:
     assert (report(*findings).verdict, report(*findings).exit_code) == (verdict, code)
 
 
@@ -66,7 +63,9 @@ def test_the_verdict(findings: list[Finding], verdict: str, code: int) -> None:
         ("high", {"default": TF32, "high": TF32, "highest": TF32}, [("note", "precision.matmul=highest delivers no")]),
     ],
 )
-def test_precision(matmul: str, products: dict[str, Accuracy], expected: list[tuple[str, str]]) -> None:
+def test_findings_about_the_precision_of_matrix_products(
+    matmul: str, products: dict[str, Accuracy], expected: list[tuple[str, str]]
+) -> None:
     findings = checkup._precision(tiny_config(precision={"matmul": matmul}), products, 0.0)
     assert [item.severity for item in findings] == [severity for severity, _ in expected]
     for item, (_, text) in zip(findings, expected, strict=True):
@@ -74,34 +73,34 @@ def test_precision(matmul: str, products: dict[str, Accuracy], expected: list[tu
 
 
 @pytest.mark.parametrize(("error", "text"), [(1e-8, "float64 is off by 1e-08"), (math.inf, "float64 is refused")])
-def test_a_device_without_float64(error: float, text: str) -> None:
+def test_device_without_float64_is_a_note(error: float, text: str) -> None:
     (item,) = checkup._precision(tiny_config(), {"default": FLOAT32}, error)
     assert item.severity == "note"
     assert item.what.startswith(text)
 
 
-def test_the_machine() -> None:
+def test_unused_gpu_and_overridden_precision_are_warnings() -> None:
     assert checkup._machine(MACHINE) == []
     blind = Surroundings("1 x cpu", "cpu", ("NVIDIA H100",), "", {}, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"})
     assert found(checkup._machine(blind)) == [("warning", "device", ("NVIDIA H100",)), ("warning", "precision", ())]
 
 
 @pytest.mark.parametrize(
-    ("limit", "severity"), [(None, None), (1000, None), (125, None), (124, "warning"), (100, "warning"), (99, "error")]
+    ("limit", "severity"), [(None, None), (125, None), (124, "warning"), (100, "warning"), (99, "error")]
 )
-def test_whether_it_fits(limit: int | None, severity: str | None) -> None:
+def test_memory_findings_depend_on_the_limit(limit: int | None, severity: str | None) -> None:
     findings = checkup._fits(usage(limit), Environments(8, None, (8, 16)), adapts=False)
     assert [(item.severity, item.check) for item in findings] == ([] if severity is None else [(severity, "memory")])
 
 
-@pytest.mark.parametrize(("limit", "divided"), [(124, False), (106, False), (105, True), (50, True)])
-def test_what_the_supervisor_will_divide_is_no_error(limit: int, divided: bool) -> None:
+@pytest.mark.parametrize(("limit", "divided"), [(106, False), (105, True)])
+def test_memory_shortage_that_the_supervisor_can_divide_is_a_warning(limit: int, divided: bool) -> None:
     (item,) = checkup._fits(usage(limit), Environments(8, None, (8, 16)), adapts=True)
     assert item.severity == "warning"
     assert item.what.endswith(", and will be divided") == divided
 
 
-def test_what_weighs_more_is_named_first() -> None:
+def test_memory_advice_names_the_larger_consumer_first() -> None:
     (item,) = checkup._fits(usage(99), Environments(8, None, (8,)), adapts=True)
     assert item.advice.startswith("a smaller ppo.batch_size")
     (item,) = checkup._fits(usage(99), Environments(80, None, (80,)), adapts=True)
@@ -118,20 +117,22 @@ def test_what_weighs_more_is_named_first() -> None:
         (10_000, 4, 16, (4, 8, 16)),
     ],
 )
-def test_how_many_environments(limit: int | None, devices: int, most: int | None, allowed: tuple[int, ...]) -> None:
+def test_doctor_recommends_a_number_of_environments(
+    limit: int | None, devices: int, most: int | None, allowed: tuple[int, ...]
+) -> None:
     config = tiny_config(ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2})
     assert checkup._environments(config, usage(limit), devices) == Environments(8, most, allowed)
 
 
 class Bad(PointMass):
-    """One whose step cannot be traced."""
+    """An environment whose step cannot be traced."""
 
     def step(self, state, action):
         raise ValueError("no such actuator")
 
 
 class Modelled(PointMass):
-    """One with a MuJoCo model that will blow up."""
+    """An environment with a MuJoCo model that blows up."""
 
     backend = "mjx"
     mj_model = arm(joint='stiffness="4.2e6"')
@@ -143,7 +144,7 @@ def examined(env: Any, /, monkeypatch: pytest.MonkeyPatch, compiles: bool = Fals
     return examine(tiny_config(devices=1, **sections), compiles)
 
 
-def test_an_environment_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_examines_an_environment_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(PointMass(), monkeypatch)
     assert (report.verdict, report.engine) == ("ready", "toy")
     assert found(report.findings) == [("note", "physics", ())]
@@ -152,13 +153,13 @@ def test_an_environment_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None
     assert report.environments.most is None
 
 
-def test_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(Modelled(), monkeypatch)
     assert (report.verdict, report.exit_code) == ("not ready, with 1 error", 1)
     assert report.findings[0].check == "stiffness"
 
 
-def test_a_program_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_program_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(Bad(), monkeypatch, compiles=True, env={"source": "brax", "name": "fast"})
     assert report.exit_code == 1
     assert report.findings[0].what == "the training program cannot be built: ValueError: no such actuator"
@@ -166,7 +167,7 @@ def test_a_program_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None
     assert sections(report)
 
 
-def test_mistakes_are_the_trainers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_raises_the_errors_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="devices: 99 asked for"):
         examine(tiny_config(devices=99))
     with pytest.raises(ConfigError, match=r"step raises ValueError: no such actuator \(.*test_checkup\.py:\d+\)"):
@@ -175,7 +176,7 @@ def test_mistakes_are_the_trainers_own(monkeypatch: pytest.MonkeyPatch) -> None:
         examined(PointMass(named=True), monkeypatch, network={"policy_obs_key": "pixels"})
 
 
-def test_plain_data() -> None:
+def test_doctor_report_is_strict_json() -> None:
     data = as_data(report(finding("note"), x64_error=math.inf))
     assert data["x64_error"] is None
     assert data["findings"][0]["numbers"] == {"gap": None}
@@ -187,7 +188,7 @@ def test_plain_data() -> None:
     assert as_data(whole)["environments"] == {"configured": 8, "most": 16, "allowed": [8, 16]}
 
 
-def test_programs_that_cannot_be_kept_for_training_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unusable_compile_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(checkup, "keep_programs", lambda folder: f"{folder}: cannot be written")
     examine(tiny_config(compile_cache="there"), compiles=False, tell=told.append)

@@ -1,4 +1,4 @@
-"""Which geoms may touch, how many contacts that makes, and what overlaps at the start."""
+"""Pairs of geoms that may touch, the number of contacts, and overlaps at the start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pairs(model) -> list[tuple[str, ...]]:
     return [names(model, "geom", pair) for pair in candidates(model)]
 
 
-def test_what_may_touch() -> None:
+def test_candidates_are_the_pairs_of_geoms_that_may_touch() -> None:
     assert pairs(leg()) == [("floor", "torso"), ("floor", "upper"), ("floor", "lower"), ("lower", "torso")]
     assert pairs(leg(shin='contype="0" conaffinity="0"')) == [("floor", "torso"), ("floor", "upper")]
     exclude = '<contact><exclude body1="body" body2="shin"/></contact>'
@@ -45,7 +45,7 @@ def test_what_may_touch() -> None:
     assert pairs(free) == []
 
 
-def test_contacts_as_mjx_counts_them() -> None:
+def test_contact_count_respects_max_contact_points() -> None:
     model = leg()
     assert contact_count(model, candidates(model)) == 4 + 2 + 2 + 2
     capped = leg(more='<custom><numeric name="max_contact_points" data="5"/></custom>')
@@ -53,7 +53,7 @@ def test_contacts_as_mjx_counts_them() -> None:
 
 
 @pytest.mark.parametrize(("balls", "severity"), [(2, None), (9, "note"), (20, "warning")])
-def test_contact_count(balls: int, severity: str | None) -> None:
+def test_many_contacts_are_a_finding(balls: int, severity: str | None) -> None:
     model = world(FLOOR + "".join(f'<body pos="{i} 0 1"><freejoint/><geom size="0.1"/></body>' for i in range(balls)))
     every = candidates(model)
     assert len(every) == balls * (balls + 1) // 2
@@ -62,7 +62,7 @@ def test_contact_count(balls: int, severity: str | None) -> None:
         assert "210 contacts from 210 pairs of geoms, 190 of them among moving bodies" in contacts(model, every)[0].what
 
 
-def test_a_robot_that_overlaps_itself_or_the_floor_at_the_start() -> None:
+def test_overlap_of_geoms_at_the_start_is_found() -> None:
     assert contacts(leg(), candidates(leg())) == []
     folded = leg(reach=0.2)
     assert found(contacts(folded, candidates(folded))) == [("warning", "overlap at start", ("lower–torso",))]

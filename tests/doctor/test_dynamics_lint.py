@@ -1,4 +1,4 @@
-"""Springs, dampers, constraints, solver and actuators against the timestep; the bounds are MuJoCo's own behaviour."""
+"""Springs, dampers, constraints and solver against the timestep; errors are those models that blow up in MuJoCo."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ needs_discrete = pytest.mark.skipif(not hasattr(mujoco.mjtIntegrator, "mjINT_DIS
 
 SPRINGS = [
     (EULER, {"joint": 'stiffness="1e4"'}, []),
-    (EULER, {"joint": 'stiffness="1e6"'}, ["warning"]),
     (EULER, {"joint": 'stiffness="3.9e6"'}, ["warning"]),
     (EULER, {"joint": 'stiffness="4.2e6"'}, ["error"]),
-    (FAST, {"joint": 'stiffness="4.2e6"'}, ["error"]),
     (RK4, {"joint": 'stiffness="4.2e6"'}, ["warning"]),
     (RK4, {"joint": 'stiffness="8.5e6"'}, ["error"]),
     (EULER, {"joint": 'stiffness="4.2e6" armature="100"'}, []),
     (EULER, {"joint": 'stiffness="4.2e6"', "flags": 'spring="disable"'}, []),
-    (EULER, {"more": SERVO.format("4.2e6", 0, 1)}, ["error"]),
     (EULER, {"more": SERVO.format("4.2e4", 0, 10)}, ["error"]),
     (EULER, {"more": SERVO.format("1e4", 0, 1)}, []),
     pytest.param(DISCRETE, {"joint": 'stiffness="4.2e6"'}, [], marks=needs_discrete),
@@ -36,32 +33,21 @@ DAMPERS = [
     (EULER, {"joint": 'damping="0.9e3"', "flags": 'eulerdamp="disable"'}, []),
     (EULER, {"joint": 'damping="1.9e3"', "flags": 'eulerdamp="disable"'}, ["warning"]),
     (EULER, {"joint": 'damping="2.1e3"', "flags": 'eulerdamp="disable"'}, ["error"]),
-    (EULER, {"more": SERVO.format(0, "2.1e3", 1)}, ["error"]),
     (EULER, {"more": SERVO.format(0, "21", 10)}, ["error"]),
     (FAST, {"more": SERVO.format(0, "2.1e3", 1)}, []),
-    (FAST, {"joint": 'damping="5e3"', "flags": 'eulerdamp="disable"'}, []),
     (RK4, {"joint": 'damping="2.1e3"'}, ["warning"]),
     (RK4, {"joint": 'damping="2.9e3"'}, ["error"]),
 ]
 
 
-@pytest.mark.parametrize(("integrator", "kwargs", "severities"), SPRINGS)
-def test_stiffness(integrator: str, kwargs: dict[str, str], severities: list[str]) -> None:
-    found_here = found(springs_and_dampers(arm(option=integrator, **kwargs)))
-    assert found_here == [(severity, "stiffness", ("j",)) for severity in severities]
-
-
-@pytest.mark.parametrize(("integrator", "kwargs", "severities"), DAMPERS)
-def test_damping(integrator: str, kwargs: dict[str, str], severities: list[str]) -> None:
-    found_here = found(springs_and_dampers(arm(option=integrator, **kwargs)))
-    assert found_here == [(severity, "damping", ("j",)) for severity in severities]
-
-
 @pytest.mark.parametrize(("integrator", "kwargs", "severities"), SPRINGS + DAMPERS)
-def test_what_is_called_an_error_blows_up_and_nothing_else_does(
+def test_only_models_with_an_error_of_stiffness_or_damping_blow_up(
     integrator: str, kwargs: dict[str, str], severities: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log of what blew up
+    check = "damping" if (integrator, kwargs, severities) in DAMPERS else "stiffness"
+    found_here = found(springs_and_dampers(arm(option=integrator, **kwargs)))
+    assert found_here == [(severity, check, ("j",)) for severity in severities]
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file if a model blows up
     model = arm(option=f'{integrator} gravity="0 0 0"', **{"flags": "", **kwargs})
     model.jnt_limited[:] = False
     data = mujoco.MjData(model)
@@ -96,7 +82,6 @@ BALL = """
 @pytest.mark.parametrize(
     ("solref", "timestep", "severity"),
     [
-        ("0.02 1", 0.002, None),
         ("0.02 1", 0.01, None),
         ("0.02 1", 0.02, "note"),
         ("0.005 1", 0.002, None),
@@ -106,14 +91,14 @@ BALL = """
         ("-1000 -1000", 0.002, "warning"),
     ],
 )
-def test_constraint_times(solref: str, timestep: float, severity: str | None) -> None:
+def test_constraint_time_is_compared_with_the_timestep(solref: str, timestep: float, severity: str | None) -> None:
     model = world(BALL.format(solref))
     model.opt.timestep = timestep
     expected = [] if severity is None else [(severity, "constraint time", ("floor", "ball"))]
     assert found(constraint_times(model, candidates(model))) == expected
 
 
-def test_joint_limits_and_equalities_have_times_too() -> None:
+def test_constraint_times_of_joint_limits_and_equalities() -> None:
     equality = '<equality><joint name="mimic" joint1="j" solref="0.001 1"/></equality>'
     model = arm(joint='solreflimit="0.001 1"', more=equality)
     assert found(constraint_times(model, [])) == [
@@ -122,18 +107,18 @@ def test_joint_limits_and_equalities_have_times_too() -> None:
     ]
 
 
-def test_what_never_touches_has_no_time() -> None:
+def test_geoms_that_never_touch_have_no_constraint_time() -> None:
     assert constraint_times(world(BALL.format("0.0001 1")), []) == []
 
 
-def test_refsafe_off_is_said() -> None:
+def test_constraint_time_without_refsafe_says_that_the_model_blows_up() -> None:
     model = arm(joint='solreflimit="0.001 1"', flags='refsafe="disable"')
     (finding,) = constraint_times(model, [])
     assert "blow up (refsafe is off)" in finding.what
 
 
 @needs_discrete
-def test_the_discrete_integrator_takes_any_time() -> None:
+def test_discrete_integrator_accepts_any_constraint_time() -> None:
     assert constraint_times(arm(joint='solreflimit="0.001 1"', option=DISCRETE), []) == []
 
 
@@ -151,11 +136,11 @@ def test_the_discrete_integrator_takes_any_time() -> None:
         ('iterations="4" ls_iterations="8" impratio="100" cone="elliptic"', []),
     ],
 )
-def test_solver(option: str, severities: list[str]) -> None:
+def test_solver_settings_that_mjx_handles_badly_are_found(option: str, severities: list[str]) -> None:
     assert found(solver(arm(option=option), [])) == [(severity, "solver", ()) for severity in severities]
 
 
-def test_a_model_without_constraints_has_nothing_to_iterate_on() -> None:
+def test_model_without_constraints_has_no_solver_finding() -> None:
     model = arm(option='iterations="100"')
     model.jnt_limited[:] = False
     assert solver(model, []) == []

@@ -1,4 +1,4 @@
-"""The mass matrix and what a force does to each joint."""
+"""The mass matrix, and the inverse mass seen by each joint."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NESTED = """
 </body>"""
 
 
-def test_the_mass_matrix() -> None:
+def test_mass_matrix_of_nested_bodies() -> None:
     assert mass_matrix(world(NESTED.format(""))).tolist() == [[3.0, 1.0], [1.0, 1.0]]
     assert mass_matrix(world(NESTED.format('armature="4"'))).tolist() == [[7.0, 1.0], [1.0, 1.0]]
 
 
-def test_what_a_force_does() -> None:
+def test_inverse_mass_of_each_joint() -> None:
     np.testing.assert_allclose(inverse_masses(world(NESTED.format(""))), [1 / 2, 1 / 2 + 1])
     np.testing.assert_allclose(inverse_masses(arm(joint='armature="3"')), [1 / 4])

@@ -1,4 +1,4 @@
-"""Doctor's check of the rewards' scale, on rewards of a known size."""
+"""The check of the reward scale, on rewards of known size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint limits, loops, masses, and what float32 can solve."""
+"""Joint limits, loops, masses, and mass matrices that float32 cannot solve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chain(upper: str = "1", lower: str = "1", armature: str = ""):
     return world(CHAIN.format(upper=upper, lower=lower, armature=armature))
 
 
-def test_unlimited_joints() -> None:
+def test_unlimited_hinge_is_a_note() -> None:
     assert joints(arm(kind="hinge")) == []
     wheel = arm(kind="hinge")
     wheel.jnt_limited[:] = False
@@ -51,20 +51,20 @@ PARALLEL = """
         ),
     ],
 )
-def test_loops(equality: str, expected: list) -> None:
+def test_closed_loops_and_open_equalities_are_found(equality: str, expected: list) -> None:
     assert found(equalities(world(PARALLEL, more=f"<equality>{equality}</equality>"))) == expected
 
 
-def test_how_far_a_constraint_is_open() -> None:
+def test_open_equality_names_its_gap() -> None:
     weld = '<equality><weld body1="left" body2="right" relpose="0.6 0 0 1 0 0 0"/></equality>'
     assert equalities(world(PARALLEL, more=weld))[-1].numbers["gap"] == pytest.approx(0.1)
 
 
-def test_a_coupling_of_joints_is_no_loop() -> None:
+def test_coupling_of_joints_is_no_closed_loop() -> None:
     assert equalities(arm(more='<equality><joint joint1="j" polycoef="0 1 0 0 0"/></equality>')) == []
 
 
-def test_small_masses() -> None:
+def test_small_masses_without_armature_are_a_warning() -> None:
     assert masses(arm()) == []
     assert found(masses(arm(mass="0.0005"))) == [("warning", "small mass", ("b",))]
     assert masses(arm(mass="0.0005", joint='armature="0.01"')) == []
@@ -72,10 +72,8 @@ def test_small_masses() -> None:
     assert found(masses(world(speck))) == [("warning", "small mass", ("speck",))]
 
 
-@pytest.mark.parametrize(
-    ("lower", "severities"), [("1", []), ("5", []), ("0.002", []), ("200", []), ("2e3", ["note"]), ("5e4", ["warning"])]
-)
-def test_a_heavy_body_on_a_light_one(lower: str, severities: list[str]) -> None:
+@pytest.mark.parametrize(("lower", "severities"), [("0.002", []), ("200", []), ("2e3", ["note"]), ("5e4", ["warning"])])
+def test_heavy_body_on_a_light_one_is_found(lower: str, severities: list[str]) -> None:
     found_here = found(masses(chain(lower=lower)))
     assert [entry for entry in found_here if entry[1] == "mass ratio"] == [
         (severity, "mass ratio", ("lower",)) for severity in severities
@@ -90,12 +88,11 @@ NESTED = """
 </body>"""
 
 
-@pytest.mark.parametrize(("mass", "severity"), [("1", None), ("1e-4", None), ("1e-5", "warning"), ("1e-9", "error")])
-def test_a_mass_matrix_that_float32_cannot_solve(mass: str, severity: str | None) -> None:
+@pytest.mark.parametrize(("mass", "severity"), [("1e-4", None), ("1e-5", "warning"), ("1e-9", "error")])
+def test_mass_matrix_that_float32_cannot_solve_is_found(mass: str, severity: str | None) -> None:
     entries = [entry for entry in found(masses(world(NESTED.format(mass)))) if entry[1] == "mass matrix"]
     assert [entry[0] for entry in entries] == ([] if severity is None else [severity])
 
 
-def test_units_do_not_matter_to_the_mass_matrix() -> None:
-    """A light hand on a heavy arm is no trouble, however different their numbers."""
+def test_mass_matrix_finding_does_not_depend_on_units() -> None:
     assert [f.check for f in masses(chain(upper="1000", lower="0.01"))] == []

@@ -1,4 +1,4 @@
-"""What a report says of the machine."""
+"""Devices, drivers and settings of the machine in a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlstable.doctor import surroundings as module
 from rlstable.doctor.surroundings import surroundings
 
 
-def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surroundings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "which", lambda _: None)
     found = surroundings({"NVIDIA_TF32_OVERRIDE": "0", "HOME": "/root"})
     assert found.devices == "8 x cpu"
@@ -28,14 +28,14 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.processor.endswith(("core", "cores"))
 
 
-def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surroundings_name_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     client = SimpleNamespace(platform_version="PJRT C API\ncuda 12090")
     device = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100", client=client)
     monkeypatch.setattr(module.jax, "devices", lambda: [device, device])
     assert module._devices() == ("2 x gpu (NVIDIA H100)", "PJRT C API cuda 12090")
 
 
-def test_a_gpu_that_jax_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_jax_does_not_use_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     answer = SimpleNamespace(stdout="NVIDIA H100, 575.57, 81559 MiB\n")
     monkeypatch.setattr(module.subprocess, "run", lambda *_, **__: answer)
@@ -44,7 +44,7 @@ def test_a_gpu_that_jax_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.gpu_unused
 
 
-def test_a_driver_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_nvidia_smi_gives_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
 
     def fail(*_, **__):

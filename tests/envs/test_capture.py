@@ -1,4 +1,4 @@
-"""The first bad environment is caught whole; catching it changes nothing, and where it is off it is not there."""
+"""Capture of the first bad environment: complete, without effect on training, and absent if disabled."""
 
 import collections
 import dataclasses
@@ -49,7 +49,7 @@ def program():
     return ppo, state, compiled(ppo)
 
 
-def test_the_slot_stays_empty_while_nothing_is_bad(program):
+def test_incident_slot_stays_empty_while_every_environment_is_healthy(program):
     _, state, run = program
     after, _ = run(placed(state))
     assert not np.asarray(after.incident.taken).any()
@@ -58,7 +58,7 @@ def test_the_slot_stays_empty_while_nothing_is_bad(program):
     assert after.incident.clock.tolist() == [0]
 
 
-def test_the_first_one_is_there_whole(program):
+def test_first_bad_environment_is_captured_completely(program):
     ppo, state, run = program
     bad = poisoned(state, 5)
     after, metrics = run(placed(bad))
@@ -82,7 +82,7 @@ def test_the_first_one_is_there_whole(program):
     assert np.isnan(record["after"].reward) and np.abs(record["action"]).max() > 0
 
 
-def test_not_the_second(program):
+def test_second_bad_environment_is_not_captured(program):
     _, state, run = program
     after, _ = run(placed(poisoned(state, 5)))
     first = held(after)
@@ -91,7 +91,7 @@ def test_not_the_second(program):
     same(held(again), first)
 
 
-def test_of_one_step_the_lowest(program):
+def test_lowest_of_several_bad_environments_in_one_step_is_captured(program):
     _, state, run = program
     after, _ = run(placed(poisoned(state, 6, 3)))
     assert int(held(after)["environment"]) == 3
@@ -102,7 +102,7 @@ def test_of_one_step_the_lowest(program):
     [({"fault": "reward"}, "reward"), ({"fault": "observation", "value": 1e7}, "observation")],
     ids=["reward", "observation beyond its limit"],
 )
-def test_what_is_not_physics(env, cause):
+def test_bad_rewards_and_observations_are_captured(env, cause):
     ppo, state = started(ON, point=PointMass(probability=0.1, **env))
     record = held(compiled(ppo)(placed(state))[0])
     flags = dict(zip(causes_of(ppo.env.guards), record["causes"].tolist(), strict=True))
@@ -111,7 +111,7 @@ def test_what_is_not_physics(env, cause):
     same((record["after"].obs, record["after"].reward), (stepped.obs, stepped.reward))
 
 
-def test_of_repeats_the_bad_one_s_own_state():
+def test_captured_state_is_that_before_the_bad_repeat():
     ppo, state = started(ON, point=PointMass(fault="physics", probability=0.1), env={"action_repeat": 3})
     seen = set()
     run, now = compiled(ppo), placed(state)
@@ -126,7 +126,7 @@ def test_of_repeats_the_bad_one_s_own_state():
     assert len(seen) > 1
 
 
-def test_training_is_the_same_bit_for_bit():
+def test_capture_does_not_change_training():
     found = []
     for supervise in (ON, OFF):
         ppo, state = started(supervise, point=PointMass(fault="physics", probability=0.05))
@@ -142,8 +142,7 @@ def primitives(ppo, state):
     return collections.Counter(e.primitive.name for e, _ in equations(jax.make_jaxpr(compiled(ppo))(state).jaxpr))
 
 
-def test_off_is_absent_from_the_program(monkeypatch):
-    """And on is there, so that the comparison can fail."""
+def test_disabled_capture_is_absent_from_the_program(monkeypatch):
     ppo, state = started(ON)
     plain, off = started(OFF)
     assert off.incident is None
@@ -161,7 +160,7 @@ def test_no_environment_is_captured_without_guards():
     assert state.incident is None
 
 
-def test_each_device_has_its_own():
+def test_each_device_captures_its_own_environment():
     ppo, state = started(ON, devices=2)
     after, metrics = compiled(ppo, 2)(placed(poisoned(state, 1, 6), 2))
     assert metrics.trips["quarantine"].sum() == 2

@@ -1,4 +1,4 @@
-"""Physics in float64, everything else in float32: checked on the program and on numbers."""
+"""Physics in float64 and everything else in float32, checked on the program and on numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_wide(value: Any) -> bool:
     return getattr(getattr(value, "aval", None), "dtype", None) in WIDE
 
 
-def test_only_the_physics_state_is_wide(assembly: TrainingSetup) -> None:
+def test_only_the_physics_state_is_float64(assembly: TrainingSetup) -> None:
     shapes = assembly.shapes()
     wide = {
         jax.tree_util.keystr(path).split("[")[0]
@@ -63,8 +63,8 @@ def _outermost_loop(around: tuple[Any, ...]) -> Any:
     return next((one for one in around if one.primitive.name in ("scan", "while")), None)
 
 
-def test_the_simulation_has_the_accuracy_of_float64() -> None:
-    """A hundred steps against the same in NumPy; float32 is off by a thousand times as much and more."""
+def test_simulation_in_float64_equals_numpy() -> None:
+    """A hundred steps; float32 has an error a thousand times larger."""
     wide, narrow = DoublePhysics(PointMass(bound=1e3)), PointMass(bound=1e3)
     actions = np.random.default_rng(0).uniform(-1, 1, (100, 2)).astype(np.float32)
 

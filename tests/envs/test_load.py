@@ -1,4 +1,4 @@
-"""Loading environments: every one of Brax's, a user's own by import path, and refusals that say what to mend."""
+"""Loading environments: those of Brax by name, those of the user by import path, and errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -91,14 +91,15 @@ def imported(name: str, **kwargs: Any) -> EnvConfig:
 # --- Brax's
 
 
-def test_table_has_all_of_braxs_environments():
+def test_brax_has_twelve_environments():
     assert len(NAMES) == 12
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", [None, *BACKENDS])
-def test_every_environment_of_brax_loads(name, backend):
-    """With its own backend and with each it supports."""
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, None) for name in NAMES), *(("ant", backend) for backend in BACKENDS), ("swimmer", "mjx")],
+)
+def test_environments_of_brax_load_with_their_backends(name, backend):
     config = EnvConfig(name=name, backend=backend)
     if (name, backend) in REFUSED:
         text = refusal(config)
@@ -109,8 +110,8 @@ def test_every_environment_of_brax_loads(name, backend):
         assert env.backend == (backend or "generalized")
 
 
-def test_the_swimmer_swims():
-    """Of Brax's environments it alone has a fluid, whose model jax 0.10 does not take as it stands."""
+def test_swimmer_of_brax_steps():
+    """The only environment of Brax with a fluid, whose model JAX 0.10 does not accept unchanged."""
     env = load_env(EnvConfig(name="swimmer"))
     step = jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)), jax.random.PRNGKey(0))
     assert step.obs.shape == (8,)
@@ -120,7 +121,7 @@ def test_the_swimmer_swims():
     ("name", "hint"), [("humanoyd", "did you mean humanoid?"), ("half_cheetah", "did you mean halfcheetah?"), ("zzz",
     "there are: ant, fast")]
 )  # fmt: skip
-def test_an_unknown_name(name, hint):
+def test_unknown_environment_name_gets_a_suggestion(name, hint):
     text = refusal(EnvConfig(name=name))
     assert repr(name) in text and hint in text
 
@@ -130,8 +131,7 @@ def test_kwargs_reach_the_environment():
     assert (env._healthy_reward, env._n_frames, env.backend) == (5.5, 3, "spring")
 
 
-def test_extra_kwargs_win():
-    """What evaluation asks for is laid over what training has; the rest stays."""
+def test_eval_kwargs_override_those_of_training():
     config = EnvConfig(name="ant", backend="spring", kwargs={"healthy_reward": 5.5, "n_frames": 3})
     env = load_env(config, {"n_frames": 7, "backend": "generalized"})
     assert (env._healthy_reward, env._n_frames, env.backend) == (5.5, 7, "generalized")
@@ -141,7 +141,7 @@ def test_extra_kwargs_win():
 @pytest.mark.parametrize(
     ("kwargs", "said"), [({"no_such_thing": 1}, "no_such_thing"), ({"obs_mode": "nonsense"}, "obs_mode='nonsense'")]
 )
-def test_kwargs_that_are_not_taken(kwargs, said):
+def test_kwargs_unknown_to_an_environment_are_an_error(kwargs, said):
     name = "humanoid" if "no_such_thing" in kwargs else "fast"
     text = refusal(EnvConfig(name=name, kwargs=kwargs))
     assert text.startswith("env.kwargs: ") and name in text and said in text
@@ -150,18 +150,14 @@ def test_kwargs_that_are_not_taken(kwargs, said):
 # --- by import path
 
 
-def test_an_environment_of_ones_own(rooms):
-    """Class or function, from the working folder, with its arguments."""
+def test_user_environment_is_a_class_or_a_function(rooms):
+    """Imported from the working folder, called with its arguments."""
     assert load_env(imported(f"{rooms}:Room")).size == 3
     assert load_env(imported(f"{rooms}:Room", size=5)).size == 5
     assert load_env(imported(f"{rooms}:Room", size=5, walls=[1]), {"size": 6}).size == 6
     assert load_env(imported(f"{rooms}:build", size=5)).size == 10
     assert load_env(imported(f"{rooms}:build_once")).size == 7
     assert load_env(EnvConfig(source="import", name=f"{rooms}:Room", backend="mjx")).backend == "mjx"
-
-
-def test_a_class_in_a_package():
-    assert type(load_env(imported("brax.envs.fast:Fast"))) is envs._envs["fast"]
 
 
 @pytest.mark.parametrize(
@@ -176,23 +172,20 @@ def test_a_class_in_a_package():
         ("rlstable_test_rooms:Ruin", ["no method step", "Brax's Env interface"]),
     ],
 )
-def test_what_is_not_there(rooms, name, said):
+def test_error_about_a_missing_module_or_class_names_the_cause(rooms, name, said):
     text = refusal(imported(name))
     for part in said:
         assert part in text
 
 
-@pytest.mark.parametrize(
-    "name", ["Room", "a.b.Room", "a:b:Room", ":Room", "rooms:", "a b:Room", ".rooms:Room", "rooms:Room()", "", ":"]
-)
-def test_what_is_no_import_path(name):
-    """Refused before anything is imported."""
+@pytest.mark.parametrize("name", ["a.b.Room", "a:b:Room", "rooms:", "a b:Room", ".rooms:Room", "rooms:Room()", ""])
+def test_malformed_import_path_is_rejected(name):
+    """Before anything is imported."""
     with pytest.raises(ValueError, match=r"'package\.module:Class'"):
         EnvConfig(source="import", name=name)
 
 
-def test_arguments_that_ones_own_does_not_take(rooms):
-    """The environment's own words, their first line."""
+def test_error_of_a_user_constructor_is_its_first_line(rooms):
     text = refusal(imported(f"{rooms}:Room", size=-1))
     assert "size=-1" in text and "size -1 is negative" in text and "second line" not in text
     assert "no_such" in refusal(imported(f"{rooms}:Room", no_such=1))
@@ -215,7 +208,6 @@ def test_arguments_that_ones_own_does_not_take(rooms):
     ],
 )
 def test_only_environment_classes_and_functions_of_the_named_module_are_called(rooms, tmp_path, name, said):
-    """Whatever arguments come with it."""
     called = tmp_path / "called"
     for kwargs in ({"command": f"touch {called}"}, {"args": ["touch", str(called)]}, {"path": str(called)}):
         assert said in refusal(imported(name, **kwargs))
@@ -263,16 +255,16 @@ def trips_of(name: str, backend: str | None, steps: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("name", "backend"), [("fast", None), pytest.param("reacher", "spring", marks=pytest.mark.slow)]
 )
-def test_healthy_environments_do_not_trip(name, backend):
-    """Reset and 50 random steps."""
+def test_random_actions_do_not_trip_the_default_quarantine(name, backend):
+    """Reset and 50 steps."""
     assert trips_of(name, backend, 50) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ["generalized", "mjx", "spring"])
-def test_no_healthy_environment_trips(name, backend):
-    """The same for all of Brax's, compiled in full: with `quick_compile` the pusher takes minutes a step."""
+def test_random_actions_trip_the_default_quarantine_in_no_environment_of_brax(name, backend):
+    """Compiled in full: with `quick_compile` the pusher takes minutes per step."""
     if (name, backend) in REFUSED or (name == "fast" and backend != "mjx"):
         pytest.skip("not supported")
     assert trips_of(name, backend, 50) == {}

@@ -1,4 +1,4 @@
-"""C MuJoCo in NumPy: a result depends on its row alone, and what MuJoCo complains of never passes for a number."""
+"""C MuJoCo in NumPy: a result depends on its row alone, and rows with a warning of MuJoCo become bad numbers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
-def test_neither_order_nor_threads_change_a_bit():
+def test_simulations_do_not_depend_on_order_or_threads():
     reference = Simulations(model(), 1)
     first = started(reference)
     expected = stepped(reference, first)
@@ -66,17 +66,8 @@ def test_neither_order_nor_threads_change_a_bit():
         assert_same(permuted, {name: array[order] for name, array in expected.items()})
 
 
-def test_axes_in_front_are_rows():
-    """As vmap of seeds around vmap of environments has them."""
-    simulations = Simulations(model(), 2)
-    first = started(simulations)
-    folded = {name: array.reshape(3, 11, *array.shape[1:]) for name, array in first.items()}
-    expected = stepped(simulations, first)
-    assert_same(stepped(simulations, folded), {name: x.reshape(3, 11, *x.shape[1:]) for name, x in expected.items()})
-
-
-def test_the_warm_start_is_carried():
-    """With a solver that is stopped early it decides what comes out."""
+def test_solver_warm_start_is_carried_between_steps():
+    """The warm start decides the result of a solver that stops early."""
     simulations = Simulations(model(old=OPTION, new=HASTY), 1)
     state = stepped(simulations, started(simulations), 40)
     cold = {**state, "qacc_warmstart": np.zeros_like(state["qacc_warmstart"])}
@@ -85,11 +76,12 @@ def test_the_warm_start_is_carried():
 
 @pytest.mark.parametrize(
     ("field", "value", "mended"),
-    [("qpos", np.nan, False), ("qpos", 1e12, False), ("qvel", np.inf, False), ("qvel", -1e11, False),
-     ("ctrl", np.nan, True), ("qfrc_applied", np.nan, False), ("qfrc_applied", 1e30, False)],
+    [("qpos", np.nan, False), ("qvel", -1e11, False), ("ctrl", np.nan, True), ("qfrc_applied", 1e30, False)],
 )  # fmt: skip
-def test_what_mujoco_warns_of_looks_it(field, value, mended, tmp_path, monkeypatch):
-    """Not a clean state in its place, not zeros in the place of controls, no file; and the others never know."""
+def test_row_with_a_mujoco_warning_becomes_bad_and_other_rows_do_not_change(
+    field, value, mended, tmp_path, monkeypatch
+):
+    """No clean state and no zero controls hide the warning, and no log file is written."""
     monkeypatch.chdir(tmp_path)
     simulations = Simulations(model(), 2)
     first = started(simulations)
@@ -119,13 +111,13 @@ def is_bad(results: dict[str, np.ndarray]) -> np.ndarray:
     return ~(np.abs(judged) <= 1e10).all(axis=1)
 
 
-def test_a_model_that_explodes():
+def test_exploding_model_gives_bad_rows():
     simulations = Simulations(model(gear=1e13), 2)
     state = stepped(simulations, started(simulations), 1)
     assert is_bad(state).all() and not np.isnan(state["qpos"]).all()
 
 
-def test_a_simulation_that_runs_out_of_memory():
+def test_simulation_without_memory_for_its_constraints_gives_nan():
     """MuJoCo would drop constraints, or raise."""
     small = model(old=OPTION, new='<size memory="2K"/>')
     simulations = Simulations(small, 2)
@@ -133,13 +125,13 @@ def test_a_simulation_that_runs_out_of_memory():
     assert np.isnan(stepped(simulations, state, 60)["qpos"]).all()
 
 
-def test_cross_products_are_those_of_numpy_bit_for_bit():
+def test_cross_products_equal_numpy():
     a, b = np.random.default_rng(0).normal(size=(2, 7, 5, 3))
     np.testing.assert_array_equal(_cross(a, b), np.cross(a, b))
 
 
-def test_several_threads_at_once():
-    """Each has a batch of its own, so that all come to the same; and there are no more of them than threads."""
+def test_simulations_may_step_in_several_threads_at_once():
+    """Each thread has its own batch, and there are no more batches than threads."""
     simulations = Simulations(model(), 1)
     first = started(simulations)
     expected = stepped(simulations, first, 50)
@@ -164,7 +156,7 @@ def test_derived_quantities_have_the_shapes_of_mjx():
     }
 
 
-def test_state_that_would_be_lost_is_refused():
+def test_model_with_delays_is_rejected():
     delayed = model(old="<jointvel joint", new='<jointvel nsample="3" interval="0.01" delay="0.02" joint')
     if not delayed.nhistory:
         pytest.skip("this MuJoCo has no delays")
@@ -172,6 +164,6 @@ def test_state_that_would_be_lost_is_refused():
         Simulations(delayed, 1)
 
 
-def test_devices_share_the_cores(monkeypatch):
+def test_devices_share_the_processor_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
     assert [share_of_cores(devices) for devices in (1, 2, 5, 12, 13)] == [12, 6, 2, 1, 1]

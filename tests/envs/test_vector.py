@@ -1,4 +1,4 @@
-"""The wrapper stack: Brax's step by step where all is well, and what the quarantine does where it is not."""
+"""Vectorised environments: equal to the wrappers of Brax while healthy, and the quarantine of bad environments."""
 
 from __future__ import annotations
 
@@ -229,19 +229,18 @@ def all_finite(tree: Any) -> bool:
 
 
 CASES_OF_BRAX = [
-    *(Setting("toy", repeat, guarded) for repeat in (1, 2, 4) for guarded in (False, True)),
-    *(Setting("fast", 2, guarded) for guarded in (False, True)),
-    *(Setting("named", 2, guarded) for guarded in (False, True)),
+    Setting("toy", 1, guarded=False),
+    Setting("toy", 1, guarded=True),
+    Setting("toy", 4, guarded=True),
+    Setting("fast", 2, guarded=True),
+    Setting("named", 2, guarded=True),
     Setting("pendulum", 2, guarded=True),
 ]
 
 
 @pytest.mark.parametrize("setting", CASES_OF_BRAX, ids=identifier)
-def test_steps_are_those_of_brax(setting):
-    """Observation, reward, done, metrics, physics and every entry of info, over many episodes.
-
-    The default quarantine changes nothing of it: every sample is valid and nothing trips.
-    """
+def test_healthy_steps_equal_those_of_brax(setting):
+    """Observation, reward, done, metrics, physics and info over many episodes; no guard trips."""
     actions = healthy_actions(setting)
     first, theirs = brax_compiled(setting._replace(guarded=False))(actions)
     assert_same(first, first_states(setting.kind), TOLERANCE)
@@ -259,32 +258,7 @@ def test_steps_are_those_of_brax(setting):
         assert ((done > 0) & (truncated == 0)).sum() > 5, "no episode ended by itself"
 
 
-def test_playgrounds_data_is_brax_pipeline_state():
-    """The field is named otherwise, the numbers are the same."""
-    actions = healthy_actions(Setting("toy"))
-    brax, playground = play(Setting("toy"), actions).state, play(Setting("data"), actions).state
-    for one, other in zip(jax.tree.leaves(brax), jax.tree.leaves(playground), strict=True):
-        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
-
-
-def test_one_step_alone_is_the_scan_s_first():
-    """Compiled by itself, faults and all."""
-    setting = Setting("toy")
-    env, actions = vector(setting), faulty_actions(setting)[AT]
-    guard_state = {name: guard.init() for name, guard in env.guards.items()}
-    args = (
-        first_states("toy"),
-        actions,
-        pool_of(pool("toy")),
-        jax.random.split(jax.random.PRNGKey(3))[0],
-        guard_state,
-    )
-    scanned = rows(play(setting, np.broadcast_to(actions, (STEPS, *actions.shape))), 0)
-    assert_same(scanned, jax.jit(env.step)(*args), TOLERANCE)
-
-
-def test_without_guards_nothing_of_them_is_traced():
-    """No judgement, no draw, no pool."""
+def test_environment_without_guards_traces_no_check():
     env = vector(Setting("toy", guarded=False))
     assert not env.draws
     state = jax.eval_shape(env.reset, first_keys(Setting("toy")))
@@ -294,29 +268,12 @@ def test_without_guards_nothing_of_them_is_traced():
         assert word not in text
 
 
-def test_typed_random_keys():
-    """Environments may keep new-style keys in their info."""
-    env = vector(Setting("toy"))
-    reset = jax.jit(env.reset)
-    state, drawn_from = (
-        reset(jax.random.split(jax.random.key(0), BATCH)),
-        reset(jax.random.split(jax.random.key(1), BATCH)),
-    )
-    guard_state = {name: guard.init() for name, guard in env.guards.items()}
-    actions = jnp.array(faulty_actions(Setting("toy"))[AT])
-    result = jax.jit(env.step)(state, actions, pool_of(drawn_from), jax.random.key(2), guard_state)
-    assert jnp.issubdtype(result.state.info["key"].dtype, jax.dtypes.prng_key)
-    np.testing.assert_array_equal(result.valid[: len(CASES)], False)
-
-
 # --- one fault at a time
 
 
-@pytest.mark.parametrize(
-    "setting", [Setting("toy"), Setting("every other", 2), Setting("named", 2), Setting("data")], ids=identifier
-)
-def test_a_fault_becomes_a_truncation_that_is_worth_nothing(setting):
-    """Every site, every kind of bad number; with `every other` only the first of two repeats is bad."""
+@pytest.mark.parametrize("setting", [Setting("every other", 2), Setting("named", 2), Setting("data")], ids=identifier)
+def test_faulty_step_becomes_an_invalid_truncation_without_reward(setting):
+    """Every site and every kind of bad number; with `every other` only the first of two repeats is bad."""
     result = play(setting, faulty_actions(setting))
     after = rows(result.state, AT)
     assert result.valid[:AT].all()
@@ -334,9 +291,9 @@ def test_a_fault_becomes_a_truncation_that_is_worth_nothing(setting):
     assert len(set(physics(after).ident[FAULTY])) > 1, "all came from one row"
 
 
-@pytest.mark.parametrize("setting", [Setting("toy"), Setting("every other", 2)], ids=identifier)
-def test_the_step_after_a_fault_is_an_ordinary_first_step(setting):
-    """Valid, counted from zero, and to its end like an episode that starts from that row of the pool."""
+@pytest.mark.parametrize("setting", [Setting("every other", 2)], ids=identifier)
+def test_step_after_a_fault_is_an_ordinary_first_step(setting):
+    """The episode continues like one that starts from that row of the pool."""
     result = play(setting, faulty_actions(setting))
     bad = [*FAULTY]
     assert result.valid[AT + 1 :].all()
@@ -359,8 +316,8 @@ def test_the_step_after_a_fault_is_an_ordinary_first_step(setting):
 
 
 @pytest.mark.parametrize("setting", [Setting("toy"), Setting("every other", 2)], ids=identifier)
-def test_a_fault_is_counted_once_and_under_its_cause(setting):
-    """Also where a repeat is bad for several reasons, or several repeats are bad."""
+def test_environment_fault_is_counted_once_under_its_cause(setting):
+    """Also if a repeat is bad for several reasons, or several repeats are bad."""
     trips = play(setting, faulty_actions(setting)).guard_state["quarantine"].trips
     assert not trips[AT - 1].any()
     counted = dict(zip(CAUSES, trips[AT].tolist(), strict=True))
@@ -368,18 +325,16 @@ def test_a_fault_is_counted_once_and_under_its_cause(setting):
     np.testing.assert_array_equal(trips[AT:], np.broadcast_to(trips[AT], trips[AT:].shape))
 
 
-@pytest.mark.parametrize("setting", [Setting("toy"), Setting("every other", 2)], ids=identifier)
-def test_other_environments_notice_nothing(setting):
-    """Not a bit of the rest of the batch changes, then or later."""
+@pytest.mark.parametrize("setting", [Setting("every other", 2)], ids=identifier)
+def test_fault_does_not_change_the_other_environments(setting):
     faulted = play(setting, faulty_actions(setting)).state
     healthy = play(setting, healthy_actions(setting)).state
     spared = [*range(BATCH)[HEALTHY]]
     assert_same(rows(healthy, (slice(None), spared)), rows(faulted, (slice(None), spared)))
 
 
-@pytest.mark.parametrize("setting", [Setting("toy"), Setting("toy", 2)], ids=identifier)
-def test_episode_metrics_leave_a_bad_step_out(setting):
-    """They stand as they stood, so the sums stay finite."""
+@pytest.mark.parametrize("setting", [Setting("toy", 2)], ids=identifier)
+def test_episode_metrics_do_not_include_a_bad_step(setting):
     totals = play(setting, faulty_actions(setting)).state.info["episode_metrics"]
     bad = [*FAULTY]
     assert all_finite(totals)
@@ -389,8 +344,8 @@ def test_episode_metrics_leave_a_bad_step_out(setting):
         np.testing.assert_array_equal(total[AT, bad], kept[bad], err_msg=name)
 
 
-def test_without_a_guard_one_fault_stays():
-    """The failure: in Brax the sum of rewards is NaN for ever, and whatever `info` carries on is with either stack."""
+def test_fault_without_a_guard_lasts_for_ever():
+    """The failure: the sum of rewards and the numbers in `info` stay NaN."""
     setting = Setting("toy", guarded=False)
     actions = healthy_actions(setting).copy()
     for step in range(8):
@@ -412,8 +367,8 @@ def test_without_a_guard_one_fault_stays():
     assert all_finite(guarded.state)
 
 
-def test_a_bad_cached_first_state_is_replaced_for_good():
-    """Where the first state itself goes wrong again and again, an environment that kept it would never recover."""
+def test_cached_first_state_of_a_bad_environment_is_replaced():
+    """Otherwise an environment with a bad first state would never recover."""
     setting = Setting("toy")
     result = play(setting, faulty_actions(setting)).state
     first = result.info["first_pipeline_state"].ident
@@ -444,17 +399,12 @@ def storm(setting: Setting) -> tuple[np.ndarray, Any]:
     return expected, play(setting, actions)
 
 
-STORMS = [
-    Setting("toy"),
-    Setting("toy", 2),
-    Setting("toy", from_pool=True),
-    Setting("named", 2, from_pool=True),
-]
+STORMS = [Setting("toy", 2), Setting("named", 2, from_pool=True)]
 
 
 @pytest.mark.parametrize("setting", STORMS, ids=identifier)
-def test_a_storm_poisons_nothing(setting):
-    """Whatever meets in one step, the state is clean after it and the books balance."""
+def test_state_stays_finite_with_faults_in_a_tenth_of_all_steps(setting):
+    """Every fault is counted, and each step after a fault is clean."""
     expected, result = storm(setting)
     state = result.state
     np.testing.assert_array_equal(result.valid, ~expected)
@@ -478,8 +428,8 @@ def test_a_storm_poisons_nothing(setting):
 
 
 @pytest.mark.parametrize("guarded", [False, True], ids=["unguarded", "guarded"])
-def test_reset_from_pool_draws_at_every_end(guarded):
-    """Physics, observation and info of one row; until then nothing differs from a cached reset."""
+def test_pool_reset_draws_a_new_state_at_every_end_of_an_episode(guarded):
+    """Physics, observation and info of one row; until then equal to a cached reset."""
     setting = Setting("toy", guarded=guarded, from_pool=True)
     state = play(setting, healthy_actions(setting)).state
     cached = play(Setting("toy", guarded=False), healthy_actions(setting)).state
@@ -514,8 +464,8 @@ def idents_free(state: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "repeat"), [("toy", 2), ("fast", 1)])
-def test_run_episodes_sums_as_brax_evaluator(kind, repeat):
-    """Same policy, same keys, same sums for every environment, with and without a guard."""
+def test_evaluation_episodes_equal_those_of_the_brax_evaluator(kind, repeat):
+    """With and without a guard."""
     count, length = 16, 8 * repeat
     env = environment(kind)
 
@@ -557,8 +507,8 @@ def run_faulty(guards: dict[str, Any], bad_reset: bool = False) -> tuple[Any, np
     return jax.tree.map(np.asarray, episodes), np.asarray(jax.vmap(faulty.Faulty().reset)(keys).obs[:, 2] > 0)
 
 
-def test_an_evaluation_episode_that_goes_bad_is_aborted_there():
-    """What it gained until then is finite, and the others are as without it."""
+def test_evaluation_episode_is_aborted_at_its_first_bad_step():
+    """Its sums up to there are finite, and other episodes do not change."""
     episodes, bad = run_faulty(GUARDS)
     assert 0 < bad.sum() < 16
     np.testing.assert_array_equal(episodes.aborted, bad)
@@ -579,8 +529,7 @@ class BadResets(faulty.Faulty):
         return state.replace(obs=state.obs.at[0].set(jnp.where(state.obs[2] > 0, jnp.nan, state.obs[0])))
 
 
-def test_an_evaluation_episode_with_a_bad_start_is_aborted_at_once():
-    """It never was one: no length, no sums, counted once."""
+def test_evaluation_episode_with_a_bad_first_state_has_no_length():
     episodes, bad = run_faulty(GUARDS, bad_reset=True)
     np.testing.assert_array_equal(episodes.aborted, bad)
     np.testing.assert_array_equal(episodes.length, np.where(bad, 0, 8))
@@ -595,10 +544,9 @@ class Empty(faulty.Faulty):
         return state.replace(info={**state.info, "activations": jnp.zeros(0), "typed": jax.random.key(1)})
 
 
-@pytest.mark.parametrize("kind", ["toy", "native"])
-@pytest.mark.parametrize("per_pass", [8, 7, 1])
+@pytest.mark.parametrize(("kind", "per_pass"), [("toy", 1), ("native", 7)])
 def test_environments_in_passes_may_have_arrays_without_elements(kind: str, per_pass: int) -> None:
-    """Before, passes over MuJoCo's environments ended in "ZeroDivisionError: integer modulo by zero"."""
+    """Passes over environments of MuJoCo ended in a ZeroDivisionError."""
     env = Empty() if kind == "toy" else load_env(EnvConfig(name="inverted_pendulum", backend="native"))
     whole = VectorEnv(env, 8, 1, {})
     state = jax.jit(whole.reset)(jax.random.split(jax.random.PRNGKey(0), 16))

@@ -1,7 +1,7 @@
 """The contract, over every guard: one row per guard, one line per kind of bad number.
 
 What is particular to one guard follows here for `quarantine`, `transition` and `update`; that of the outlier guards is
-in test_outlier.py, that of the state site in test_state.py, that of inference in test_inference.py.
+in test_outlier.py, that of the state site in test_state.py, that of inference in policy/test_policy.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from rlstable.guards import masked
 from rlstable.guards.base import (
     GuardState,
     Verdict,
-    all_finite,
     all_within,
     check_more,
     count_first,
@@ -458,10 +457,9 @@ ROWS = {
     "policy": POLICY, "inference": INFERENCE,
 }  # fmt: skip
 FAULTS = [
-    pytest.param(name, i, bad, id=f"{name}-{fault.cause}{i}-{bad:g}")
+    pytest.param(name, i, id=f"{name}-{fault.cause}{i}")
     for name, row in ROWS.items()
     for i, fault in enumerate(row.faults)
-    for bad in (*fault.values, *fault.unsaid)
 ]
 EACH = pytest.mark.parametrize("name", ROWS)
 
@@ -514,7 +512,7 @@ def trips(row: Row, state: GuardState) -> dict[str, int]:
 # --- a guard
 
 
-def test_every_guard_has_a_row():
+def test_every_guard_has_a_row_in_the_contract():
     """Adding a guard means adding a row, and a section of the configuration."""
     assert {*GUARDS, "thorough", "inference"} == ROWS.keys() and set(SWITCHES) == GUARDS.keys()
     for name, row in ROWS.items():
@@ -524,13 +522,13 @@ def test_every_guard_has_a_row():
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_a_guard_that_is_off_is_not_there(name):
-    """And all others are."""
+def test_disabled_guard_is_absent_from_its_site(name):
+    """The other guards stay."""
     config = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update={"enabled": False})})
     assert {other for site in SITES for other in site(config)} == GUARDS.keys() - {name}
 
 
-def test_with_all_off_no_site_traces_anything():
+def test_disabled_guards_trace_no_operation():
     off = GuardsConfig(**{name: {"enabled": False} for name in SWITCHES})
     for site, context in zip(SITES, (env_context, batch_context, update_context, state_context), strict=True):
         guards = site(off)
@@ -544,24 +542,7 @@ def test_with_all_off_no_site_traces_anything():
 
 
 @EACH
-def test_a_guard_is_a_frozen_value(name):
-    """It may be a static argument, and owns nothing that changes."""
-    guard = ROWS[name].guard
-    assert hash(guard) == hash(dataclasses.replace(guard)) and guard == dataclasses.replace(guard)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        guard.anything = 1
-    assert len(set(guard.causes)) == len(guard.causes) > 0
-
-
-@EACH
-def test_first_guard_state_has_no_trips(name):
-    state = ROWS[name].guard.init()
-    assert state.trips.shape == (len(ROWS[name].guard.causes),) and state.trips.dtype == jnp.int32
-    assert not state.trips.any()
-
-
-@EACH
-def test_healthy_values_pass_untouched(name):
+def test_healthy_values_pass_every_guard_unchanged(name):
     """Bit for bit, time after time."""
     row, state = ROWS[name], ROWS[name].state
     for seed in (0, 10, 20):
@@ -575,32 +556,36 @@ def test_healthy_values_pass_untouched(name):
         state = verdict.state
 
 
-@pytest.mark.parametrize(("name", "index", "bad"), FAULTS)
-def test_a_bad_number_is_refused_and_counted(name, index, bad):
-    """Only its sample, once, under its cause; nothing of it is used, and the next healthy call is as ever."""
+@pytest.mark.parametrize(("name", "index"), FAULTS)
+def test_bad_number_is_rejected_and_counted_and_gradients_stay_finite(name, index):
+    """Only its sample, once, under its cause. Nothing of the sample is used, and the next healthy call passes."""
     row = ROWS[name]
     fault = row.faults[index]
-    verdict = apply(name)(fault.put(row.healthy(0), bad), row.state)
-    np.testing.assert_array_equal(verdict.ok, expected_ok(row, verdict.ok))
-    counted = {} if bad in fault.unsaid else {fault.cause: 1}
-    assert trips(row, verdict.state) == counted
-    assert all_within(row.used(verdict, row.healthy(20).value), 1e4)
-    assert all_within(verdict.state.memory, 1e4)
+    for bad in (*fault.values, *fault.unsaid):
+        verdict = apply(name)(fault.put(row.healthy(0), bad), row.state)
+        np.testing.assert_array_equal(verdict.ok, expected_ok(row, verdict.ok), err_msg=str(bad))
+        counted = {} if bad in fault.unsaid else {fault.cause: 1}
+        assert trips(row, verdict.state) == counted, bad
+        assert all_within(row.used(verdict, row.healthy(20).value), 1e4), bad
+        assert all_within(verdict.state.memory, 1e4), bad
 
-    following = apply(name)(row.healthy(10), verdict.state)
-    assert np.asarray(following.ok).all()
-    assert trips(row, following.state) == counted
-    same_bits(row.healthy(10).value, following.value)
+        by_weight, by_value = gradients(name)(verdict)
+        assert jnp.isfinite(by_weight) and by_weight != 0, bad
+        assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(by_value) if x.dtype != jax.dtypes.float0)
+
+        following = apply(name)(row.healthy(10), verdict.state)
+        assert np.asarray(following.ok).all(), bad
+        assert trips(row, following.state) == counted, bad
+        same_bits(row.healthy(10).value, following.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "index", "large"),
-    [(name, i, large) for name, row in ROWS.items() for i, fault in enumerate(row.faults) for large in fault.lets],
-)
-def test_a_large_number_within_its_limit_passes(name, index, large):
+@EACH
+def test_large_number_within_the_limit_passes(name):
     row = ROWS[name]
-    verdict = apply(name)(row.faults[index].put(row.healthy(0), large), row.state)
-    assert np.asarray(verdict.ok).all() and trips(row, verdict.state) == {}
+    for fault in row.faults:
+        for large in fault.lets:
+            verdict = apply(name)(fault.put(row.healthy(0), large), row.state)
+            assert np.asarray(verdict.ok).all() and trips(row, verdict.state) == {}, (fault.cause, large)
 
 
 @functools.cache
@@ -616,17 +601,9 @@ def gradients(name: str) -> Any:
     return jax.jit(lambda verdict: jax.grad(loss, (0, 1), allow_int=True)(1.0, verdict.value, verdict))
 
 
-@pytest.mark.parametrize(("name", "index", "bad"), FAULTS)
-def test_gradients_stay_finite(name, index, bad):
-    row = ROWS[name]
-    by_weight, by_value = gradients(name)(apply(name)(row.faults[index].put(row.healthy(0), bad), row.state))
-    assert jnp.isfinite(by_weight) and by_weight != 0
-    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(by_value) if x.dtype != jax.dtypes.float0)
-
-
 @EACH
-def test_the_first_cause_alone_is_counted(name):
-    """With everything bad at once the trips are still as many as the samples."""
+def test_sample_with_several_faults_is_counted_under_the_first_cause_only(name):
+    """The number of trips is the number of samples."""
     row = ROWS[name]
     ctx = row.healthy(0)
     for fault in row.faults:
@@ -635,20 +612,7 @@ def test_the_first_cause_alone_is_counted(name):
 
 
 @EACH
-def test_trips_add_up(name):
-    """Call after call, cause by cause."""
-    row, state = ROWS[name], ROWS[name].state
-    expected = dict.fromkeys(row.guard.causes, 0)
-    for repeat in range(2):
-        for fault in row.faults:
-            state = apply(name)(fault.put(row.healthy(repeat), fault.values[0]), state).state
-            expected[fault.cause] += 1
-    assert trips(row, state) == {cause: n for cause, n in expected.items() if n}
-
-
-@EACH
-def test_one_verdict_however_it_is_compiled(name):
-    """Eager, scanned and batched as compiled alone."""
+def test_eager_scanned_and_batched_guards_give_the_verdict_of_the_compiled_guard(name):
     row = ROWS[name]
     bad = [fault.put(row.healthy(1), fault.values[i % len(fault.values)]) for i, fault in enumerate(row.faults)]
     contexts = [row.healthy(0), *bad, row.healthy(2)]
@@ -706,8 +670,8 @@ def spread(row: Row, fault: Fault, device: int, bad: float) -> Any:
 
 
 @EACH
-def test_a_fault_on_one_of_eight_devices(name):
-    """A sample is refused where it is, and counted once; a candidate or a state is refused by all alike."""
+def test_fault_on_one_of_eight_devices_is_counted_once(name):
+    """A sample is rejected on its device; a candidate or a state is rejected on all devices."""
     row = ROWS[name]
     for index, fault in enumerate(row.faults):
         # An average over eight keeps a number that is not finite, or huge, as bad as it was.
@@ -728,9 +692,9 @@ def test_a_fault_on_one_of_eight_devices(name):
 # --- what is particular to one
 
 
-@pytest.mark.parametrize("leaf", ["observation", "raw_action", "log_prob", "distribution", "value", "reward"])
-def test_a_bad_transition_reaches_no_return(leaf):
-    """Invalid, worth nothing and cut; its neighbours keep their rewards and their masks."""
+@pytest.mark.parametrize("leaf", ["observation", "log_prob", "reward"])
+def test_bad_transition_reaches_no_return(leaf):
+    """The sample becomes invalid, without reward and truncated; its neighbours keep rewards and masks."""
     ctx = in_batch(leaf, (2, 1))(batch_context(0), NAN)
     before, after = ctx.value, apply("finite_samples")(ctx, BATCH.state).value
     assert (after.valid[2, 1], after.reward[2, 1], after.truncation[2, 1], after.termination[2, 1]) == (False, 0, 1, 0)
@@ -745,8 +709,8 @@ def test_a_bad_transition_reaches_no_return(leaf):
     assert (seen[2, 0] != 0).all()
 
 
-def test_the_step_before_a_bad_observation_is_cut():
-    """It is a good sample whose successor cannot be valued, be it the unroll's last or not."""
+def test_step_before_a_bad_observation_is_truncated():
+    """The step is a good sample whose successor has no value, at the end of the unroll or not."""
     middle = apply("finite_samples")(in_batch("observation", (1, 3))(batch_context(0), NAN), BATCH.state)
     assert middle.value.valid[1, 2] and not middle.value.valid[1, 3]
     assert (middle.value.truncation[1, 2], middle.value.termination[1, 2]) == (1, 0)
@@ -755,23 +719,14 @@ def test_the_step_before_a_bad_observation_is_cut():
     assert np.asarray(last.ok).all() and trips(BATCH, last.state) == {}
 
 
-def test_a_transition_that_was_invalid_is_not_counted_again():
-    """The env guard has counted it."""
+def test_transition_that_is_already_invalid_is_not_counted_again():
+    """The env guard has counted the sample."""
     verdict = apply("finite_samples")(in_batch("observation", (0, 3))(batch_context(0), NAN), BATCH.state)
     assert not verdict.value.valid[0, 3] and trips(BATCH, verdict.state) == {}
 
 
-def test_transitions_need_no_mask_nor_value():
-    """Where nothing was judged before, and where no value was kept."""
-    ctx = batch_context(0)
-    ctx = ctx._replace(value=ctx.value._replace(valid=None, value=None))
-    verdict = BATCH.guard.apply(in_batch("reward", (2, 1))(ctx, NAN), BATCH.state)
-    np.testing.assert_array_equal(verdict.value.valid, expected_ok(BATCH, verdict.ok))
-    assert verdict.value.value is None and trips(BATCH, verdict.state) == {"reward": 1}
-
-
-def test_an_environment_that_was_bad_already_is_not_counted_again():
-    """An earlier repeat of the same action was counted; the verdict stays."""
+def test_environment_that_is_already_bad_is_not_counted_again():
+    """An earlier repeat of the same action was counted."""
     ctx = ENV.faults[1].put(env_context(0), NAN)
     verdict = apply("quarantine")(ctx._replace(alive=ctx.alive.at[2].set(False)), ENV.guard.init())
     assert not verdict.ok[2] and trips(ENV, verdict.state) == {}
@@ -787,9 +742,9 @@ def limited(name: str, limit: float | None) -> Any:
     return jax.jit(dataclasses.replace(guard, **dict.fromkeys(limits, limit)).apply)
 
 
-@pytest.mark.parametrize("limit", [1e18, 1e20, 1e300])
+@pytest.mark.parametrize("limit", [1e20, 1e300])
 @pytest.mark.parametrize("name", LIMITED)
-def test_a_limit_beyond_the_type_still_stops_what_is_not_finite(name, limit):
+def test_limit_beyond_float32_still_rejects_numbers_that_are_not_finite(name, limit):
     """As float32 1e300 is infinite, as is the square of 1e20, and infinity is not beyond infinity."""
     row, judge = ROWS[name], limited(name, limit)
     assert np.asarray(judge(row.healthy(0), row.state).ok).all()
@@ -798,10 +753,9 @@ def test_a_limit_beyond_the_type_still_stops_what_is_not_finite(name, limit):
             assert not judge(fault.put(row.healthy(0), bad), row.state).ok[row.at], (fault.cause, bad)
 
 
-@pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("bad", NOT_FINITE)
-def test_only_a_thorough_look_finds_what_no_norm_tells(bad, index):
-    """The usual one trusts the norms, and reads no number of the candidate."""
+@pytest.mark.parametrize(("index", "bad"), [(0, NAN), (1, INF)])
+def test_only_the_thorough_update_guard_reads_the_candidate(bad, index):
+    """The default guard trusts the norms."""
     ctx = in_value(index)(update_context(0), bad)
     assert apply("finite_update")(ctx, UPDATE.state).ok and not apply("thorough")(ctx, UPDATE.state).ok
     sizes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), ctx.value)
@@ -820,8 +774,8 @@ UNLIMITED = type(ENV.guard)()
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_without_limits_what_is_not_finite_is_still_refused(name):
-    """And 1e30 is not, save as a truth value, and where a norm was taken, whose square overflows."""
+def test_guard_without_limits_still_rejects_numbers_that_are_not_finite(name):
+    """1e30 passes, except as a truth value and where the square in a norm overflows."""
     row, judge = ROWS[name], limited(name, None)
     for fault in row.faults:
         for bad in (*NOT_FINITE, HUGE):
@@ -830,8 +784,7 @@ def test_without_limits_what_is_not_finite_is_still_refused(name):
             assert ok[row.at] == (bad == HUGE and not refused), (fault.cause, bad)
 
 
-def test_the_quarantine_with_nothing_to_judge():
-    """Empty metrics and info, no coordinates, an integer observation."""
+def test_quarantine_accepts_empty_metrics_and_integer_observations():
     guard = UNLIMITED
     state = EnvState(jnp.zeros((4, 2)), jnp.arange(4), jnp.zeros(4), jnp.zeros(4, bool), {}, {})
     verdict = guard.apply(EnvContext(state, jnp.zeros((4, 1)), jnp.ones(4, bool)), guard.init())
@@ -841,8 +794,8 @@ def test_the_quarantine_with_nothing_to_judge():
 
 
 @pytest.mark.parametrize("name", ["finite_state", "storm", "value_loss", "policy"])
-def test_patience_counts_in_a_row(name):
-    """A good iteration in between begins anew; the trips go on counting."""
+def test_patience_counts_consecutive_trips(name):
+    """A good iteration resets the count of patience, but not the trips."""
     row, state = ROWS[name], ROWS[name].state
     assert row.guard.patience == PATIENCE
     fault, seen = row.faults[0], []
@@ -857,22 +810,6 @@ def test_patience_counts_in_a_row(name):
 
 
 # --- fold and select
-
-
-def test_no_guard_traces_nothing():
-    """Neither a verdict nor an operation; Python's own True says so."""
-    ctx = env_context(0)
-    verdict = fold({}, ctx, {})
-    assert verdict.ok is True and verdict.value is ctx.value and verdict.state == {}
-    assert jax.make_jaxpr(lambda ctx: fold({}, ctx, {}).value)(ctx).eqns == []
-    assert jax.make_jaxpr(lambda new, old: select(True, new, old))(ctx, ctx).eqns == []
-
-
-def test_no_guard_keeps_the_others_states():
-    """Of a site without guards the states come back as they were."""
-    states = {"elsewhere": GuardState(jnp.ones(2, jnp.int32))}
-    verdict = fold({}, BatchContext(3), states)
-    assert verdict.state == states and verdict.value == 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -890,8 +827,8 @@ class Doubling:
         return type(fold({}, ctx, {}))(ctx.value * 2, ok, GuardState(state.trips + count_first(~ok[None])))
 
 
-def test_guards_of_a_site_follow_each_other():
-    """Each sees what the one before made of the value; ok only where all are; every state under its name."""
+def test_guards_of_a_site_run_in_order():
+    """Each guard sees the value after the one before; ok is the conjunction."""
     guards = {"first": Doubling(3.0), "second": Doubling(7.0)}
     states = {name: guard.init() for name, guard in guards.items()} | {"other": GuardState(jnp.int32(5))}
     verdict = jax.jit(lambda ctx, states: fold(guards, ctx, states))(BatchContext(jnp.array([1.0, 3.5, 4.0])), states)
@@ -901,8 +838,7 @@ def test_guards_of_a_site_follow_each_other():
     assert verdict.state["other"].trips == 5
 
 
-def test_select_chooses_and_never_multiplies():
-    """Bad numbers of what is not chosen do not come through, by sample or as a whole."""
+def test_select_lets_no_bad_number_of_the_rejected_value_through():
     new, old = {"a": jnp.full((2, 3), NAN), "b": jnp.full(2, INF)}, {"a": jnp.ones((2, 3)), "b": jnp.zeros(2)}
     same_bits(old, select(jnp.array(False), new, old))
     same_bits(old, select(jnp.array(True), old, new))
@@ -915,47 +851,21 @@ def test_select_chooses_and_never_multiplies():
 # --- what guards are made of
 
 
-def test_finiteness_by_leading_axes():
-    a, b = jnp.ones((2, 3, 4)).at[1, 2, 0].set(NAN), jnp.ones((2, 3)).at[0, 0].set(-INF)
-    tree = {"a": a, "b": b, "n": jnp.ones((2, 3), int)}
-    assert not all_finite(tree)
-    assert all_finite(tree, 1).tolist() == [False, False]
-    assert all_finite(tree, 2).tolist() == [[False, True, True], [True, True, False]]
-    assert all_finite({"n": tree["n"]}, 2).all() and all_finite({}).shape == ()
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
-def test_a_limit_stops_nan_and_infinity_in_every_type(dtype):
-    """Also a limit that the type does not hold."""
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_limit_stops_nan_and_infinity_in_every_type(dtype):
     x = jnp.array([1.0, -2.0, NAN, INF, -INF], dtype)
     for limit in (2.0, 1e6, 1e39, 1e300):
         assert all_within(x, limit, 1).tolist() == [True, True, False, False, False]
     assert all_within(x, 1.5, 1).tolist() == [True, False, False, False, False]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
-def test_a_norm_is_that_of_all_floats_together(dtype):
-    """Per leading axis, over leaves and their other axes; integers are none of it. A half has squares in float32."""
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_norm_is_taken_over_all_floats_together(dtype):
+    """Per leading axis, over leaves and their other axes, without integers. Squares of float16 are float32."""
     tree = {"a": jnp.array([[3.0, 0.0], [300.0, 0.0]], dtype), "b": jnp.array([4.0, 400.0], dtype), "n": jnp.arange(2)}
     assert norm_within(tree, 5.0, 1).tolist() == [True, False] and norm_within(tree, 4.999, 1).tolist() == [False] * 2
     assert norm_within(tree, 500.0, 1).all() and not norm_within(tree, 500.0)
     assert norm_within(tree, 500.1) and norm_within({}, 1.0) and norm_within({"n": jnp.arange(2)}, 1.0, 1).all()
-
-
-@pytest.mark.parametrize("limit", [None, 1.0, 1e18, 1e20, 1e30, 1e300])
-@pytest.mark.parametrize("bad", NOT_FINITE)
-def test_a_norm_that_is_not_finite_is_within_no_limit(bad, limit):
-    x = jnp.array([[0.5, 0.5], [0.5, bad]])
-    assert norm_within(x, limit, 1).tolist() == [True, False] and not norm_within(x, limit)
-
-
-def test_counting_by_first_cause():
-    """The causes add up to the samples, whatever their shape."""
-    bad = jax.random.bernoulli(jax.random.PRNGKey(0), 0.4, (3, 5, 7))
-    counts = count_first(bad)
-    assert counts.dtype == jnp.int32 and counts.sum() == bad.any(axis=0).sum()
-    assert counts[0] == bad[0].sum() and counts[1] == (bad[1] & ~bad[0]).sum()
-    assert count_first(jnp.array([False, True, True])).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -966,8 +876,8 @@ def test_counting_by_first_cause():
         ({"env": {"mine": Doubling(1.0)}, "batch": {"mine": Doubling(1.0)}}, "'mine' is the name of another guard"),
     ],
 )
-def test_a_guard_of_one_s_own_has_a_site_and_a_name_of_its_own(more, said):
-    """What guards remember and count is kept by name, whatever their site."""
+def test_user_guard_needs_a_known_site_and_a_unique_name(more, said):
+    """Memory and trips are stored by name, whatever the site."""
     with pytest.raises(ConfigError, match=said):
         check_more(more, ("storm", "state"))
     check_more({"env": {"mine": Doubling(1.0)}, "state": {"other": Doubling(1.0)}}, ("storm", "state"))

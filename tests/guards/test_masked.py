@@ -14,7 +14,7 @@ from rlstable.device import sharding
 from rlstable.guards import masked
 
 ROWS, STEPS = 8, 6  # one row for each of eight devices
-DEVICES = pytest.mark.parametrize("devices", [1, 2, 8])
+DEVICES = pytest.mark.parametrize("devices", [1, 8])
 NAN = float("nan")
 
 
@@ -60,17 +60,15 @@ MASKS = {
     "all": np.ones((ROWS, STEPS), bool),
     "uneven": uneven(),
     "half the devices": np.repeat([[True], [False]] * 4, STEPS, axis=1),
-    "one on each": np.eye(ROWS, STEPS, dtype=bool) | one(6, 0) | one(7, 1),
     "two": one(1, 1) | one(6, 2),
     "one": one(3, 2),
-    "another one": one(7, 5),
 }
 
 
 @DEVICES
 @pytest.mark.parametrize("mask", MASKS)
-def test_reductions_are_numpy_s_over_the_valid_samples(devices, mask):
-    """What stands at invalid places does not matter, not even to a gradient."""
+def test_masked_reductions_equal_numpy_over_the_valid_samples(devices, mask):
+    """NaN at invalid places changes neither a value nor a gradient."""
     valid = MASKS[mask]
     x = np.where(valid, sample(), NAN).astype(np.float32)
     chosen = x[valid].astype(np.float64)
@@ -85,15 +83,7 @@ def test_reductions_are_numpy_s_over_the_valid_samples(devices, mask):
 
 
 @DEVICES
-def test_one_valid_sample_has_no_spread(devices):
-    """Its mean is itself and its standard deviation zero."""
-    got = reductions(devices)(np.where(one(3, 2), 7.5, NAN).astype(np.float32), one(3, 2))
-    assert (got["mean"], got["std"]) == (pytest.approx(7.5), 0.0)
-
-
-@DEVICES
-def test_no_valid_sample_gives_zeros_and_no_nan(devices):
-    """Nothing is divided by zero; there is no smallest and no largest."""
+def test_reductions_without_a_valid_sample_are_zero(devices):
     none = np.zeros((ROWS, STEPS), bool)
     got = reductions(devices)(np.full((ROWS, STEPS), NAN, np.float32), none)
     assert got["share"] > 0
@@ -102,26 +92,10 @@ def test_no_valid_sample_gives_zeros_and_no_nan(devices):
     np.testing.assert_array_equal(got["gradient"], 0.0)
 
 
-def test_a_large_mean_does_not_swallow_the_spread():
-    """Squares are taken of what is left after the mean."""
+def test_masked_std_is_exact_beside_a_large_mean():
     x = 10_000.0 + sample()
     got = reductions(8)(x, MASKS["uneven"])
     assert got["std"] == pytest.approx(x[MASKS["uneven"]].astype(np.float64).std(), rel=1e-3)
-
-
-@DEVICES
-def test_parts_of_a_batch_add_up(devices):
-    """With the share of the whole, the mean over equal parts is the mean of the whole, however uneven their masks."""
-    valid, x = MASKS["uneven"], sample(3)
-
-    def in_parts(x: jax.Array, valid: jax.Array) -> jax.Array:
-        valid_share = masked.share(valid)
-        parts = [masked.mean(x[:, i::3], valid[:, i::3], valid_share) for i in range(3)]
-        return sharding.mean(sum(parts) / 3)
-
-    split = (sharding.SPLIT, sharding.SPLIT)
-    run = sharding.over_devices(in_parts, sharding.make_mesh(devices), split, sharding.REPLICATED)
-    assert run(x, valid) == pytest.approx(x[valid].mean(), rel=1e-5)
 
 
 # --- no mask
@@ -141,8 +115,7 @@ def operations(function: Any, *args: Any, devices: int = 2) -> list[str]:
     return walk(traced.jaxpr)
 
 
-def test_without_a_mask_it_is_the_plain_mean():
-    """The traced program is the one that knows of no mask."""
+def test_reductions_without_a_mask_trace_the_plain_operations():
     x = jnp.array(sample())
     assert masked.share(None) is None
     assert operations(lambda y: masked.mean(y, None, None), x) == operations(jnp.mean, x)
@@ -166,23 +139,8 @@ def test_without_a_mask_it_is_the_plain_mean():
 # --- choosing before computing
 
 
-def test_kept_puts_zeros_at_invalid_places():
-    """Whatever stood there, and along trailing axes."""
-    valid = jnp.array([True, False])
-    got = masked.kept({"a": jnp.array([1.0, NAN]), "b": jnp.array([[1.0, NAN], [2.0, 3.0]])}, valid)
-    np.testing.assert_array_equal(got["a"], [1.0, 0.0])
-    np.testing.assert_array_equal(got["b"], [[1.0, NAN], [0.0, 0.0]])
-
-
-def test_finite_mends_invalid_places_only():
-    """A bad number at a valid place stays, for a guard to see; a good one at an invalid place too."""
-    valid = jnp.array([[True, False]])
-    got = masked.finite(jnp.array([[[1.0, NAN], [2.0, np.inf]]]), valid)
-    np.testing.assert_array_equal(got, [[[1.0, NAN], [2.0, 0.0]]])
-
-
-def test_a_choice_before_a_product_keeps_its_gradient():
-    """The failure: chosen after it, the gradient is NaN."""
+def test_masking_before_a_product_keeps_the_gradient_finite():
+    """The failure: masked after the product, the gradient is NaN."""
     x, valid = jnp.array([2.0, NAN]), jnp.array([True, False])
     after = jax.grad(lambda w: jnp.sum(jnp.where(valid, w * x, 0.0)))(1.0)
     before = jax.grad(lambda w: jnp.sum(w * masked.kept(x, valid)))(1.0)

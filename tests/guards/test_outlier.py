@@ -1,4 +1,4 @@
-"""What is usual, and what is too far beyond it: rewards, batch by batch, and gradient norms, step by step."""
+"""Outlier guards: the usual level, rewards far beyond the level, and gradient norms far beyond the level."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from rlstable.config.guards import GuardsConfig
@@ -92,8 +91,8 @@ def levels(state: GuardState) -> tuple[list[float], list[float]]:
     return state.memory.level[:, 0].tolist(), state.memory.allowance[:, 0].tolist()
 
 
-def test_one_of_minus_65882_among_unit_rewards():
-    """Left out and worth nothing, wherever its episode ends; its neighbours are as they were, and so is the level."""
+def test_reward_of_minus_65882_among_unit_rewards_is_rejected():
+    """The sample is left out with a reward of 0; its neighbours and the level do not change."""
     rewards = np.ones((3, ROWS, T), F32)
     rewards[1, 1, 2] = -65882.0
     ok, reward, valid, state = pay(rewards)
@@ -105,7 +104,7 @@ def test_one_of_minus_65882_among_unit_rewards():
     assert levels(state) == ([1, 1, 1], pytest.approx([1, WIDEN, WIDEN]))
 
 
-def test_an_outlier_s_episode_goes_on():
+def test_rejected_reward_does_not_end_the_episode():
     guard_state = GuardState(jnp.zeros(1, jnp.int32), outlier.Usual(jnp.float32(1), jnp.float32(1)))
     judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
     before = batch(jnp.ones((ROWS, T)).at[0, 0].set(1e5), jnp.ones((ROWS, T), bool)).value
@@ -114,18 +113,17 @@ def test_an_outlier_s_episode_goes_on():
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
 
 
-@pytest.mark.parametrize("zeros", [1, 1000])
-@pytest.mark.parametrize("prize", [100.0, -1e9])
-def test_a_sparse_reward_is_no_outlier(zeros, prize):
-    """0, 0, ..., 0, 100: while nothing was paid, nothing is too much."""
+@pytest.mark.parametrize(("zeros", "prize"), [(1, 100.0), (1000, -1e9)])
+def test_sparse_reward_is_no_outlier(zeros, prize):
+    """While every reward was 0, no reward is too large."""
     ok, reward, _, state = pay(batches(*[0.0] * zeros, prize, 0.0, prize))
     assert np.asarray(ok).all() and not state.trips.any()
     assert reward[-1, 1, 2] == prize
     assert levels(state)[0][-4:] == [0.0, abs(prize), abs(prize), abs(prize)]
 
 
-def test_the_first_batch_that_pays_is_its_own_measure():
-    """One glitch in it would be the scale of the task for ever; zeros before it and beside it say nothing."""
+def test_first_batch_with_rewards_is_compared_with_its_own_level():
+    """Otherwise a glitch in that batch would set the scale for ever."""
     rewards = np.zeros((4, ROWS, T), F32)
     rewards[1:, :, :-1] = 1.0
     rewards[1:3, 1, 2] = -65882.0
@@ -135,25 +133,7 @@ def test_the_first_batch_that_pays_is_its_own_measure():
     assert levels(state) == ([0, 1, 1, 1], pytest.approx([1, WIDEN, WIDEN**2, WIDEN**2]))
 
 
-def test_a_first_batch_may_be_uneven():
-    """Dense little rewards and a prize: the prize is refused only beyond what is never judged."""
-    rewards = np.full((1, ROWS, T), 1e-4, F32)
-    rewards[0, 1, 2] = 500.0
-    ok, _, _, state = pay(rewards)
-    assert np.asarray(ok).all() and levels(state)[0] == [500.0]
-
-
-@pytest.mark.parametrize(("glitch", "fine"), [(5000.0, True), (5001.0, False)])
-def test_two_payments_are_enough_to_judge_the_greater_one(glitch, fine):
-    """The greatest is no measure of itself, where there is anything else."""
-    rewards = batches(glitch)
-    rewards[0, 0, 0] = 1.0
-    ok, *_ = pay(rewards)
-    assert np.asarray(ok)[0, 1, 2] == fine
-
-
-def test_what_was_left_out_is_no_measure():
-    """Nor is what is not finite, which is the transition guard's to find."""
+def test_invalid_and_non_finite_rewards_do_not_set_the_level():
     rewards = jnp.ones((ROWS, T)).at[0, 0].set(1e30).at[0, 1].set(NAN).at[1, 2].set(5001.0)
     # Were the other two counted, or nothing at all, 5,001 would pass.
     valid = jnp.ones((ROWS, T), bool).at[0, 0].set(False)
@@ -163,24 +143,9 @@ def test_what_was_left_out_is_no_measure():
     assert verdict.state.memory.level == 1.0
 
 
-@pytest.mark.parametrize(("reward", "fine"), [(500.0, True), (-500.0, True), (501.0, False), (-501.0, False)])
-def test_small_rewards_are_free_to_grow(reward, fine):
-    """A tenth is taken for the least that is usual."""
-    ok, *_ = pay(batches(1e-6, reward))
-    assert np.asarray(ok)[1, 1, 2] == fine
-
-
-@pytest.mark.parametrize(("reward", "fine"), [(15000.0, True), (-15000.0, True), (15001.0, False), (NAN, False)])
-def test_the_bound_is_the_factor_times_the_greatest(reward, fine):
-    ok, *_ = pay(batches(-3.0, 1.0, reward))
-    assert np.asarray(ok)[2, 1, 2] == fine
-
-
-@pytest.mark.parametrize(
-    ("reward", "refused"), [(5000.0, 0), (5001.0, 1), (5249.0, 1), (5251.0, 2), (65882.0, 53), (1e6, 109), (1e9, 251)]
-)
-def test_a_reward_that_keeps_coming_is_learnt_from_in_the_end(reward, refused):
-    """Every iteration that trips widens by 5 %: after the logarithm of how far it is beyond the bound."""
+@pytest.mark.parametrize(("reward", "refused"), [(5000.0, 0), (5249.0, 1), (5251.0, 2), (1e9, 251)])
+def test_reward_that_keeps_coming_is_accepted_in_the_end(reward, refused):
+    """Every iteration that trips widens the bound by 5 %."""
     assert refused == refusals(reward / 5000.0)
     ok, learnt, _, state = pay(batches(1.0, *[reward] * (refused + 2)))
     assert np.asarray(ok)[:, 1, 2].tolist() == [True] + [False] * refused + [True] * 2
@@ -192,41 +157,24 @@ def test_a_reward_that_keeps_coming_is_learnt_from_in_the_end(reward, refused):
     assert state.trips[-1].tolist() == [[refused]]
 
 
-@pytest.mark.parametrize("every", [2, 5, 10, 60])
-def test_a_reward_that_comes_now_and_then_is_learnt_from_in_the_end(every):
-    """However seldom: what a visit has widened stays so, and nothing is skipped for ever."""
+@pytest.mark.parametrize("every", [2, 60])
+def test_reward_that_comes_now_and_then_is_accepted_in_the_end(every):
+    """Widening lasts, so no reward is left out for ever."""
     refused = refusals(65882.0 / 5000.0)
     ok, *_ = pay(batches(*([1.0] * (every - 1) + [65882.0]) * (refused + 1)))
     visits = np.asarray(ok)[every - 1 :: every, 1, 2]
     assert visits.tolist() == [False] * refused + [True]
 
 
-def test_many_outliers_at_once_widen_the_bound_once():
-    """Samples are counted, iterations widen."""
-    rewards = np.ones((2, ROWS, T), F32)
-    rewards[1, :, 1:] = 1e6
-    _, _, _, state = pay(rewards)
-    assert state.trips[1].tolist() == [[ROWS * (T - 1)]]
-    assert levels(state) == ([1, 1], [1, F32(WIDEN)])
-
-
-def test_what_was_widened_stays_so():
-    """Also once the level has risen, whose bound is wider by as much."""
-    *_, state = pay(batches(1.0, 1e8, 1e8, *[1.0] * 40, 5000.0, 1.0))
-    level, allowance = levels(state)
-    assert allowance[:2] == [1, F32(WIDEN)] and allowance[2:] == [F32(WIDEN) * F32(WIDEN)] * 43
-    assert level[-3:] == [1, 5000, 5000]
-
-
-def test_the_allowance_does_not_overflow():
-    """However long the storm, nothing becomes infinite, and infinity is still refused."""
+def test_allowance_does_not_overflow():
+    """Infinity is rejected after 1,500 trips, too."""
     ok, _, _, state = pay(batches(1.0, *[INF] * 1500))
     assert np.asarray(ok)[:, 1, 2].tolist() == [True] + [False] * 1500
     assert levels(state)[1][-1] == F32(1e30)
 
 
 def test_rejected_rewards_never_move_the_level():
-    """Neither an outlier nor a sample that was left out before, which is not counted again either."""
+    """A sample that was invalid before is not counted again."""
     rewards, valid = batches(1.0, 1e6, INF, -1e7, NAN, 700.0, 2.0), np.ones((7, ROWS, T), bool)
     valid[5, 1, 2] = False
     ok, _, kept, state = pay(rewards, valid)
@@ -235,24 +183,8 @@ def test_rejected_rewards_never_move_the_level():
     assert np.asarray(ok)[5].all() and not kept[5, 1, 2]
 
 
-def test_what_was_left_out_before_is_no_trip_however_large():
-    valid = np.ones((2, ROWS, T), bool)
-    valid[1, 1, 2] = False
-    ok, reward, kept, state = pay(batches(1.0, 1e9), valid)
-    assert np.asarray(ok).all() and not state.trips.any() and levels(state) == ([1, 1], [1, 1])
-    assert reward[1, 1, 2] == 0 and not kept[1, 1, 2]
-
-
-def test_rewards_need_no_mask():
-    state = GuardState(jnp.zeros(1, jnp.int32), outlier.Usual(jnp.float32(1), jnp.float32(1)))
-    judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
-    verdict = judge(batch(jnp.ones((ROWS, T)).at[0, 3].set(-1e5)), state)
-    assert verdict.value.valid.tolist() == [[True, True, True, False], [True] * 4]
-    np.testing.assert_array_equal(verdict.ok, verdict.value.valid)
-
-
-def test_what_is_usual_is_the_same_on_all_devices():
-    """The greatest reward of any device is everyone's level, and one device's outlier widens everyone's bound."""
+def test_usual_level_is_the_same_on_all_devices():
+    """The greatest reward and the widening of one device hold for all devices."""
     rewards = np.ones((4, 8, T), F32)
     rewards[1, 6, 3] = -40.0  # on the seventh device
     rewards[2, 2, 0] = 200_001.0  # on the third: just beyond 5,000 times 40
@@ -266,8 +198,8 @@ def test_what_is_usual_is_the_same_on_all_devices():
     assert state.trips[-1, :, 0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
-def test_transitions_are_judged_before_their_rewards():
-    """So that what is not finite is counted once, by the transition guard."""
+def test_transition_guard_runs_before_the_reward_outlier_guard():
+    """So a number that is not finite is counted once."""
     guards = batch_guards(GuardsConfig())
     assert [type(guard) for guard in guards.values()] == [FiniteSamplesGuard, RewardOutlierGuard]
 
@@ -292,24 +224,8 @@ def steps(*norms: float, guard: SpikeGuard = SPIKES) -> tuple[list[bool], list[f
     return ok.tolist(), state.memory.level.tolist(), state.memory.allowance.tolist(), int(state.trips[-1, 0])
 
 
-@pytest.mark.parametrize(("usual", "norm", "fine"), [
-    (1.0, 1000.0, True), (1.0, 1000.1, False), (8.0, 7999.0, True), (8.0, 8001.0, False), (1.0, 3e38, False),
-])  # fmt: skip
-def test_a_spike_is_a_thousand_times_the_usual(usual, norm, fine):
-    ok, _, allowance, trips = steps(usual, usual, norm)
-    assert ok == [True, True, fine]
-    assert (allowance[-1], trips) == ((1.0, 0) if fine else (F32(WIDEN), 1))
-
-
-def test_a_spike_does_not_poison():
-    """What is usual stays what it was, and the next step is as good as any."""
-    ok, level, allowance, trips = steps(1.0, 1e6, 1.0, 1.0)
-    assert ok == [True, False, True, True] and level == [1, 1, 1, 1] and trips == 1
-    assert allowance == pytest.approx([1, WIDEN, WIDEN, WIDEN])
-
-
-def test_the_level_is_the_geometric_mean_of_accepted_norms():
-    """A twentieth of each new logarithm; the first norm is taken as it is."""
+def test_spike_level_is_the_geometric_mean_of_accepted_norms():
+    """Each new logarithm has a weight of 1/20; the first norm sets the level."""
     norms = np.random.default_rng(0).lognormal(1.0, 1.0, 50)
     told = list(norms)
     told[10:10] = [1e7, NAN, INF, 0.0, 5e6]
@@ -324,8 +240,7 @@ def test_the_level_is_the_geometric_mean_of_accepted_norms():
     assert [i for i, fine in enumerate(ok) if not fine] == [10, 11, 12, 14] and trips == 2
 
 
-def test_norms_of_zero_move_nothing():
-    """Before the first gradient as after it; what comes first is usual, however large."""
+def test_gradient_norms_of_zero_do_not_change_the_level():
     ok, level, allowance, trips = steps(0.0, 0.0, 5e8, 0.0, 0.0, 5e8)
     assert ok == [True] * 6 and trips == 0
     assert level == [0, 0] + [pytest.approx(5e8)] * 4
@@ -333,22 +248,16 @@ def test_norms_of_zero_move_nothing():
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
-def test_a_norm_that_is_not_finite_is_another_s_to_count(bad):
-    """Refused all the same, be it the first; neither level nor allowance has heard of it."""
+def test_spike_guard_rejects_a_norm_that_is_not_finite_without_counting_it(bad):
+    """The update guard counts the sample."""
     ok, level, allowance, trips = steps(bad, 2.0, bad, 2.0)
     assert ok == [False, True, False, True] and trips == 0
     assert level == [0.0, *[pytest.approx(2.0)] * 3] and allowance == [1] * 4
 
 
-@pytest.mark.parametrize(("norm", "fine"), [(100.0, True), (100.1, False)])
-def test_small_norms_are_free_to_grow(norm, fine):
-    """The gradients of a task that has paid nothing yet; a tenth is taken for the least that is usual."""
-    assert steps(1e-7, norm)[0] == [True, fine]
-
-
-@pytest.mark.parametrize(("norm", "refused"), [(1001.0, 1), (1e4, 48), (1e6, 142), (1e12, 425), (1e18, 708)])
-def test_a_new_level_is_accepted_in_the_end(norm, refused):
-    """Every step that trips widens by 5 %; the level then follows, and there is no second refusal."""
+@pytest.mark.parametrize(("norm", "refused"), [(1001.0, 1), (1e18, 708)])
+def test_new_level_of_gradient_norms_is_accepted_in_the_end(norm, refused):
+    """Every step that trips widens the bound by 5 %; then the level follows."""
     assert refused == refusals(norm / 1000.0)
     ok, level, allowance, trips = steps(1.0, *[norm] * (refused + 300))
     assert ok == [True] + [False] * refused + [True] * 300 and trips == refused
@@ -357,24 +266,4 @@ def test_a_new_level_is_accepted_in_the_end(norm, refused):
     assert level[refused + 1] == pytest.approx(norm**0.05, rel=1e-4) and level[-1] == pytest.approx(norm, rel=1e-4)
 
 
-def test_the_norm_of_a_real_tree():
-    """One element of many is enough."""
-    gradients = {"w": jnp.full((10, 10), 0.01).at[3, 4].set(2000.0)}
-    healthy = {"w": jnp.full((10, 10), 0.1)}
-    assert steps(optax.global_norm(healthy), optax.global_norm(gradients))[0] == [True, False]
-
-
 # --- both
-
-
-def test_within_fails_nan_and_infinity_at_any_level():
-    x = jnp.array([NAN, INF, -INF, 3e38, -3e38, 0.0])
-    for level, allowance in ((0.0, 1.0), (1e-3, 1.0), (1e30, 1e30)):
-        usual = outlier.Usual(jnp.float32(level), jnp.float32(allowance))
-        assert outlier.within(x, usual, 10.0).tolist() == [False] * 3 + [level != 1e-3] * 2 + [True]
-
-
-def test_nothing_is_usual_yet():
-    usual = outlier.nothing_yet()
-    assert (float(usual.level), float(usual.allowance)) == (0.0, 1.0)
-    assert usual.level.dtype == usual.allowance.dtype == jnp.float32

@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were, keep what is best, and never kill a run."""
+"""Saving and restoring checkpoints: exact values, placement on devices, and misfits named by their path."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def save_scores(checkpoints: Checkpoints, scores: dict[int, float | None]) -> No
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_round_trip_is_exact(tmp_path, asynchronous):
+def test_restored_state_equals_the_saved_state(tmp_path, asynchronous):
     state = make_state()
     host = {"level": 2, "best": None, "steps": 2**40, "notes": ["a", {"b": 1.5}], "share": np.float32(0.5)}
     with Checkpoints(tmp_path, CheckpointConfig(asynchronous=asynchronous)) as checkpoints:
@@ -84,8 +84,8 @@ def test_round_trip_is_exact(tmp_path, asynchronous):
         assert_same(checkpoints.restore(template, 7)[0], state)
 
 
-def test_a_number_that_came_later_is_the_template_s(tmp_path):
-    """What an older rlstable has saved goes on; anything else that is missing is an error."""
+def test_number_unknown_to_an_older_version_comes_from_the_template(tmp_path):
+    """Any other missing array is an error."""
     old, now = {"tuning": {"rate": jnp.float32(0.5)}}, {"tuning": {"rate": jnp.float32(1), "clip": jnp.float32(1)}}
     with Checkpoints(tmp_path, SYNC) as checkpoints:
         checkpoints.save(1, old, POLICY, {})
@@ -97,7 +97,8 @@ def test_a_number_that_came_later_is_the_template_s(tmp_path):
         assert_same(checkpoints.restore(now, later=("tuning/clip",))[0], now)
 
 
-def test_restored_arrays_are_placed_as_before_so_nothing_compiles_again(tmp_path):
+def test_restored_arrays_are_placed_as_before(tmp_path):
+    """So nothing compiles again."""
     state = {"free": jnp.ones(3), "bound": jax.device_put(jnp.ones(3), jax.devices()[0])}
     step = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     with Checkpoints(tmp_path, SYNC) as checkpoints:
@@ -111,7 +112,7 @@ def test_restored_arrays_are_placed_as_before_so_nothing_compiles_again(tmp_path
     np.testing.assert_array_equal(step(again)["bound"], np.full(3, 3.0))
 
 
-def test_float64_stays_float64_outside_x64(tmp_path):
+def test_restored_float64_arrays_stay_float64_outside_x64(tmp_path):
     with jax.enable_x64(True):
         state = {"qpos": jnp.asarray(np.array([1 / 3, 1e-300])), "action": jnp.float32(1)}
     with Checkpoints(tmp_path, SYNC) as checkpoints:
@@ -120,7 +121,7 @@ def test_float64_stays_float64_outside_x64(tmp_path):
     assert_same(restored, state)
 
 
-def test_sharding_of_the_template_is_kept(tmp_path):
+def test_restored_arrays_have_the_sharding_of_the_template(tmp_path):
     devices = jax.devices()[:2]
     if len(devices) < 2:
         pytest.skip("needs two devices")
@@ -141,7 +142,7 @@ def test_sharding_of_the_template_is_kept(tmp_path):
     assert all(len(x.sharding.device_set) == 1 for x in on_one.values())
 
 
-def test_arrays_may_be_donated_and_host_changed_right_after_saving(tmp_path):
+def test_arrays_may_be_donated_right_after_saving(tmp_path):
     wipe = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
     with Checkpoints(tmp_path, CheckpointConfig(keep=4)) as checkpoints:
         for iteration in range(1, 4):
@@ -171,19 +172,14 @@ def test_arrays_may_be_donated_and_host_changed_right_after_saving(tmp_path):
             "a/w is float32[4, 3] there and int32[4, 3] here",
         ),
         (lambda s: s["a"].pop("w"), "a/w is float32[4, 3] there and missing here"),
-        (lambda s: s["a"].update(x=jnp.ones(2)), "a/x is missing there and float32[2] here"),
         (
             lambda s: (s["a"].update(w=jnp.ones(1)), s.update(z=jnp.ones(()))),
             "a/w is float32[4, 3] there and float32[1] here (and 1 more)",
         ),
-        (
-            lambda s: s.update(n=(jnp.ones(1), jnp.ones((2, 0)))),
-            "n/1 is float32[0] there and float32[2, 0] here",
-        ),
         (lambda s: s.update(k=jnp.ones((2, 2))), "k is uint32[2, 2] there and float32[2, 2] here"),
     ],
 )
-def test_a_misfit_names_the_path_before_arrays_are_read(tmp_path, monkeypatch, change, fault):
+def test_misfit_is_named_by_its_path_before_arrays_are_read(tmp_path, monkeypatch, change, fault):
     def fresh() -> dict[str, Any]:
         key = jax.random.split(jax.random.key(0), 2)
         return {"a": {"w": jnp.ones((4, 3))}, "k": key, "n": (jnp.ones(1), jnp.zeros(0))}

@@ -1,4 +1,4 @@
-"""A real disk of two megabytes that is full, and one that cannot be written."""
+"""A real disk of two megabytes that is full, and a read-only disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.lock import RunLock
 from rlstable.io.run_folder import open_run_dir
-from rlstable.io.saved_policy import restore_policy
 from rlstable.io.sinks import Sinks
 
 POLICY = {"w": np.ones(2, np.float32)}
@@ -59,7 +58,7 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_full_disk_keeps_the_last_good_one_and_is_tried_again(disk, asynchronous):
+def test_save_on_a_full_disk_is_retried_with_growing_delay(disk, asynchronous):
     events: list[tuple[str, int]] = []
     config = CheckpointConfig(every=100, keep=1, keep_best=0, asynchronous=asynchronous)
     with Checkpoints(disk, config, lambda kind, fields: events.append((kind, fields["iteration"]))) as checkpoints:
@@ -85,8 +84,8 @@ def test_a_full_disk_keeps_the_last_good_one_and_is_tried_again(disk, asynchrono
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_full_disk_makes_way_for_the_newest_checkpoint_and_keeps_the_best(disk, asynchronous, capfd):
-    """Four of 400 kB fit on two megabytes; the fifth is in the place of the oldest that is neither best nor newest."""
+def test_full_disk_drops_old_checkpoints_for_the_newest_and_keeps_the_best(disk, asynchronous, capfd):
+    """Four of 400 kB fit on the disk; the fifth replaces the oldest that is neither best nor newest."""
     events: list[tuple[str, dict[str, Any]]] = []
     config = CheckpointConfig(keep=10, keep_best=1, keep_period=3, asynchronous=asynchronous)
     with Checkpoints(disk, config, lambda kind, fields: events.append((kind, fields))) as checkpoints:
@@ -104,7 +103,7 @@ def test_full_disk_makes_way_for_the_newest_checkpoint_and_keeps_the_best(disk, 
     assert capfd.readouterr().err == ""
 
 
-def test_full_disk_loses_no_checkpoint_where_that_makes_too_little_room(disk):
+def test_full_disk_drops_no_checkpoint_if_that_would_not_make_room(disk):
     events: list[str] = []
     config = CheckpointConfig(keep=3, keep_best=0, asynchronous=False)
     with Checkpoints(disk, config, lambda kind, fields: events.append(kind)) as checkpoints:
@@ -117,7 +116,7 @@ def test_full_disk_loses_no_checkpoint_where_that_makes_too_little_room(disk):
 
 
 def test_failing_saves_leave_nothing_on_stderr(disk, capfd):
-    """Neither orbax's background threads nor asyncio; what other libraries log there stays."""
+    """Neither from the threads of orbax nor from asyncio."""
     with Checkpoints(disk, CheckpointConfig(keep=1, keep_best=0)) as checkpoints:
         checkpoints.save(1, noise(1), POLICY, {})
         checkpoints.wait()
@@ -129,7 +128,7 @@ def test_failing_saves_leave_nothing_on_stderr(disk, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_save_that_fails_in_the_background_is_heard_of_without_waiting_for_it(disk):
+def test_failure_of_an_asynchronous_save_is_reported_without_waiting(disk):
     events: list[int] = []
     config = CheckpointConfig(every=1000)
     with Checkpoints(disk, config, lambda kind, fields: events.append(fields["iteration"])) as checkpoints:
@@ -143,18 +142,7 @@ def test_a_save_that_fails_in_the_background_is_heard_of_without_waiting_for_it(
         assert events == [2]
 
 
-def test_while_the_disk_is_full_what_was_saved_can_be_read(disk):
-    with Checkpoints(disk, CheckpointConfig(keep=1, keep_best=0, asynchronous=False)) as checkpoints:
-        assert checkpoints.save(1, noise(1), POLICY, {"i": 1})
-        fill(disk)
-        assert not checkpoints.save(2, noise(2), POLICY, {"i": 2})
-        assert not checkpoints.save(1, noise(2), POLICY, {"i": 2})  # not even its own successor replaces it
-        assert checkpoints.all() == [1]
-        np.testing.assert_array_equal(checkpoints.restore(TEMPLATE)[0]["x"], noise(1)["x"])
-    assert restore_policy(disk)[1] == {"i": 1}
-
-
-def test_metrics_go_on_when_there_is_room_again(disk):
+def test_metrics_are_written_again_when_there_is_room(disk):
     sinks = Sinks([JsonLines(disk)])
     sinks.log(0, {"x": 0.0})
     filler = fill(disk)
@@ -171,7 +159,7 @@ def test_metrics_go_on_when_there_is_room_again(disk):
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])
-def test_a_run_on_a_full_disk_is_a_mistake_in_one_line(disk, resume):
+def test_run_on_a_full_disk_is_an_error_of_one_line(disk, resume):
     fill(disk)
     with pytest.raises(
         ConfigError, match=rf"^hydra\.run\.dir: cannot write to {disk}: No space left on device; choose"
@@ -180,29 +168,15 @@ def test_a_run_on_a_full_disk_is_a_mistake_in_one_line(disk, resume):
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
-def test_a_folder_that_cannot_be_written_is_a_mistake_in_one_line(disk):
+def test_run_on_a_read_only_disk_is_an_error_of_one_line(disk):
     mount(disk, "remount,ro,size=2m")
     for folder in (disk, disk / "new"):
         with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: cannot write to {folder}: Read-only file system; "):
             open_run_dir(folder, None)
 
 
-def test_a_folder_in_use_is_told_from_one_that_cannot_be_written(tmp_path, monkeypatch):
-    lock = RunLock(tmp_path)
-    with pytest.raises(ConfigError, match="is in use by process"):
-        open_run_dir(tmp_path, None)
-    lock.release()
-
-    def refuse(*_: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("rlstable.io.run_folder.write_atomically", refuse)
-    with pytest.raises(ConfigError, match=r"cannot write to .*: Permission denied; choose another folder"):
-        open_run_dir(tmp_path, None)
-
-
-def test_a_run_that_ended_while_its_folder_was_waited_for_is_seen(tmp_path, monkeypatch):
-    """Between looking at a folder and locking it, another run may have begun and ended there."""
+def test_run_that_ended_between_look_and_lock_is_noticed(tmp_path, monkeypatch):
+    """Another run may start and end in the folder before the lock is taken."""
 
     class Late(RunLock):
         def __init__(self, run_dir: Path):

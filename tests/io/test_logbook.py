@@ -1,4 +1,4 @@
-"""People see a thing when it is told; files and services get it a little later, whole and in the same order."""
+"""The logbook prints at once; files and services get the same rows and events later, complete and in order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     row, counts = {"x": 1.0}, np.array([1, 2])
     book.log(64, row)
     book.event(64, "rolled_back", {"counts": counts})
-    row["x"], counts[:] = 9.0, 9  # whoever told of it goes on working
+    row["x"], counts[:] = 9.0, 9  # the caller may change its arrays afterwards
     assert "step 64" in stream.getvalue()
     assert "rolled_back: counts" in stream.getvalue()
     book.wait()
@@ -95,7 +95,7 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     assert "late" not in stream.getvalue()
 
 
-def test_what_cannot_be_read_of_an_event_ends_nothing(tmp_path: Path, console: Console) -> None:
+def test_event_with_an_unreadable_field_is_logged(tmp_path: Path, console: Console) -> None:
     book = Logbook(tiny_config(), tmp_path, console)
     book.start(None, None)
     book.event(64, "odd", {"field": Unreadable()})
@@ -104,10 +104,9 @@ def test_what_cannot_be_read_of_an_event_ends_nothing(tmp_path: Path, console: C
     assert found[-1] == ("odd", "ValueError: gone")
 
 
-def test_an_error_of_wandb_is_of_the_row_that_it_did_not_take(
+def test_wandb_error_is_logged_at_the_step_of_the_rejected_row(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others were told meanwhile; that they are sent at its step would have them overwrite each other."""
     sent: list[tuple[int, dict[str, Any]]] = []
     goes_on = threading.Event()
 
@@ -137,9 +136,7 @@ def test_an_error_of_wandb_is_of_the_row_that_it_did_not_take(
     assert (failed["step"], failed["sink"], failed["error"]) == (64, "Wandb", "ConnectionError: no")
 
 
-def test_a_broken_service_is_told_where_people_look_and_written_down(
-    tmp_path: Path, console: Console, stream: io.StringIO
-) -> None:
+def test_failing_service_is_printed_logged_and_dropped(tmp_path: Path, console: Console, stream: io.StringIO) -> None:
     book = Logbook(tiny_config(), tmp_path, console, [Broken()])
     book.start(None, None)
     for step in (64, 128, 192, 256):
@@ -152,7 +149,7 @@ def test_a_broken_service_is_told_where_people_look_and_written_down(
     assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128, 192, 256]
 
 
-def test_a_console_that_breaks_ends_nothing_and_is_written_down(
+def test_failing_console_does_not_end_the_run_and_is_logged(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = Logbook(tiny_config(), tmp_path, console)
@@ -165,7 +162,7 @@ def test_a_console_that_breaks_ends_nothing_and_is_written_down(
     assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128]
 
 
-def test_one_that_was_never_started_leaves_nothing(tmp_path: Path, console: Console) -> None:
+def test_logbook_that_was_never_started_writes_nothing(tmp_path: Path, console: Console) -> None:
     book = Logbook(tiny_config(), tmp_path / "run", console)
     book.event(0, "early", {})
     book.wait()

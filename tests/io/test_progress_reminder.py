@@ -1,4 +1,4 @@
-"""Long work is told of, short work is not, and one thread does it all."""
+"""Progress reminders: lines about long operations, none about short ones, and one thread for all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def test_what_is_inside_is_told_of_and_then_what_is_around_it() -> None:
+def test_reminder_names_the_innermost_operation() -> None:
     told: list[str] = []
     teller = ProgressReminder(0.02, told.append)
     with teller.working("outside"):
@@ -26,7 +26,7 @@ def test_what_is_inside_is_told_of_and_then_what_is_around_it() -> None:
         until(lambda: "outside: 0 s so far" in told)
 
 
-def test_short_work_is_not_told_of_and_costs_one_thread() -> None:
+def test_short_operations_print_nothing_and_share_one_thread() -> None:
     told: list[str] = []
     teller = ProgressReminder(60.0, told.append)
     before = set(threading.enumerate())  # of which some may end meanwhile
@@ -37,7 +37,7 @@ def test_short_work_is_not_told_of_and_costs_one_thread() -> None:
     assert len(set(threading.enumerate()) - before) == 1
 
 
-def test_the_thread_ends_where_nothing_is_left_and_another_begins() -> None:
+def test_reminder_thread_ends_when_no_operation_is_left() -> None:
     told: list[str] = []
     teller = ProgressReminder(0.02, told.append)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A run and its folder: one run at a time, whole checkpoints only, saved again when it is possible again."""
+"""A run and its folder: one run at a time, undamaged checkpoints only, failed saves are retried."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+def test_run_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     first = TrainingLoop(quick(), tmp_path)
     with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: {tmp_path} is in use by process {os.getpid()} on "):
         TrainingLoop(quick(resume="auto"), tmp_path)
@@ -61,9 +61,7 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     assert TrainingLoop(quick(4, resume="auto"), tmp_path).run().step == 4 * ITERATION
 
 
-def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_releases_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -83,7 +81,7 @@ def test_a_run_that_cannot_be_made_or_fails_gives_its_folder_free(
         assert again.single.host.step == 3 * ITERATION
 
 
-def test_where_folders_cannot_be_locked_the_run_goes_on_and_says_so(
+def test_run_continues_and_logs_an_event_if_its_folder_cannot_be_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(*_: Any) -> None:
@@ -94,7 +92,7 @@ def test_where_folders_cannot_be_locked_the_run_goes_on_and_says_so(
     assert events(tmp_path)[0] == {"kind": "lock_unsupported", "error": "No locks available"}
 
 
-def test_nothing_is_compiled_for_a_folder_that_cannot_be_written(
+def test_unwritable_folder_is_rejected_before_anything_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -105,7 +103,7 @@ def test_nothing_is_compiled_for_a_folder_that_cannot_be_written(
         TrainingLoop(quick(), tmp_path / "file" / "run")
 
 
-def test_a_damaged_newest_checkpoint_costs_its_iteration_and_nothing_else(finished: Path, tmp_path: Path) -> None:
+def test_run_with_a_damaged_newest_checkpoint_resumes_from_the_one_before(finished: Path, tmp_path: Path) -> None:
     whole = TrainingLoop(quick(5), tmp_path / "whole")
     whole.run()
     [path] = (finished / "checkpoints/3/state/d").iterdir()
@@ -123,7 +121,7 @@ def test_a_damaged_newest_checkpoint_costs_its_iteration_and_nothing_else(finish
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == ["3", "3.damaged", "4", "5"]
 
 
-def test_a_run_without_a_whole_checkpoint_does_not_begin_afresh(finished: Path) -> None:
+def test_run_without_an_undamaged_checkpoint_does_not_start_again(finished: Path) -> None:
     for path in finished.glob("checkpoints/*/host/metadata"):
         path.unlink()
     before = (finished / "metrics.jsonl").read_bytes()
@@ -132,7 +130,7 @@ def test_a_run_without_a_whole_checkpoint_does_not_begin_afresh(finished: Path) 
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_failed_save_is_tried_again_before_its_time(tmp_path: Path) -> None:
+def test_failed_save_of_a_run_is_retried_before_the_next_period(tmp_path: Path) -> None:
     config = quick(8, checkpoint={"every": 3}, fault={"site": "disk", "start": 2, "iterations": 2})
     TrainingLoop(config, tmp_path).run()
     saves = [(event["kind"], event["iteration"]) for event in events(tmp_path) if "checkpoint" in event["kind"]]
@@ -140,7 +138,7 @@ def test_a_failed_save_is_tried_again_before_its_time(tmp_path: Path) -> None:
     assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 8
 
 
-def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_logs_changed_versions(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = load_policy(finished, "latest").host["versions"]
     assert saved == {**versions(), "device": "cpu"}
     TrainingLoop(quick(4, resume="auto"), finished).run()
@@ -155,8 +153,8 @@ def test_versions_are_saved_and_told_where_they_changed(finished: Path, monkeypa
     }
 
 
-def test_how_it_ended_before_is_forgotten_once_it_goes_on_and_not_sooner(finished: Path) -> None:
-    """A killed process leaves no ending, so what stands there must not be that of the time before."""
+def test_result_of_an_earlier_run_is_deleted_with_the_first_new_iteration(finished: Path) -> None:
+    """A killed process leaves no result, so the old one must not stay."""
     runner = TrainingLoop(quick(5, resume="auto"), finished)
     assert (finished / "result.json").exists()
     runner.advance()
@@ -165,8 +163,8 @@ def test_how_it_ended_before_is_forgotten_once_it_goes_on_and_not_sooner(finishe
     assert json.loads((finished / "result.json").read_text())["stop_reason"] == "stopped"
 
 
-def test_a_checkpoint_is_never_ahead_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is killed and goes on from it lacks none, however slow the disk is that rows are written to."""
+def test_checkpoint_is_never_ahead_of_the_logged_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run killed after the save resumes without missing rows, also on a slow disk."""
     log, save = JsonLines.log, Checkpoints.save
 
     def slowly(self: JsonLines, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is told of one seed among several."""
+"""Console lines of one seed among several."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def lines(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()[1:]  # without the title
 
 
-def test_an_event_says_whose_it_is(told: tuple[Console, io.StringIO]) -> None:
+def test_console_event_names_its_seed(told: tuple[Console, io.StringIO]) -> None:
     console, stream = told
     SeedConsole(console, 7, set()).event(128, "rolled_back", {"cause": "storm"})
     assert lines(stream) == ["! step 128  rolled_back: of seed 7, cause storm"]
 
 
-def test_trips_of_a_guard_are_told_seed_by_seed(told: tuple[Console, io.StringIO]) -> None:
+def test_console_prints_trips_of_a_guard_per_seed(told: tuple[Console, io.StringIO]) -> None:
     console, stream = told
     for seed in (0, 1):
         SeedConsole(console, seed, set()).event(64, "guard_tripped", {"guard": "storm", "share": seed + 1})
@@ -36,7 +36,7 @@ def test_trips_of_a_guard_are_told_seed_by_seed(told: tuple[Console, io.StringIO
     ]
 
 
-def test_what_happens_to_all_alike_is_told_once(told: tuple[Console, io.StringIO]) -> None:
+def test_console_prints_an_event_of_all_seeds_once(told: tuple[Console, io.StringIO]) -> None:
     console, stream = told
     of_all: set[str] = set()
     for step in (0, 64):
@@ -45,7 +45,7 @@ def test_what_happens_to_all_alike_is_told_once(told: tuple[Console, io.StringIO
     assert lines(stream) == [f"! step {step}  memory_planned: plan envs_per_pass 8" for step in (0, 64)]
 
 
-def test_rows_and_summaries_are_left_to_all_together(told: tuple[Console, io.StringIO]) -> None:
+def test_console_of_one_seed_prints_neither_rows_nor_summaries(told: tuple[Console, io.StringIO]) -> None:
     console, stream = told
     own = SeedConsole(console, 0, set())
     own.log(64, {"eval/episode_reward": 1.0})

@@ -1,4 +1,4 @@
-"""What checkpoints are kept on disk, and what a failing disk may do: nothing to the run."""
+"""Retention of checkpoints, rollbacks to earlier iterations, and failing disks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,6 @@ def test_retention_keeps_latest_best_and_every_period(tmp_path):
         assert checkpoints.best() == 2
 
 
-def test_best_survives_asynchronous_saves(tmp_path):
-    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=1)) as checkpoints:
-        save_scores(checkpoints, {1: 1.0, 2: 3.0, 3: 3.0, 4: 2.0, 5: math.inf})
-        assert checkpoints.all() == [3, 5]  # of equals the later; infinity is no score
-        assert checkpoints.best() == 3
-
-
 def test_missing_and_nan_scores_are_never_best(tmp_path):
     config = CheckpointConfig(keep=1, keep_best=3, asynchronous=False)
     with Checkpoints(tmp_path, config) as checkpoints:
@@ -53,14 +46,8 @@ def test_missing_and_nan_scores_are_never_best(tmp_path):
     assert json.loads((tmp_path / "checkpoints/3/manifest/metadata").read_text())["score"] is None
 
 
-def test_keep_best_zero_keeps_only_the_latest(tmp_path):
-    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=0, asynchronous=False)) as checkpoints:
-        save_scores(checkpoints, {1: 9.0, 2: 1.0})
-        assert checkpoints.all() == [2]
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_saving_an_earlier_iteration_supersedes_the_later_ones(tmp_path, asynchronous):
+def test_saving_an_earlier_iteration_replaces_the_later_ones(tmp_path, asynchronous):
     config = CheckpointConfig(keep=5, keep_best=0, asynchronous=asynchronous)
     with Checkpoints(tmp_path, config) as checkpoints:
         save_scores(checkpoints, {1: 1.0, 2: 2.0, 3: 3.0})
@@ -73,8 +60,8 @@ def test_saving_an_earlier_iteration_supersedes_the_later_ones(tmp_path, asynchr
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
-def test_an_attempt_given_up_leaves_no_scores(tmp_path):
-    """Neither of a checkpoint that was superseded nor of one that was retired before."""
+def test_scores_of_an_abandoned_attempt_are_forgotten(tmp_path):
+    """Both of replaced checkpoints and of those deleted before."""
     with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=1, asynchronous=False)) as checkpoints:
         save_scores(checkpoints, {1: 1.0, 2: 5.0, 3: 9.0, 4: None})
         assert checkpoints.all() == [3, 4]
@@ -82,7 +69,7 @@ def test_an_attempt_given_up_leaves_no_scores(tmp_path):
         assert (checkpoints.all(), checkpoints.best()) == ([1, 4], 1)
 
 
-def test_a_crash_while_superseding_loses_nothing(tmp_path):
+def test_crash_while_replacing_a_checkpoint_loses_nothing(tmp_path):
     with Checkpoints(tmp_path, SYNC) as checkpoints:
         save_scores(checkpoints, {1: None, 2: None})
     folder = tmp_path / "checkpoints"
@@ -96,7 +83,7 @@ def test_a_crash_while_superseding_loses_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_an_unwritable_folder_is_an_event_not_a_crash(tmp_path, asynchronous):
+def test_unwritable_checkpoint_folder_is_an_event_and_no_crash(tmp_path, asynchronous):
     (tmp_path / "checkpoints").write_text("in the way")
     events = []
     config = CheckpointConfig(asynchronous=asynchronous)
@@ -111,9 +98,8 @@ def test_an_unwritable_folder_is_an_event_not_a_crash(tmp_path, asynchronous):
     assert events[1:] == [("checkpoint_saved_again", {"iteration": 4, "failures": 1})]
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("iteration", [1, 2])
-def test_a_full_disk_is_an_event_and_keeps_what_there_was(tmp_path, asynchronous, iteration):
+@pytest.mark.parametrize(("asynchronous", "iteration"), [(True, 2), (False, 1)])
+def test_save_beyond_the_file_size_limit_is_an_event_and_keeps_the_last_checkpoint(tmp_path, asynchronous, iteration):
     events = []
     config = CheckpointConfig(keep=1, asynchronous=asynchronous)
     noise = {"x": np.random.default_rng(0).random(400_000)}
@@ -148,8 +134,8 @@ def test_state_that_cannot_be_saved_is_an_event(tmp_path):
     ]
 
 
-def test_a_crash_while_deleting_leaves_no_half_of_a_checkpoint(tmp_path, monkeypatch):
-    """What is retired loses its number first, so that nobody takes what is left of it for a damaged checkpoint."""
+def test_crash_while_deleting_a_checkpoint_leaves_no_damaged_checkpoint(tmp_path, monkeypatch):
+    """A checkpoint is renamed before its files are deleted."""
     retired = tmp_path / "checkpoints/.retired"
     with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=0, asynchronous=False)) as checkpoints:
         save_scores(checkpoints, {1: None})
@@ -166,8 +152,8 @@ def test_a_crash_while_deleting_leaves_no_half_of_a_checkpoint(tmp_path, monkeyp
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
 
 
-def test_a_run_whose_only_checkpoint_was_being_superseded_is_gone_on_with(tmp_path):
-    """Killed in a rollback to it: neither begun afresh, which would delete it, nor refused."""
+def test_run_killed_while_replacing_its_only_checkpoint_resumes(tmp_path):
+    """Killed in a rollback: neither started again, which would delete the checkpoint, nor rejected."""
     with Checkpoints(tmp_path, SYNC) as checkpoints:
         save_scores(checkpoints, {2: None})
     (tmp_path / "checkpoints/2").rename(tmp_path / "checkpoints/2.superseded-by-2")

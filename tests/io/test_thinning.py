@@ -1,4 +1,4 @@
-"""The record of a long run stays bounded, and keeps all that its page shows; a kill in the middle costs nothing."""
+"""Logs of a long run stay bounded in size and keep what the report shows, also after a kill."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("small")
-def test_old_rows_stay_evenly_spaced_and_the_newest_stay_all() -> None:
+def test_thinning_keeps_old_rows_evenly_spaced_and_all_of_the_newest() -> None:
     given = rows(110)
     kept = list(thinned_rows(lambda: iter(given)))
     assert kept[0] == given[0] and kept[-10:] == given[-10:]
@@ -45,7 +44,7 @@ def test_old_rows_stay_evenly_spaced_and_the_newest_stay_all() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_every_evaluation_and_every_spike_stays() -> None:
+def test_thinning_keeps_every_evaluation_and_every_spike() -> None:
     given = rows(110)
     for number in (33, 34, 35):
         given[number]["eval/episode_reward"] = None if number == 34 else 1.0
@@ -55,7 +54,7 @@ def test_every_evaluation_and_every_spike_stays() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_trips_are_added_up_and_other_events_stay() -> None:
+def test_thinning_adds_up_trips_and_keeps_other_events() -> None:
     events: list[dict[str, Any]] = []
     for n in range(1, 101):
         events.append(
@@ -83,7 +82,7 @@ def test_trips_are_added_up_and_other_events_stay() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_files_of_a_long_run_stay_bounded(tmp_path: Path) -> None:
+def test_log_files_of_a_long_run_stay_bounded(tmp_path: Path) -> None:
     sink = JsonLines(tmp_path)
     for row in rows(2000):
         sink.log(row["step"], {"training/v_loss": row["training/v_loss"]})
@@ -106,38 +105,7 @@ def test_rows_in_memory_stay_bounded() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_record_of_evaluations_alone_is_not_rewritten_with_every_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rewritten: list[int] = []
-
-    def thin(read: thinning.Read) -> Iterator[Any]:
-        rewritten.append(len(list(read())))
-        return thinned_rows(read)
-
-    monkeypatch.setattr(jsonl.thinning, "thinned_rows", thin)
-    sink = JsonLines(tmp_path)
-    for n in range(1000):
-        sink.log(n, {"eval/episode_reward": 1.0})
-    sink.close()
-    assert len(read(tmp_path / "metrics.jsonl")) == 1000
-    assert rewritten == [101, 203, 407, 815]
-
-
-@pytest.mark.usefixtures("small")
-def test_resume_of_a_thinned_record_drops_later_rows_and_goes_on(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path)
-    for row in rows(150):
-        sink.log(row["step"], {})
-    sink.close()
-    before = read(tmp_path / "metrics.jsonl")
-    JsonLines(tmp_path, resume_step=64 * 145).close()
-    assert read(tmp_path / "metrics.jsonl") == [row for row in before if row["step"] <= 64 * 145]
-    assert [row["step"] for row in before][-10:] == [64 * n for n in range(141, 151)]
-
-
-@pytest.mark.usefixtures("small")
-def test_no_row_is_lost_where_there_is_no_room_to_thin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_thinning_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -169,7 +137,7 @@ for n in range(1, 200):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the new file takes its place", "after it"])
-def test_kill_while_thinning_leaves_a_whole_record(tmp_path: Path, after: bool) -> None:
+def test_kill_while_thinning_leaves_a_complete_log(tmp_path: Path, after: bool) -> None:
     folder = tmp_path / "run"
     ended = subprocess.run([sys.executable, "-c", KILLED.format(after=after), str(folder)], env=os.environ, check=False)
     assert ended.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Run folders whose code may run: those that this user made or agreed to, by path and content."""
+"""Run folders whose code may run: those that the user made or trusted, by path and content."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_code_outside_rlstable_brax_and_playground_needs_trust(sections, named, 
     assert is_trusted(file, config) is (named is None)
 
 
-def test_folder_is_remembered_by_path_and_content(
+def test_trusted_folder_is_remembered_by_path_and_content(
     file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not is_trusted(file)
@@ -71,7 +71,7 @@ def test_folder_is_remembered_by_path_and_content(
     assert cache.stat().st_mode & 0o777 == 0o600 and cache.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_user_agrees_once(file: Path) -> None:
+def test_user_trusts_a_folder_once(file: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=rf"^run: {file} names code outside rlstable, Brax and Playground, env\.name=toys:PointMass, and is not "
@@ -82,13 +82,7 @@ def test_user_agrees_once(file: Path) -> None:
     assert is_trusted(file)
 
 
-def test_folder_is_remembered_in_one_line_however_often_it_is_written(file: Path, cache: Path) -> None:
-    for _ in range(3):
-        assert remember(file, FOREIGN) is None
-    assert len(cache.read_text().split()) == 2
-
-
-def test_line_that_a_full_disk_has_cut_costs_no_other_line(file: Path, cache: Path) -> None:
+def test_torn_line_in_the_list_of_trusted_folders_is_harmless(file: Path, cache: Path) -> None:
     remember(file, FOREIGN)
     whole = cache.read_text()
     cache.write_text(whole.rstrip()[:30])
@@ -97,7 +91,7 @@ def test_line_that_a_full_disk_has_cut_costs_no_other_line(file: Path, cache: Pa
     assert is_trusted(file)
 
 
-def test_path_with_a_line_break_cannot_forge_another_line(file: Path, cache: Path, tmp_path: Path) -> None:
+def test_path_with_a_line_break_cannot_forge_trust(file: Path, cache: Path, tmp_path: Path) -> None:
     remember(file, FOREIGN)
     entry = cache.read_text().strip()
     cache.unlink()
@@ -108,23 +102,22 @@ def test_path_with_a_line_break_cannot_forge_another_line(file: Path, cache: Pat
     assert is_trusted(forged / "config.yaml") and not is_trusted(file)
 
 
-@pytest.mark.parametrize("mode", [0o660, 0o606])
-def test_nothing_is_trusted_by_a_file_that_other_users_may_write(mode: int, file: Path, cache: Path) -> None:
+def test_file_that_other_users_may_write_trusts_no_folder(file: Path, cache: Path) -> None:
     remember(file, FOREIGN)
-    cache.chmod(mode)
+    cache.chmod(0o606)
     with pytest.raises(ConfigError, match="trusted_folders: another user owns it or may write it"):
         require_trust(file, FOREIGN, trust=False)
     assert "another user owns it or may write it" in str(remember(file, FOREIGN))
 
 
-def test_nothing_is_trusted_by_a_file_of_another_user(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_another_user_trusts_no_folder(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(file, FOREIGN)
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
     assert not is_trusted(file)
 
 
-def test_cache_that_cannot_be_written_is_told_and_ends_nothing(
+def test_unwritable_list_of_trusted_folders_is_reported_and_harmless(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in the way").write_text("")

@@ -1,4 +1,4 @@
-"""What a run was computed with can be told, and what is different now."""
+"""Versions of the installed packages, and the differences between two runs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def test_versions_are_those_installed() -> None:
     assert found["mujoco-mjx"] == metadata.version("mujoco-mjx")
 
 
-def test_what_is_not_installed_is_none(monkeypatch) -> None:
+def test_version_of_a_missing_package_is_none(monkeypatch) -> None:
     monkeypatch.setattr("rlstable.io.versions.PACKAGES", ("numpy", "no-such-package"))
     assert versions()["no-such-package"] == "none"
 
 
-def test_what_is_installed_while_a_process_runs_is_not_what_it_runs_with(monkeypatch) -> None:
+def test_versions_are_read_once_per_process(monkeypatch) -> None:
     before = versions()
     monkeypatch.setattr(metadata, "version", lambda _: "99.0")
     assert versions() == before
     assert metadata.version("jax") == "99.0"
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_reading_versions_imports_no_large_package() -> None:
     code = "import sys, rlstable.io.versions as v; v.versions(); "
     code += "print(sorted({'jax', 'numpy', 'mujoco'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "[]\n"
 
 
-def test_changes_are_listed_by_name() -> None:
+def test_changed_versions_are_listed_by_name() -> None:
     old = {"jax": "0.10.1", "brax": "0.14.2", "mujoco": "none", "gone": "1"}
     new = {"jax": "0.10.2", "brax": "0.14.2", "mujoco": "4.0.0", "fresh": "1"}
     assert differences(old, new) == {"jax": "0.10.1 -> 0.10.2", "mujoco": "none -> 4.0.0"}

@@ -91,7 +91,7 @@ def test_wandb_steps_never_go_back(tmp_path, fake_wandb):
     assert fake_wandb.run.finished == 1
 
 
-def test_a_wandb_outage_at_the_start_is_reported_and_quiet(tmp_path, fake_wandb):
+def test_wandb_outage_at_the_start_is_reported_once(tmp_path, fake_wandb):
     def init(**_: Any) -> None:
         raise TimeoutError("no answer")
 
@@ -125,7 +125,7 @@ def test_wandb_that_fails_at_the_end_is_a_warning(tmp_path, fake_wandb):
         sinks.close()
 
 
-def test_wandb_disabled_is_not_even_imported(tmp_path, monkeypatch):
+def test_disabled_wandb_is_not_imported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     sink = Wandb(WandbConfig(), tmp_path, {})
     sink.log(1, {"x": 1.0})
@@ -133,7 +133,7 @@ def test_wandb_disabled_is_not_even_imported(tmp_path, monkeypatch):
     assert sink.run_id is None
 
 
-def test_wandb_offline_really_writes(tmp_path, monkeypatch, capfd):
+def test_offline_wandb_writes_a_run_file(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")

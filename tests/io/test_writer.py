@@ -1,4 +1,4 @@
-"""What is written beside the computing arrives whole and in order, and is never more than memory bears."""
+"""The background writer makes its calls in order and bounds its queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from rlstable.io.writer import Writer
 
 
-def test_calls_are_made_in_order_by_one_other_thread() -> None:
+def test_writer_makes_its_calls_in_order_in_one_thread() -> None:
     writer, made = Writer(), []
     for number in range(100):
         give = writer.ahead if number % 3 else writer.soon
@@ -44,7 +44,7 @@ def test_training_waits_for_a_stalled_disk_only_when_the_queue_is_full() -> None
     assert made[:2] == [1, 2]
 
 
-def test_a_call_that_fails_stops_no_other() -> None:
+def test_failing_call_of_the_writer_stops_no_other_call() -> None:
     writer, made = Writer(most=1), []
     with pytest.warns(RuntimeWarning, match="rlstable: not written: ZeroDivisionError") as told:
         for number in (0, 1, 0, 2):
@@ -55,14 +55,7 @@ def test_a_call_that_fails_stops_no_other() -> None:
     writer.close()
 
 
-def test_nothing_can_be_given_to_one_that_is_closed() -> None:
-    writer = Writer()
-    writer.close()
-    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
-        writer.soon(print)
-
-
-def test_a_process_that_ends_makes_the_calls_that_are_left(tmp_path: Path) -> None:
+def test_ending_process_makes_the_remaining_calls_of_the_writer(tmp_path: Path) -> None:
     program = f"""
 import time
 from pathlib import Path

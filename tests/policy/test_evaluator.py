@@ -1,4 +1,4 @@
-"""Evaluation where memory is short: more passes, the same episodes."""
+"""Evaluation with little memory: more passes, the same episodes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlstable.supervise.memory_plan import OutOfMemory
 
 
 class State:
-    """Of a training state, what an evaluation looks at."""
+    """The fields of a training state that an evaluation reads."""
 
     params = jax.device_put(jnp.ones(3))
     normalizer = jax.device_put(jnp.zeros(3))
 
 
 def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
-    """Episodes that are as good as their random keys say."""
+    """Episodes whose rewards depend on their random keys alone."""
     reward = jax.vmap(jax.random.uniform)(keys)
     return Episodes({"reward": reward * params[0]}, jnp.ones_like(reward), jnp.zeros_like(reward))
 
 
 class Refusing(Evaluator):
-    """One whose device has room for a few episodes at a time."""
+    """An evaluator on a device with memory for a few episodes at a time."""
 
     def __init__(self, count: int, room: int, error: str = "RESOURCE_EXHAUSTED: Out of memory"):
         self.told: list[tuple[str, dict[str, Any]]] = []
@@ -57,8 +57,8 @@ class Refusing(Evaluator):
 POLICY = [policy_of(State, jax.random.PRNGKey(5))]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("count", "room", "passes"), [(8, 8, 1), (8, 4, 2), (8, 1, 8), (7, 2, 4), (3, 1, 3)])
-def test_the_episodes_are_the_same_in_more_passes(count: int, room: int, passes: int) -> None:
+@pytest.mark.parametrize(("count", "room", "passes"), [(8, 8, 1), (8, 4, 2), (7, 2, 4), (3, 1, 3)])
+def test_evaluation_in_several_passes_plays_the_same_episodes(count: int, room: int, passes: int) -> None:
     short = Refusing(count, room)
     [row], [whole] = short.evaluate(POLICY), Refusing(count, count).evaluate(POLICY)
     for name in ("eval/episode_reward", "eval/episode_reward_std", "eval/avg_episode_length", "eval/aborted_share"):
@@ -69,17 +69,17 @@ def test_the_episodes_are_the_same_in_more_passes(count: int, room: int, passes:
     assert np.isfinite(row["eval/sps"])  # type: ignore[arg-type]
 
 
-def test_no_room_for_a_single_episode_ends_by_name() -> None:
+def test_evaluation_without_memory_for_one_episode_is_an_error() -> None:
     with pytest.raises(OutOfMemory, match=r"a single evaluation episode; .*eval\.num_evals=0"):
         Refusing(4, 0).evaluate(POLICY)
 
 
-def test_another_error_is_not_taken_for_that() -> None:
+def test_other_errors_of_an_evaluation_are_raised() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         Refusing(4, 0, "INTERNAL: something else").evaluate(POLICY)
 
 
-def test_a_refusal_while_it_compiles_is_met_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_error_while_compiling_an_evaluation_leads_to_more_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Refusing(4, 4)
     compiled, refused = own._play, [True]
 
@@ -94,7 +94,7 @@ def test_a_refusal_while_it_compiles_is_met_alike(monkeypatch: pytest.MonkeyPatc
     assert own.told == [("evaluation_divided", {"passes": 2})]
 
 
-def test_what_is_begun_compiles_in_another_thread_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_compiles_once_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     own, whole = Refusing(4, 4), Refusing(4, 4)
     threads: list[str] = []
     compile_ = jax.stages.Lowered.compile
@@ -112,11 +112,11 @@ def test_what_is_begun_compiles_in_another_thread_and_once(monkeypatch: pytest.M
     own.begin(POLICY)
     assert own._begun is None
     assert row["eval/episode_reward"] == expected["eval/episode_reward"]
-    assert own.waited == 0 and whole.waited == 1  # nobody waits for what is there
+    assert own.waited == 0 and whole.waited == 1
     assert len(threads) == 2 and all(name.startswith("compiling") for name in threads)
 
 
-def test_a_refusal_in_the_other_thread_is_met_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_error_in_the_compiling_thread_leads_to_more_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Refusing(4, 4)
     compile_, refused = jax.stages.Lowered.compile, [True]
 

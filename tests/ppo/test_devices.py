@@ -1,7 +1,6 @@
-"""Eight devices are one: the same gradient, nothing crosses while collecting, one verdict, each fault counted once."""
+"""Eight devices compute the gradient of one, do not communicate while collecting, and count each fault once."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from toys import (
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
-from rlstable.ppo import normalizer
 from rlstable.ppo.build import first_tuning, make_ppo
 from rlstable.ppo.records import time_first
 from rlstable.ppo.rollout import collect
@@ -73,8 +71,8 @@ def close(ours, theirs):
 
 
 @pytest.mark.parametrize("masking", [False, True])
-def test_the_gradient_is_that_of_one_device(gradients, masking):
-    """Not eight times it, which would be the same on all devices, and with a mask not the mean of means either."""
+def test_gradient_on_eight_devices_equals_that_on_one(gradients, masking):
+    """With a mask that is uneven over the devices, too."""
     ppo, gradient = gradients
     params, statistics, data, _, noise = experience(ppo.networks, T, B)
     if masking:
@@ -90,24 +88,6 @@ def test_the_gradient_is_that_of_one_device(gradients, masking):
         assert metrics["training/policy_dist_max_std"] < np.inf
 
 
-@pytest.mark.parametrize("mode", ["welford", "ema"])
-def test_statistics_are_those_of_one_device(mode):
-    config = tiny_config(ppo={"normalize_observations_mode": mode}).ppo
-    rng = np.random.default_rng(1)
-    x = np.float32(rng.normal(size=(B, T, 3)) * np.arange(1, B + 1)[:, None, None])
-    valid = rng.random((B, T)) > 0.2
-    valid[:2] = False
-    update = functools.partial(normalizer.update, config=config)
-    found = [
-        sharding.over_devices(update, mesh(n), (R, SPLIT, SPLIT), R)(
-            normalizer.init(jax.ShapeDtypeStruct((3,), jnp.float32)), x, valid
-        )
-        for n in (1, DEVICES)
-    ]
-    close(jax.device_get(found[1]), jax.device_get(found[0]))
-    np.testing.assert_allclose(found[1].mean, x[valid].mean(0), rtol=1e-4)
-
-
 # --- collecting
 
 
@@ -121,8 +101,8 @@ def loops(inside):
     return sum(equation.primitive.name in ("scan", "while") for equation in inside)
 
 
-def test_nothing_crosses_devices_while_collecting():
-    """Only the sums of its metrics do, after the last step."""
+def test_devices_do_not_communicate_while_collecting():
+    """Only the sums of the metrics are reduced, after the last step."""
     settings = tiny_config(guards={"limiters": {"reward": 5.0}})
     ppo, state = assemble(settings)
     collecting = sharding.over_devices(
@@ -155,8 +135,8 @@ def poisoned(request):
     return request.param, before, after, metrics
 
 
-def test_all_devices_hold_the_same_after_an_iteration(poisoned):
-    """Bit for bit: what is called replicated is, although nothing checks it (`check_vma=False`)."""
+def test_all_devices_hold_the_same_state_after_an_iteration(poisoned):
+    """Bit for bit; JAX does not check replication (`check_vma=False`)."""
     _, _, after, metrics = poisoned
     for leaf in jax.tree.leaves((dataclasses.replace(after, env_state=None, reset_pool=None), metrics)):
         assert len(leaf.addressable_shards) == DEVICES
@@ -165,7 +145,7 @@ def test_all_devices_hold_the_same_after_an_iteration(poisoned):
             np.testing.assert_array_equal(other, first)
 
 
-def test_a_fault_on_one_device_is_counted_once(poisoned):
+def test_fault_on_one_device_is_counted_once(poisoned):
     guards, before, after, metrics = poisoned
     trips = {name: counts.tolist() for name, counts in metrics.trips.items()}
     minibatches = 4  # two in each of two epochs

@@ -1,13 +1,10 @@
-"""Generalized advantage estimation, by hand and against Brax."""
+"""Generalized advantage estimation: worked examples and equality with Brax."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from brax.training.agents.ppo.losses import compute_gae
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from rlstable.ppo import gae
 from rlstable.ppo.gae import estimate
@@ -33,22 +30,7 @@ def column(*numbers):
     return jnp.array(numbers, jnp.float32)[:, None]
 
 
-def test_an_unroll_worked_out_by_hand():
-    """γ = 0.5, λ = 0.5, no ends.
-
-    r = 1, 2, 3; V = 10, 20, 30; V after = 40.
-    δ = 1 + 0.5·20 - 10 = 1;  2 + 0.5·30 - 20 = -3;  3 + 0.5·40 - 30 = -7.
-    A_2 = -7;  A_1 = -3 + 0.25·(-7) = -4.75;  A_0 = 1 + 0.25·(-4.75) = -0.1875.
-    target = A + V = 9.8125, 15.25, 23.
-    What the policy sees: 1 + 0.5·15.25 - 10 = -1.375;  2 + 0.5·23 - 20 = -6.5;  3 + 0.5·40 - 30 = -7.
-    """
-    none = column(0, 0, 0)
-    targets, advantages = ours(column(1, 2, 3), column(10, 20, 30), jnp.array([40.0]), none, none, 0.5, 0.5)
-    np.testing.assert_array_equal(targets, column(9.8125, 15.25, 23))
-    np.testing.assert_array_equal(advantages, column(-1.375, -6.5, -7))
-
-
-def test_a_termination_and_a_truncation_worked_out_by_hand():
+def test_gae_of_a_worked_example():
     """γ = 0.5, λ = 0.5; r = 1, 2, 3, 4; V = 10, 20, 30, 40; V after = 50; the first step terminates, the third is cut.
 
     δ_0 = 1 - 10 = -9 (what follows is worth nothing);  δ_1 = 2 + 0.5·30 - 20 = -3;  δ_2 = 0;  δ_3 = 4 + 25 - 40 = -11.
@@ -69,36 +51,7 @@ def test_a_termination_and_a_truncation_worked_out_by_hand():
     np.testing.assert_array_equal(advantages, column(-9, -3, 0, -11))
 
 
-floats = st.floats(-100, 100, width=32)
-grids = hnp.arrays(np.float32, (T, B), elements=floats)
-ends = hnp.arrays(np.int8, (T, B), elements=st.integers(0, 2))  # 0 goes on, 1 is cut, 2 terminates
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    grids,
-    grids,
-    hnp.arrays(np.float32, (B,), elements=floats),
-    ends,
-    st.floats(0, 1, width=32),
-    st.floats(0, 1, width=32),
-)
-def test_equals_brax(rewards, values, bootstrap_value, end, discount, lambda_):
-    given_ = (
-        rewards,
-        values,
-        bootstrap_value,
-        jnp.float32(end == 1),
-        jnp.float32(end == 2),
-        discount,
-        lambda_,
-    )
-    for mine, theirs in zip(ours(*given_), brax(*given_), strict=True):
-        # A sum of up to T terms of magnitude 300: 1e-5 of that.
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-3)
-
-
-def test_equals_brax_to_1e5_on_numbers_of_order_one():
+def test_gae_equals_brax():
     rng = np.random.default_rng(0)
     rewards, values = rng.normal(size=(2, 50, B)).astype(np.float32)
     end = rng.choice(3, p=(0.8, 0.1, 0.1), size=(50, B))
@@ -115,9 +68,9 @@ def test_equals_brax_to_1e5_on_numbers_of_order_one():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
-def test_a_bad_reward_at_a_cut_step_reaches_nothing(bad):
-    """A quarantined step: bit for bit what it is with a reward of zero there."""
+@pytest.mark.parametrize("bad", [np.nan, 1e38])
+def test_bad_reward_at_a_truncated_step_changes_no_estimate(bad):
+    """As after quarantine: bit for bit equal to a reward of zero."""
     rng = np.random.default_rng(1)
     rewards, values = rng.normal(size=(2, T, B)).astype(np.float32)
     truncation = np.zeros((T, B), np.float32)
@@ -135,8 +88,8 @@ def test_a_bad_reward_at_a_cut_step_reaches_nothing(bad):
         assert np.isnan(theirs[1][:4, 1]).all()
 
 
-def test_a_bad_value_at_a_cut_step_reaches_nothing_but_what_is_bootstrapped_from_it():
-    """The step before reads that value; where that step is cut as well, nothing does. Later steps and columns never."""
+def test_bad_value_at_a_truncated_step_reaches_only_the_step_that_bootstraps_from_it():
+    """If the step before is truncated as well, no step reads the value."""
     rng = np.random.default_rng(2)
     rewards, values = rng.normal(size=(2, T, B)).astype(np.float32)
     poisoned = values.copy()
@@ -154,20 +107,9 @@ def test_a_bad_value_at_a_cut_step_reaches_nothing_but_what_is_bootstrapped_from
     np.testing.assert_array_equal(np.where(bad, 0, targets), np.where(bad, 0, wanted_targets))
 
 
-def test_nothing_is_differentiated():
-    def total(values):
-        targets, advantages = estimate(
-            rewards=jnp.ones((T, B)), values=values, bootstrap_value=values[0], truncation=jnp.zeros((T, B)),
-            termination=jnp.zeros((T, B)), discount=DISCOUNT, lambda_=LAMBDA,
-        )  # fmt: skip
-        return jnp.sum(targets) + jnp.sum(advantages)
-
-    np.testing.assert_array_equal(jax.grad(total)(jnp.ones((T, B))), 0.0)
-
-
-@pytest.mark.parametrize("length", [1, 2, 5, 32, 257])
-def test_in_halves_is_the_same_up_to_rounding(length):
-    """What an accelerator computes, and that there is no loop in it."""
+@pytest.mark.parametrize("length", [1, 5, 257])
+def test_associative_gae_equals_the_loop(length):
+    """Accelerators compute GAE without a loop."""
     rng = np.random.default_rng(length)
     deltas = jnp.asarray(rng.normal(size=(length, 7)), jnp.float32)
     weights = jnp.asarray(rng.uniform(0, 1, (length, 7)) * (rng.random((length, 7)) > 0.1), jnp.float32)
@@ -180,7 +122,7 @@ def test_in_halves_is_the_same_up_to_rounding(length):
     assert "scan" not in str(jax.make_jaxpr(gae._in_halves)(deltas, weights))
 
 
-def test_a_device_gets_what_suits_it(monkeypatch):
+def test_gae_uses_a_loop_on_cpus_only(monkeypatch):
     deltas = jnp.ones((4, 2))
     assert "scan" in str(jax.make_jaxpr(lambda: gae._discounted(deltas, deltas))())
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

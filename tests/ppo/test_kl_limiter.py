@@ -1,6 +1,6 @@
-"""The KL limiter: what overshot is taken back and ends the epochs, steps shrink and recover, health is not touched.
+"""The KL limiter: an overshoot is rolled back and ends the epochs, and steps shrink and recover.
 
-The end of the iteration is measured once more, and what is beyond the bound there goes back to its start.
+The policy is measured again at the end of an iteration and rolled back to the start if it is beyond the bound.
 """
 
 import dataclasses
@@ -78,8 +78,8 @@ def learnt(state):
 # --- a learning rate that is far too high
 
 
-def test_an_update_that_overshot_is_taken_back():
-    """A thousand times the rate: the first step is too long, so that the iteration leaves what it found."""
+def test_update_that_overshoots_is_rolled_back():
+    """The rate is a thousand times too high: the first step is too long, and no update counts."""
     _, iteration, state = training(1.0)
     start = tuned(state, learning_rate=3.0)
     after, metrics = iteration(start)
@@ -87,9 +87,10 @@ def test_an_update_that_overshot_is_taken_back():
     assert metrics.values["limiters/kl/active"] == (MINIBATCHES - 1) / MINIBATCHES
     assert after.tuning.step_scale == 0.25
     assert int(after.counters.env_steps) == int(start.counters.env_steps) + 64  # it is not stuck: it collected
+    assert (int(after.counters.updates), float(metrics.values["training/accepted_share"])) == (0, 0.0)
 
 
-def test_steps_shrink_until_they_fit_and_grow_back():
+def test_steps_shrink_until_they_fit_and_grow_back_to_full_length():
     """By a factor of 4 in each iteration that overshot, and by 1.05 in each that did not."""
     _, iteration, now = training(1.0)
     now = tuned(now, learning_rate=3.0)
@@ -153,11 +154,8 @@ def steps():
 RATE, LIMIT, EPOCH = 1e-4, 0.0021, 2
 
 
-def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
-    """Parameters and moments are those that a whole epoch within the limit began with, bit for bit, and stay so.
-
-    What was accepted since is so no longer, and the step is shortened once.
-    """
+def test_overshoot_rolls_back_to_the_last_epoch_within_the_limit(steps):
+    """Parameters and moments are bit for bit those of that epoch; later minibatches are skipped."""
     steps, moved = steps
     passed = [int(x.passed_over) for x in steps]
     first = passed.index(1)  # here the parameters before were seen to be beyond the limit
@@ -178,8 +176,8 @@ def test_what_is_not_proven_is_taken_back_and_the_rest_is_passed_over(steps):
     ("moved", "going", "scale"),
     [(0.0, True, 1.0), (1.0, True, 1.0), (1.01, False, 0.25), (1e6, False, 0.25), (np.nan, False, 1.0)],
 )
-def test_one_verdict(moved, going, scale):
-    """At the limit SGD continues. A distance that is NaN stops SGD and shortens no step."""
+def test_kl_limiter_stops_sgd_beyond_the_limit_and_shortens_steps_once(moved, going, scale):
+    """A distance of NaN stops SGD and shortens no step."""
     tuning = training(1.0)[2].tuning
     metrics = {"training/kl_mean": jnp.float32(99.0), "training/policy_distance": jnp.float32(moved)}
     found, passed_over, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
@@ -197,8 +195,7 @@ def scaled(tuning, scale):
     return dataclasses.replace(tuning, step_scale=jnp.float32(scale))
 
 
-def test_steps_do_not_shrink_for_ever():
-    """There is a least one, from which they come back."""
+def test_step_scale_has_a_minimum():
     tuning, metrics = training(1.0)[2].tuning, {"training/policy_distance": jnp.float32(2)}
     for _ in range(100):
         _, _, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
@@ -207,8 +204,8 @@ def test_steps_do_not_shrink_for_ever():
 
 
 @pytest.mark.parametrize(("moved", "overshot"), [(1, False), (T * B, True)])
-def test_no_single_sample_is_an_overshoot(moved, overshot):
-    """In one sample the policy went from one end of the action's range to the other; elsewhere it is where it was."""
+def test_single_sample_is_no_overshoot(moved, overshot):
+    """In one sample the policy moved across the whole action range; elsewhere it is unchanged."""
     settings = tiny_config(guards=limited(0.1))
     networks = make_networks(settings, 2)
     params, statistics, data, _, noise = experience(networks, T, B)
@@ -234,7 +231,7 @@ class Blind(PPO):
         return gradients, metrics | {"training/policy_distance": nan}
 
 
-def test_a_distance_that_is_nan_ends_the_epochs_without_shortening_steps():
+def test_distance_of_nan_ends_the_epochs_without_shortening_steps():
     _, iteration, state = training(1.0, Blind)
     start = tuned(state, step_scale=0.5)
     after, metrics = iteration(start)
@@ -242,16 +239,6 @@ def test_a_distance_that_is_nan_ends_the_epochs_without_shortening_steps():
     assert metrics.values["limiters/kl/active"] == 1.0
     assert metrics.values["training/accepted_share"] == 0.0
     assert after.tuning.step_scale == 0.5
-
-
-def test_the_last_update_of_an_epoch_is_taken_back_too():
-    """One minibatch in each epoch: what the first one did is seen in the second."""
-    _, iteration, state = training(1.0, batch_size=16, num_minibatches=1, num_updates_per_batch=2)
-    start = tuned(state, learning_rate=3.0)
-    after, metrics = iteration(start)
-    assert metrics.values["limiters/kl/active"] == 0.5
-    assert after.tuning.step_scale == 0.25
-    same(learnt(after), learnt(start))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,8 +255,8 @@ class Asked:
 
 
 @pytest.mark.parametrize(("rate", "asked"), [(3e-4, MINIBATCHES), (3.0, 1)])
-def test_guards_forget_what_is_passed_over(rate, asked):
-    """Gradients out there are no fault of the training, nor is their size what is usual."""
+def test_guards_do_not_see_skipped_minibatches(rate, asked):
+    """Gradients beyond the bound must not change the usual level."""
     plain, state = assemble(tiny_config(guards=limited(1.0)))
     own = make_ppo(plain.config, plain.env, 2, more_guards={"update": {"asked": Asked()}})
     state = placed(init_state(own, jax.random.PRNGKey(2), state.env_state, None))
@@ -277,19 +264,11 @@ def test_guards_forget_what_is_passed_over(rate, asked):
     assert after.guard_memory["asked"] == asked
 
 
-def test_what_was_taken_back_is_no_progress():
-    """Else a run that takes back everything, for ever, never ends as one that learns nothing."""
-    _, iteration, state = training(1.0)
-    after, metrics = iteration(tuned(state, learning_rate=3.0))
-    assert (int(after.counters.updates), float(metrics.values["training/accepted_share"])) == (0, 0.0)
-
-
 # --- what it does not do
 
 
 @ordinarily()
-def test_a_healthy_iteration_is_the_same_with_it_and_without():
-    """Bit for bit, over several iterations."""
+def test_kl_limiter_does_not_change_a_healthy_iteration():
     (_, with_it, state), (_, without, other) = built(1.0), built(None)
     same(state, other)
     for _ in range(3):
@@ -301,21 +280,6 @@ def test_a_healthy_iteration_is_the_same_with_it_and_without():
         "limiters/kl/active", "training/policy_distance", "training/policy_distance_p99",
         "training/step_scale", "training/value_learning_rate", "limiters/normalizer/active",
     }  # fmt: skip
-
-
-def test_off_it_leaves_no_trace():
-    """No number of it, nothing to go back to, and steps of a length that nobody shortened."""
-    _, iteration, state = training(None)
-    going, passed_over, tuning = kl_limiter.check(None, {}, state.tuning, None)
-    assert going is True and passed_over is None and tuning is state.tuning
-    end, proven = kl_limiter.settle(None, state.opt_state, None, state.params)
-    assert end is state.params and proven is None
-    assert kl_limiter.relax(None, tuning) is tuning
-    start = tuned(state, learning_rate=3.0, step_scale=0.5)
-    after, metrics = iteration(start)
-    assert after.tuning.step_scale == 0.5
-    np.testing.assert_allclose(metrics.values["training/learning_rate"], 3.0)
-    assert metrics.values["training/accepted_share"] == 1.0
 
 
 # --- the end of the iteration
@@ -333,8 +297,8 @@ ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # an
         (3, 1.01, (True, 4, 1.0)),
     ],
 )
-def test_verdict_on_the_end_of_an_iteration(passed_over, moved, expected):
-    """Steps are shortened once per iteration, and not where the distance is no number."""
+def test_kl_limiter_measures_the_end_of_an_iteration(passed_over, moved, expected):
+    """Steps are shortened once per iteration, and not if the distance is NaN."""
     tuning = training(1.0)[2].tuning
     over, passed_over, tuning = kl_limiter.close_epoch(
         jnp.int32(passed_over), jnp.float32(moved), tuning, 1.0, jnp.int32(MINIBATCHES)
@@ -356,8 +320,8 @@ def test_without_the_limiter_the_last_update_of_an_iteration_moves_the_policy_be
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_last_update_of_an_iteration_is_taken_back_to_its_start(order):
-    """Bit for bit, critic and moments included, and the distance is that of the state that the run continues with."""
+def test_overshoot_of_the_last_update_rolls_back_to_the_start_of_the_iteration(order):
+    """Bit for bit, critic and moments included; the distance is that of the restored state."""
     _, iteration, state = training(1.0, **ONE, normalizer_update=order)
     state, _ = iteration(state)
     start = tuned(state, learning_rate=3.0)
@@ -377,20 +341,11 @@ def test_last_update_of_an_iteration_is_taken_back_to_its_start(order):
         assert values["training/policy_distance"] > 0.0
 
 
-def test_last_update_within_the_bound_is_kept():
-    _, iteration, state = training(1.0, **ONE)
-    after, metrics = iteration(state)
-    assert metrics.values["limiters/kl/active"] == 0.0
-    assert int(after.counters.updates) == 1
-    assert 0.0 < metrics.values["training/policy_distance"] <= metrics.values["training/policy_distance_p99"]
-    assert metrics.values["training/policy_distance"] < 1.0
-
-
 # --- together with the rate that follows the KL
 
 
-def test_the_adaptive_rate_does_not_rise_while_nothing_is_learnt():
-    """The KL of a policy that was put back is small, which says nothing of the rate that threw it away."""
+def test_adaptive_rate_does_not_rise_while_updates_are_rolled_back():
+    """The KL of a restored policy is small and says nothing about the rate."""
     adaptive = {"learning_rate_schedule": "adaptive_kl", "desired_kl": 0.01, "learning_rate_schedule_max_lr": 3.0}
     _, iteration, state = training(1.0, num_updates_per_batch=4, **adaptive)
     start = tuned(state, learning_rate=2.0)
@@ -403,8 +358,8 @@ def test_the_adaptive_rate_does_not_rise_while_nothing_is_learnt():
 
 
 @pytest.mark.parametrize(("floor", "trips"), [(1.0, 0), (2.0**100, MINIBATCHES)])
-def test_an_overflow_is_no_trip_while_a_loss_scale_is_searched_for(floor, trips):
-    """Rejected either way; at its floor there is nothing left to search, and it is the gradient's fault."""
+def test_overflow_trips_the_update_guard_only_at_the_floor_of_the_loss_scale(floor, trips):
+    """The update is rejected in both cases."""
     scale = {"initial": 2.0**100, "cap": 2.0**100, "floor": floor}
     settings = tiny_config(
         guards=GUARDS_OFF | {"finite_update": {"enabled": True}}, precision={"network": "float16", "loss_scale": scale}
@@ -416,8 +371,8 @@ def test_an_overflow_is_no_trip_while_a_loss_scale_is_searched_for(floor, trips)
     assert after.tuning.loss_scale == max(2.0 ** (100 - MINIBATCHES), floor)
 
 
-def test_the_observation_limiter_reports_what_sgd_read():
-    """With the normaliser updated afterwards that is the raw observation, in the first iteration."""
+def test_observation_limiter_reports_the_observations_that_sgd_read():
+    """The raw observation in the first iteration, if the normalizer is updated afterwards."""
     limits = GUARDS_OFF | {"limiters": LIMITERS_OFF | {"observation": 0.5}}
     own, state = assemble(tiny_config(guards=limits, ppo={"normalizer_update": "after"}))
 

@@ -1,4 +1,4 @@
-"""Running statistics of observations: Brax's, NumPy's, and still right after 10^10 samples."""
+"""Running statistics of observations: equal to Brax and to NumPy, and exact after 10^10 samples."""
 
 import functools
 
@@ -49,7 +49,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_equals_brax_over_several_updates(mode):
+def test_normalizer_equals_brax_over_several_updates(mode):
     config = tiny_config(ppo=MODES[mode]).ppo
     data = [{"state": x, "privileged_state": x[..., :1] ** 2} for x in batches(6)]
     ours = fresh(data[0])
@@ -78,18 +78,13 @@ def test_equals_brax_over_several_updates(mode):
     )
 
 
-def test_statistics_of_nothing_leave_an_observation_as_it_is():
-    x = batches(1)[0]
-    np.testing.assert_array_equal(normalizer.normalize(x, fresh(x)), x)
-
-
 numbers = hnp.arrays(np.float32, (3, ROWS, T, SIZE), elements=st.floats(-100, 100, width=32))
 masks = hnp.arrays(bool, (3, ROWS, T), elements=st.booleans())
 
 
 @pytest.mark.parametrize("mode", ["welford", "ema"])
-def test_equals_numpy_on_all_valid_samples_together(mode):
-    """However the samples are cut into batches and masked."""
+def test_normalizer_equals_numpy_on_all_valid_samples(mode):
+    """For any batches and masks."""
     update = updating(**MODES[mode])
 
     @settings(deadline=None, max_examples=100)
@@ -112,10 +107,8 @@ def test_equals_numpy_on_all_valid_samples_together(mode):
     check()
 
 
-@pytest.mark.parametrize("mode", ["welford", "ema"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
-def test_a_masked_sample_enters_nothing(mode, bad):
-    """Bit for bit."""
+@pytest.mark.parametrize(("mode", "bad"), [("welford", np.nan), ("ema", np.nan), ("welford", 1e30)])
+def test_masked_samples_do_not_enter_the_statistics(mode, bad):
     data = batches(2)
     valid = np.random.default_rng(1).random((ROWS, T)) > 0.4
     poisoned = np.where(valid[..., None], data[1], np.float32(bad))
@@ -127,14 +120,6 @@ def test_a_masked_sample_enters_nothing(mode, bad):
         theirs = running_statistics.init_state(fresh(data[0]).mean)
         theirs = running_statistics.update(theirs, poisoned, weights=jnp.float32(valid))
         assert np.isnan(theirs.mean).all()
-
-
-def test_a_batch_without_a_valid_sample_changes_nothing():
-    data = batches(2)
-    update = updating()
-    for before in (fresh(data[0]), update(fresh(data[0]), data[0], np.ones((ROWS, T), bool))):
-        after = update(before, data[1] * np.nan, np.zeros((ROWS, T), bool))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), after, before)
 
 
 # --- outliers
@@ -152,10 +137,9 @@ def batches_of(count, seed, shape):
     return [np.float32(rng.normal(size=shape)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("masking", [False, True])
-@pytest.mark.parametrize("mode", ["welford", "ema"])
-def test_one_enormous_observation_does_not_widen_the_world(mode, masking):
-    """1e6 among unit ones: drawn in to 100 deviations it moves theirs by less than a factor of 2, else by 7,000."""
+@pytest.mark.parametrize(("mode", "masking"), [("welford", True), ("ema", False)])
+def test_observation_outlier_limiter_keeps_the_std_small(mode, masking):
+    """1e6 among unit observations: limited to 100 deviations the std grows by less than 2, otherwise by 7,000."""
     first, second = unit(2)
     valid = np.random.default_rng(1).random(first.shape[:2]) > 0.2 if masking else None
     if masking:
@@ -177,50 +161,13 @@ def test_one_enormous_observation_does_not_widen_the_world(mode, masking):
     np.testing.assert_allclose(found[OUTLIER].std[0], drawn_in.std(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["welford", "ema"])
-def test_healthy_observations_are_not_touched_by_it(mode):
-    """Bit for bit, over several batches."""
-    with_it = without = fresh(batches(1)[0])
-    for batch in batches(6):
-        with_it, without = (
-            updating(OUTLIER, **MODES[mode])(with_it, batch, None),
-            updating(**MODES[mode])(without, batch, None),
-        )
-        jax.tree.map(np.testing.assert_array_equal, with_it, without)
-
-
-def test_the_first_batch_is_taken_as_it_is():
-    """Nothing is known yet of what is usual."""
-    batch = batches(1)[0]
-    batch[0, 0, 0] = 1e6
-    with_it, without = (updating(outlier)(fresh(batch), batch, None) for outlier in (OUTLIER, None))
-    jax.tree.map(np.testing.assert_array_equal, with_it, without)
-    assert with_it.std[0] > 1e5
-
-
-def test_a_world_that_moved_is_followed_all_the_same():
-    """An element beyond the bound enters at the bound, which moves with it: a few batches, and it is the usual."""
+def test_limited_statistics_follow_observations_that_moved():
+    """An element beyond the bound enters at the bound, which moves with every batch."""
     near, far = unit(2)
     statistics = updating(OUTLIER)(fresh(near), near, None)
     for _ in range(20):
         statistics = updating(OUTLIER)(statistics, far + 5000.0, None)
     np.testing.assert_allclose(statistics.mean, 5000.0, rtol=0.3)
-
-
-def test_what_share_of_the_elements_was_drawn_in():
-    """Per observation, over all of its parts; NaN counts, and before the first batch nothing does."""
-    x = np.zeros((1, 4, 2), np.float32)
-    x[0, 1, 0] = 1e6
-    x[0, 2] = (-1e6, np.nan)
-    x[0, 3] = (100.0, -100.0)
-    statistics = Statistics(WideCounter.of(10), np.zeros(2, np.float32), np.ones(2, np.float32), np.ones(2, np.float32))
-    np.testing.assert_array_equal(normalizer.outlying(x, statistics, OUTLIER), [[0.0, 0.5, 1.0, 0.0]])
-    np.testing.assert_array_equal(normalizer.outlying(x, fresh(x), OUTLIER), 0.0)
-    named = jax.tree.map(lambda leaf: {"state": leaf, "privileged_state": leaf}, (x, x))[0]
-    both = Statistics(WideCounter.of(10), *({"state": leaf, "privileged_state": leaf} for leaf in (
-        statistics.mean, statistics.variance, statistics.std
-    )))  # fmt: skip
-    np.testing.assert_array_equal(normalizer.outlying(named, both, OUTLIER), [[0.0, 0.5, 1.0, 0.0]])
 
 
 # --- after 10^10 samples
@@ -229,12 +176,11 @@ MANY = 10**10
 UPDATES, BATCH = 2000, 4096
 
 
-@pytest.mark.parametrize("mode", ["welford", "ema"])
 @pytest.mark.parametrize(
-    ("mean", "std"), [(5.0, 2.0), (5.0, 200.0), (-500.0, 2.0)], ids=["the same world", "a wider one", "one that moved"]
+    ("mode", "mean", "std"), [("welford", 5.0, 200.0), ("welford", -500.0, 2.0), ("ema", 5.0, 2.0)]
 )
-def test_ten_thousand_million_samples_on(mode, mean, std):
-    """8 million further samples against float64: the standard deviation neither freezes nor drifts."""
+def test_statistics_stay_exact_after_ten_thousand_million_samples(mode, mean, std):
+    """8 million further samples against float64: the deviation neither freezes nor drifts."""
     config = tiny_config(ppo=MODES[mode]).ppo
     old_mean, old_std = 5.0, 2.0
     sample = np.random.default_rng(3).normal(size=(1, BATCH, 1))
@@ -259,32 +205,3 @@ def test_ten_thousand_million_samples_on(mode, mean, std):
     np.testing.assert_allclose(found.std, np.sqrt(expected_variance), rtol=1e-4)
     if (mean, std) != (old_mean, old_std):  # and there was something to follow
         assert abs(np.sqrt(expected_variance) / old_std - 1) > 0.3
-
-
-@pytest.mark.parametrize("mode", ["welford", "ema"])
-@pytest.mark.parametrize(("mean", "std"), [(5.0, 2.0), (5.0, 200.0), (-5000.0, 2.0)], ids=["same", "wider", "moved"])
-def test_with_the_bound_on_outliers_too(mode, mean, std):
-    """Against a loop in float64, sample by sample at the bound or not, which moves with every batch."""
-    config = tiny_config(ppo=MODES[mode]).ppo
-    sample = np.float32(np.random.default_rng(3).normal(size=(1, BATCH, 1)) * std + mean)
-
-    def run(statistics):
-        step = lambda s, _: (normalizer.update(s, sample, None, config, OUTLIER), None)  # noqa: E731
-        return jax.lax.scan(step, statistics, None, length=200)[0]
-
-    start = Statistics(WideCounter.of(MANY), jnp.float32([5.0]), jnp.float32([4.0]), jnp.float32([2.0]))
-    found = sharding.over_devices(run, mesh(), R, R)(start)
-
-    count, center, variance, exact = float(MANY), 5.0, 4.0, np.float64(sample)
-    for _ in range(200):
-        bound = OUTLIER * np.sqrt(variance)
-        x = np.clip(exact, center - bound, center + bound)
-        count += BATCH
-        share, delta = BATCH / count, x.mean() - center
-        variance += share * (x.var() + (1 - share) * delta**2 - variance)
-        center += share * delta
-    assert int(found.count) == MANY + 200 * BATCH
-    np.testing.assert_allclose(found.mean, center, rtol=1e-4)
-    np.testing.assert_allclose(found.std, np.sqrt(variance), rtol=1e-4)
-    if mean != 5.0:
-        assert abs(np.sqrt(variance) / 2 - 1) > 0.1

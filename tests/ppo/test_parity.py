@@ -1,8 +1,7 @@
-"""Two iterations' worth of SGD beside Brax's own minibatch loop, on the same transitions and the same permutations.
+"""SGD of two iterations equals the minibatch loop of Brax on the same transitions and permutations.
 
-The loop is that of `brax.training.agents.ppo.train` (`training_step`, `sgd_step`, `minibatch_step`), its key splits
-included, written down here because there it is local to a function of 600 lines; loss, gradient, normaliser and
-optimizer are Brax's own.
+The loop is a copy of `training_step`, `sgd_step` and `minibatch_step` of `brax.training.agents.ppo.train`, where the
+functions are local and cannot be imported. Loss, gradient, normalizer and optimizer are those of Brax.
 """
 
 import functools

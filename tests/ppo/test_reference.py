@@ -1,4 +1,4 @@
-"""With guards off the traced program is that of a plain PPO without any: the same operations, the same parameters."""
+"""With guards off the traced program has the operations and the parameters of a plain PPO."""
 
 import collections
 import dataclasses
@@ -161,7 +161,7 @@ def plain():
     return ppo, placed(state), over_one_device(lambda s: reference(s, OFF.ppo, ppo.env, ppo.networks))
 
 
-def test_guards_off_has_no_operation_that_a_plain_ppo_has_not(plain):
+def test_disabled_guards_add_no_operation_to_a_plain_ppo(plain):
     """Primitive by primitive, none of them left out: arithmetic, layout, random numbers, communication."""
     ppo, state, plain_program = plain
     found, expected = executions(ours(ppo), state), executions(plain_program, state)
@@ -184,7 +184,7 @@ SOMETHING_ON = {
 JUDGES = {name: GUARDS_OFF | {name: {"enabled": True}} for name in ("finite_state", "storm", "value_loss", "policy")}
 
 
-def test_nothing_that_can_be_on_is_forgotten():
+def test_every_guard_and_limiter_is_compared_with_a_plain_ppo():
     on_the_host = {"return_watch"}
     assert {*SOMETHING_ON, *JUDGES} == {"guards=default"} | {*GUARDS_OFF, *LIMITERS_OFF} - {"limiters"} - on_the_host
 
@@ -203,8 +203,8 @@ def with_guards(off, guards):
 
 
 @pytest.mark.parametrize("name", SOMETHING_ON)
-def test_whatever_is_on_can_be_seen(plain, name):
-    """The comparison can fail: each guard and limiter that touches training adds operations of its own."""
+def test_enabled_guard_or_limiter_adds_operations(plain, name):
+    """Shows that the comparison above can fail."""
     off, state, _ = plain
     guarded = with_guards(off, SOMETHING_ON[name])
     with_it, without = executions(ours(guarded), started(guarded, state)), executions(ours(off), state)
@@ -215,7 +215,7 @@ def test_whatever_is_on_can_be_seen(plain, name):
 
 
 @pytest.mark.parametrize("name", JUDGES)
-def test_whatever_judges_can_be_seen_in_the_verdict_alone(plain, name):
+def test_state_guard_adds_operations_to_its_verdict_only(plain, name):
     off, state, _ = plain
     judging = with_guards(off, JUDGES[name])
     first = started(judging, state)
@@ -227,7 +227,7 @@ def test_whatever_judges_can_be_seen_in_the_verdict_alone(plain, name):
     assert executions(verdicts(judging), first).total() > executions(verdicts(off), state).total()
 
 
-def test_the_parameters_are_the_same(plain):
+def test_parameters_with_disabled_guards_equal_those_of_a_plain_ppo(plain):
     ppo, state, plain_program = plain
     found, expected = ours(ppo), plain_program
     now, plain_now = state, state

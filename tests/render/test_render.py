@@ -1,4 +1,4 @@
-"""Episodes to look at: the right ones, drawn where the simulation was, and what is said where they cannot be."""
+"""Rendered episodes: choice of the episodes, poses of MuJoCo, page, films, and errors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def reel(run_dir: Path) -> Reel:
 
 @pytest.fixture
 def aborted(reel: Reel) -> Reel:
-    """The same, but that the last episode went bad, and has the title of somebody who wants to do harm."""
+    """The same, but the last episode was aborted and the title contains HTML."""
     worst = reel.recordings[-1]
     recordings = (*reel.recordings[:-1], Recording(worst.name, worst.positions[:11], worst.rewards[:10], True))
     return Reel("</script><b>evil", reel.model, reel.seconds, recordings)
@@ -101,11 +101,13 @@ def episodes(returns: list[float], aborted: list[float]) -> Episodes:
         ([float("nan"), 5.0, 3.0], [0, 0, 0], {"best": 1, "median": 2, "worst": 0}),
     ],
 )
-def test_the_best_the_median_and_the_worst(returns: list[float], bad: list[float], expected: dict[str, int]) -> None:
+def test_best_median_and_worst_episode_are_chosen(
+    returns: list[float], bad: list[float], expected: dict[str, int]
+) -> None:
     assert chosen(episodes(returns, bad)) == expected
 
 
-def test_refused_memory_is_one_line(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_error_while_rendering_is_one_line(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
@@ -114,7 +116,7 @@ def test_refused_memory_is_one_line(run_dir: Path, monkeypatch: pytest.MonkeyPat
         record(open_run(run_dir), 5)
 
 
-def test_recordings_are_the_episodes_that_were_played(run_dir: Path, reel: Reel) -> None:
+def test_recordings_equal_the_evaluated_episodes(run_dir: Path, reel: Reel) -> None:
     worth = judge(open_run(run_dir), 5)
     returns = sorted(worth.episodes.metrics["reward"], reverse=True)
     assert [one.name for one in reel.recordings] == ["best", "median", "worst"]
@@ -126,14 +128,14 @@ def test_recordings_are_the_episodes_that_were_played(run_dir: Path, reel: Reel)
     assert reel.title == "ball:Stick, native, step 64"
 
 
-def test_an_environment_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_rendering_an_environment_without_a_model_is_an_error(tmp_path: Path) -> None:
     config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, logging={"console": "off"})
     TrainingLoop(config, tmp_path).run()
     with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model, so that there is nothing to draw"):
         record(open_run(tmp_path), 2)
 
 
-def test_poses_are_those_of_mujoco(reel: Reel) -> None:
+def test_poses_equal_those_of_mujoco(reel: Reel) -> None:
     recording = reel.recordings[0]
     found = poses(reel.model, recording.positions)
     data = mujoco.MjData(reel.model)
@@ -143,7 +145,7 @@ def test_poses_are_those_of_mujoco(reel: Reel) -> None:
     np.testing.assert_allclose(found[17, :, 3:], data.xquat, atol=1e-6)
 
 
-def test_every_shape_is_triangles_of_the_right_size() -> None:
+def test_every_geom_becomes_triangles_of_the_right_size() -> None:
     model = mujoco.MjModel.from_xml_string(SHAPES)
     scene = make_scene(model)
     assert (scene.followed, len(scene.parts)) == (1, 1 + 1 + 1 + 1 + 1 + 1 + 3 + 1)
@@ -164,7 +166,7 @@ def test_every_shape_is_triangles_of_the_right_size() -> None:
     np.testing.assert_allclose([points[:, 0].min(), points[:, 0].max(), points[:, 1].max()], [-2, 2, 1])
 
 
-def test_the_page_holds_everything_and_no_harm(aborted: Reel) -> None:
+def test_page_of_episodes_is_self_contained_and_escapes_html(aborted: Reel) -> None:
     text = page(aborted)
     assert "</script><b>" not in text and "&lt;/script&gt;&lt;b&gt;evil" in text
     assert not re.search(r"""(src|href)=["']|url\(|@import|https?://""", text)
@@ -174,7 +176,7 @@ def test_the_page_holds_everything_and_no_harm(aborted: Reel) -> None:
     assert data["floor"] == 0.0 and data["title"] == "</script><b>evil"
 
 
-def test_a_browser_draws_the_page(aborted: Reel, tmp_path: Path) -> None:
+def test_browser_draws_the_page_of_episodes(aborted: Reel, tmp_path: Path) -> None:
     path = tmp_path / "episodes.html"
     path.write_text(page(aborted))
     with opened(path, PHONE) as found:
@@ -206,7 +208,7 @@ needs_opengl = pytest.mark.skipif(
 
 
 @needs_opengl
-def test_a_film_is_of_the_right_length_and_shows_the_model(run_dir: Path, tmp_path: Path) -> None:
+def test_film_has_the_right_length_and_shows_the_model(run_dir: Path, tmp_path: Path) -> None:
     import imageio_ffmpeg
 
     assert run(f"run={run_dir}", f"out={tmp_path}", "episodes=3", "width=320", "height=240", "--json") == 0
@@ -221,7 +223,7 @@ def test_a_film_is_of_the_right_length_and_shows_the_model(run_dir: Path, tmp_pa
 
 
 @needs_opengl
-def test_the_next_way_to_draw_is_tried(reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_opengl_backend_is_tried_if_one_fails(reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(film, "_WAYS", ("nonsense", "osmesa"))
     tried: list[str] = []
@@ -237,7 +239,9 @@ def test_the_next_way_to_draw_is_tried(reel: Reel, tmp_path: Path, monkeypatch: 
     assert (tmp_path / "one.mp4").stat().st_size > 1000
 
 
-def test_no_opengl_is_said_with_what_to_install(reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_opengl_is_an_error_that_names_the_package(
+    reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     with pytest.raises(
         ConfigError, match=r"^format: no OpenGL to draw films with \(nonsense: .*libosmesa6.*format=html"
@@ -247,7 +251,7 @@ def test_no_opengl_is_said_with_what_to_install(reel: Reel, tmp_path: Path, monk
 
 
 @needs_opengl
-def test_a_failing_ffmpeg_is_not_taken_for_a_lack_of_opengl(
+def test_failing_ffmpeg_is_reported_as_an_ffmpeg_error(
     reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(film, "_WAYS", ("osmesa",))
@@ -257,7 +261,7 @@ def test_a_failing_ffmpeg_is_not_taken_for_a_lack_of_opengl(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_ffmpeg_is_said_before_anything_is_played(
+def test_missing_ffmpeg_is_reported_before_episodes_are_played(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import imageio_ffmpeg
@@ -284,7 +288,7 @@ def test_no_ffmpeg_is_said_before_anything_is_played(
         (["run={run}", "format=html", "out=/proc/no"], "out: cannot write to /proc/no"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_render_command_reports_a_mistake_in_one_line_with_exit_code_2(
     words: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*(word.format(run=run_dir) for word in words)) == 2
@@ -292,7 +296,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert printed.out == "" and message in printed.err.splitlines()[-1]
 
 
-def test_people_are_told_where_it_is(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_command_prints_the_path_of_the_page(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(f"run={run_dir}", "format=html", "episodes=2", f"out={tmp_path / 'new'}") == 0
     printed: Any = capsys.readouterr().out
     assert re.fullmatch(rf"{tmp_path}/new/episodes\.html: best [\d.,-]+, worst [\d.,-]+\n", printed)

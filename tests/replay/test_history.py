@@ -1,4 +1,4 @@
-"""The steps before a bad one, by training again: the run's own, bit for bit, and none of the run's files is touched."""
+"""Histories of incidents: the steps before a bad step, recomputed bit for bit without changing the files of the run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trained(run_dir: Path, iterations: int = 6, **sections: Any) -> list[Inciden
 
 
 def files(folder: Path) -> dict[str, tuple[int, float]]:
-    """Everything in a folder but what a history adds, with sizes and times."""
+    """All files in a folder except the history, with sizes and times."""
     found = (path for path in folder.rglob("*") if not path.name.startswith("history."))
     return {str(path): (path.stat().st_size, path.stat().st_mtime) for path in found if path.is_file()}
 
@@ -60,14 +60,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> list[Incident]:
 
 @pytest.fixture(scope="module")
 def whole(run: list[Incident]) -> History:
-    """That of an incident with no checkpoint before its episode."""
+    """History of an incident with no checkpoint before its episode."""
     assert run[1].folder.name == "3-2"
     return make(run[1], 100, lambda _: None)
 
 
 @pytest.fixture(scope="module")
 def resumed(run: list[Incident]) -> History:
-    """That of an incident with a checkpoint before it."""
+    """History of an incident with a checkpoint before it."""
     assert run[-1].folder.name == "6-5"
     before = files(run[-1].folder.parent.parent)
     history = make(run[-1], 100, lambda _: None)
@@ -75,21 +75,21 @@ def resumed(run: list[Incident]) -> History:
     return history
 
 
-def test_from_the_beginning_of_the_run(whole: History) -> None:
+def test_history_starts_at_the_beginning_of_the_run_if_there_is_no_checkpoint(whole: History) -> None:
     expected = {"steps": 20, "asked": 100, "begins": "where its episode begins", "from_iteration": 0, "exact": True}
     assert {name: whole.facts[name] for name in expected} == expected
     assert whole.arrays["before/info/steps"].tolist() == list(range(20))
 
 
-def test_from_a_checkpoint(resumed: History) -> None:
-    """Over the end of an iteration: the incident is in the second step of the sixth."""
+def test_history_starts_at_the_checkpoint_before_the_episode(resumed: History) -> None:
+    """Across the end of an iteration: the incident is in the second step of the sixth."""
     expected = {"steps": 6, "asked": 100, "begins": "where its episode begins", "from_iteration": 4, "exact": True}
     assert {name: resumed.facts[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("which", ["whole", "resumed"])
-def test_every_step_leads_into_the_next_and_the_last_into_the_incident(which: str, request: Any) -> None:
-    """By the environment itself, bit for bit."""
+def test_history_steps_are_consecutive_and_end_in_the_incident(which: str, request: Any) -> None:
+    """Computed by the environment, bit for bit."""
     history: History = request.getfixturevalue(which)
     old = history.arrays
     physics = Physics(*(old[f"before/pipeline_state/{name}"] for name in ("q", "qd", "warm_start")))
@@ -108,7 +108,7 @@ def test_every_step_leads_into_the_next_and_the_last_into_the_incident(which: st
     assert not old["done"].any()
 
 
-def test_what_is_written_is_read_and_damage_is_one_clear_error(resumed: History, tmp_path: Path) -> None:
+def test_saved_history_is_read_and_damage_is_an_error(resumed: History, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(resumed.incident.folder, folder)
     copy = resumed.incident._replace(folder=folder)
@@ -126,8 +126,8 @@ def test_what_is_written_is_read_and_damage_is_one_clear_error(resumed: History,
 
 
 @pytest.mark.slow
-def test_through_a_rollback_on_two_devices_with_repeats(tmp_path: Path) -> None:
-    """No update of the fourth iteration is accepted, and the run goes back to the second; the incident comes later."""
+def test_history_across_a_rollback_on_two_devices(tmp_path: Path) -> None:
+    """The fourth iteration accepts no update and is rolled back to the second; the incident comes later."""
     incident = trained(
         tmp_path,
         iterations=12,  # of half as many actions
@@ -147,8 +147,8 @@ def test_through_a_rollback_on_two_devices_with_repeats(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_change_of_precision_begins_it_anew(tmp_path: Path) -> None:
-    """The second iteration is trained with physics in float64, of which the history is too."""
+def test_history_starts_at_a_change_of_precision(tmp_path: Path) -> None:
+    """The second iteration trains with physics in float64, and so does the history."""
     incident = trained(
         tmp_path,
         iterations=2,
@@ -167,14 +167,14 @@ def test_a_change_of_precision_begins_it_anew(tmp_path: Path) -> None:
 
 
 def altered(history: History) -> Any:
-    """What training again would have recorded with one observation a little off."""
+    """Recorded steps with one observation changed."""
     bad = history.incident.arrays
     steps = {name: np.concatenate([x, bad.get(name, x[-1])[None]]) for name, x in history.arrays.items()}
     steps["before/obs"][-1, 0] *= 1.5
     return lambda *_: Rerun(steps, Place(4, 0))
 
 
-def test_a_history_that_is_not_the_runs_says_so(resumed: History, tmp_path: Path, monkeypatch: Any) -> None:
+def test_history_that_differs_from_the_run_says_so(resumed: History, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(histories, "run_again", altered(resumed))
     versions = resumed.incident.facts["versions"]
     older = resumed.incident._replace(
@@ -189,7 +189,7 @@ def test_a_history_that_is_not_the_runs_says_so(resumed: History, tmp_path: Path
     assert trend.lines(same)[-1].plain.endswith("a run resumed with another configuration can be why")
 
 
-def test_no_more_than_there_is_room_for(resumed: History, tmp_path: Path, monkeypatch: Any) -> None:
+def test_history_is_limited_by_max_mb(resumed: History, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(histories, "run_again", altered(resumed))
     row = sum(x[0].nbytes for x in resumed.arrays.values())
     incident = small(resumed.incident, max_mb=2.5 * row / 1e6)._replace(folder=tmp_path)
@@ -212,23 +212,19 @@ def small(incident: Incident, max_mb: float) -> Incident:
 @pytest.mark.parametrize(
     ("before", "reach", "place"),
     [
-        (6, 1, 4),  # the newest before it
-        (5, 0, 4),
-        (5, 1, 2),  # the one before that is near enough
-        (5, 2, 2),
-        (4, 2, 0),  # from none is it all ahead, and the beginning is as near
-        (4, 1, 2),
-        (7, 3, 2),
-        (2, 0, 0),  # none is before it
+        (6, 1, 4),  # the newest before the incident
+        (5, 1, 2),  # the newest is too close
+        (4, 2, 0),  # no checkpoint is far enough back
+        (2, 0, 0),  # no checkpoint is before the incident
     ],
 )
-def test_the_newest_checkpoint_from_which_all_is_ahead(
+def test_history_starts_at_the_newest_checkpoint_that_is_far_enough_back(
     run: list[Incident], before: int, reach: int, place: int
 ) -> None:
     assert starting_place(run[0].folder.parent.parent, before, reach, print) == Place(place, 0)
 
 
-def test_a_damaged_checkpoint_is_told_and_passed_over(run: list[Incident], tmp_path: Path) -> None:
+def test_history_skips_and_reports_a_damaged_checkpoint(run: list[Incident], tmp_path: Path) -> None:
     shutil.copytree(run[0].folder.parent.parent / "checkpoints", tmp_path / "checkpoints")
     next(path for path in tmp_path.glob("checkpoints/4/state/d/*")).write_bytes(b"torn")
     told: list[str] = []
@@ -239,11 +235,6 @@ def test_a_damaged_checkpoint_is_told_and_passed_over(run: list[Incident], tmp_p
     assert starting_place(tmp_path, 6, 1, told.append) == Place(0, 0)
 
 
-def test_where_it_begins_if_not_all_lies_ahead() -> None:
-    rerun = Rerun({"action": np.zeros((6, 2))}, Place(4, 0))
-    assert histories._beginning(5, 100, 9, rerun) == "at checkpoint 4, the oldest before the incident"
-
-
 # --- mistakes
 
 
@@ -252,19 +243,19 @@ def moved(incident: Incident, folder: Path) -> Incident:
     return incident._replace(folder=folder)
 
 
-def test_an_incident_without_its_run(run: list[Incident], tmp_path: Path) -> None:
+def test_history_of_an_incident_without_its_run_is_an_error(run: list[Incident], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has not its run's folder around it, .* give runs/\.\.\./incidents/<name>"):
         make(moved(run[0], tmp_path / "incidents" / "1-1"), 10, print)
 
 
-def test_an_incident_of_an_older_rlstable(run: list[Incident]) -> None:
+def test_history_of_an_incident_of_an_older_version_is_an_error(run: list[Incident]) -> None:
     facts = {name: x for name, x in run[0].facts.items() if name != "lost_iterations"}
     with pytest.raises(ConfigError, match="only incidents of newer runs have a history"):
         make(run[0]._replace(facts=facts), 10, print)
 
 
-def test_a_checkpoint_of_another_configuration(run: list[Incident], tmp_path: Path) -> None:
-    """As of a run that was resumed with other networks; what is said names the run, not where it was run again."""
+def test_history_from_a_checkpoint_of_another_configuration_is_an_error(run: list[Incident], tmp_path: Path) -> None:
+    """The error names the folder of the run, not the temporary folder."""
     config = run[-1].config
     network = config.network.model_copy(update={"policy_hidden_layer_sizes": (9,)})
     with pytest.raises(ConfigError, match="does not fit this configuration") as caught:
@@ -272,14 +263,16 @@ def test_a_checkpoint_of_another_configuration(run: list[Incident], tmp_path: Pa
     assert str(run[-1].folder.parent.parent / "checkpoints" / "4") in str(caught.value)
 
 
-def test_more_devices_than_there_are(run: list[Incident]) -> None:
+def test_history_of_a_run_with_more_devices_is_an_error(run: list[Incident]) -> None:
     facts = run[0].facts | {"devices": 64}
     with pytest.raises(ConfigError, match="devices: 64 asked for, 8 cpu there"):
         make(run[0]._replace(facts=facts), 10, print)
 
 
-def test_a_run_that_ends_before_the_incident(run: list[Incident], monkeypatch: Any) -> None:
-    """As one whose versions or code are others."""
+def test_history_is_an_error_if_the_recomputed_run_ends_before_the_incident(
+    run: list[Incident], monkeypatch: Any
+) -> None:
+    """As with other versions or changed code."""
 
     class Ended:
         single = types.SimpleNamespace(host=HostState(iteration=2))
@@ -295,8 +288,8 @@ def test_a_run_that_ends_before_the_incident(run: list[Incident], monkeypatch: A
         make(run[1], 100, print)
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "1.5", "many", "incidents/1-1"])
-def test_a_number_that_is_none(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", ["0", "1.5", "incidents/1-1"])
+def test_invalid_number_of_history_steps_is_an_error(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["incidents/1-1", f"--history={number}"])
     assert ended.value.code == 2
@@ -307,7 +300,7 @@ def test_a_number_that_is_none(number: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def growing(history: History, factors: dict[str, list[float]]) -> History:
-    """One of ten steps whose every quantity is 1, but for those that are multiplied in the last of them."""
+    """A history of ten steps of ones, except for the given factors in the last steps."""
     bad = dict(history.incident.arrays)
     arrays = {name: np.ones((10, *x.shape[1:]), x.dtype) for name, x in history.arrays.items()}
     for name, x in arrays.items():
@@ -337,15 +330,13 @@ Q, QD = "before/pipeline_state/q", "before/pipeline_state/qd"
         ({Q: [11, 12], QD: [11, 12]}, "pipeline_state/qd was the first"),  # a velocity comes before a position
     ],
 )
-def test_what_left_its_usual_range_first(resumed: History, factors: dict[str, list[float]], said: str) -> None:
+def test_history_names_the_first_quantity_that_left_its_usual_range(
+    resumed: History, factors: dict[str, list[float]], said: str
+) -> None:
     assert trend.first_unusual(growing(resumed, factors)).startswith(said)
 
 
-def test_too_short_a_history_has_no_usual_range(resumed: History) -> None:
-    assert trend.first_unusual(resumed) == "the history is too short to say what is usual"
-
-
-def test_the_table_has_the_latest_steps_all(resumed: History, whole: History) -> None:
+def test_history_table_has_all_of_the_latest_steps(resumed: History, whole: History) -> None:
     assert [row["step"] for row in trend.rows(resumed)] == [-6, -5, -4, -3, -2, -1, 0]
     assert [row["step"] for row in trend.rows(whole)] == [-20, -15, -10, -8, -7, -6, -5, -4, -3, -2, -1, 0]
     assert list(trend.rows(whole)[0]) == ["step", "action", "pipeline_state/qd", "pipeline_state/q", "obs", "reward"]
@@ -355,7 +346,9 @@ def test_the_table_has_the_latest_steps_all(resumed: History, whole: History) ->
     assert last["obs"] == np.abs(whole.incident.arrays["before/obs"]).max()
 
 
-def test_the_command(resumed: History, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_history_command_prints_a_table_and_json(
+    resumed: History, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(histories, "make", lambda incident, count, tell: asked.append(count) or resumed)
     main([str(resumed.incident.folder), "--history"])

@@ -1,4 +1,4 @@
-"""Physics that truly explodes, in MJX in both precisions and in C MuJoCo."""
+"""Replay of physics that explodes in MJX, in both precisions, and in C MuJoCo."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlstable.supervise.incident import read
 
 
 @pytest.mark.slow
-def test_a_motor_that_no_integrator_follows(tmp_path: Path) -> None:
-    """All three engines come to about the same enormous numbers; MuJoCo does not put a clean state in their place."""
+def test_replay_of_exploding_physics_agrees_in_all_engines(tmp_path: Path) -> None:
+    """All three engines give about the same huge numbers; MuJoCo does not substitute a clean state."""
     config = tiny_config(
         env={"name": "wild:WildPendulum"},
         guards={},
@@ -49,7 +49,7 @@ def test_a_motor_that_no_integrator_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_history_of_a_cart_that_its_own_friction_drives(tmp_path: Path) -> None:
+def test_history_of_a_cart_with_negative_friction_names_the_velocity_first(tmp_path: Path) -> None:
     """Over two iterations, bit for bit; magnitudes grow from the episode's first step on."""
     config = tiny_config(
         env={"name": "wild:SelfDriven", "episode_length": 1000},

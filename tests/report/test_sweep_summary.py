@@ -1,4 +1,4 @@
-"""The table of a sweep, whatever was typed and whatever its jobs left."""
+"""The table printed at the end of a sweep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from omegaconf import OmegaConf
 from rlstable.cli.sweep import SweepSummary
 
 
-def test_what_was_typed_is_shown_as_it_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_summary_shows_overrides_unchanged_and_survives_damaged_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "a [bold] one"
     for number, override in enumerate(("supervise.recovery.remedies=[a,b]", "x=[/a]")):
         (folder / str(number)).mkdir(parents=True)
