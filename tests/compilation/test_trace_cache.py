@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -480,3 +481,23 @@ def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypat
     os.utime(package / "inner" / "one.py", (now - 100, now - 100))
     os.utime(package / "scene.xml", (now - 100, now - 100))
     assert sources.fingerprint() is None
+
+
+def test_simultaneous_writers_keep_the_trace_cache_within_its_size(
+    kept: TraceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs of a sweep start together, and each makes room while other jobs write."""
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    program = trace_cache._read(kept._place("doubled"))
+    assert program is not None
+    most = 20 * kept._place("doubled").stat().st_size
+    monkeypatch.setattr(trace_cache, "_MOST_BYTES", most)
+
+    def write(number: int) -> None:
+        for again in range(20):
+            trace_cache._write(kept._place(f"{number} {again}"), program)
+
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(write, range(4)))
+    assert 0 < sum(map(len, files(kept).values())) <= most
+    assert all(len(path.name) == 64 for path in kept._folder.iterdir())

@@ -260,3 +260,14 @@ def test_counter_rejects_negative_and_batched_numbers():
     for known in (-1, np.int64(-1), jnp.int32(-1)):  # while tracing
         with pytest.raises(ValueError, match="negative"):
             jax.jit(lambda c, x=known: c + x)(C)
+
+
+def test_counter_on_the_host_pickles_and_copies():
+    """A counter fetched to the host keeps counting and survives pickle and deepcopy."""
+    c = WideCounter.of(2**40 - 1)
+    for same in (jax.device_get(c), pickle.loads(pickle.dumps(c)), copy.deepcopy(c), WideCounter.of(c)):
+        assert int(same) == 2**40 - 1
+        assert int(same + 1) == 2**40 and int(same - same) == 0
+        assert bool(same == c) and not bool(same < c)
+        assert float(same.progress(same)) == 1.0
+        assert_canonical(same + same)
