@@ -43,7 +43,7 @@ def fit(
             keys of a group, e.g. `ppo={"learning_rate": 1e-3}`.
 
     Returns:
-        The ending, metrics, history and policy; with several `seeds` those of all together, and of each.
+        The stop reason, metrics, history and policy; with several `seeds` those of the whole run and of each seed.
 
     Raises:
         ConfigError: A mistake in the configuration, in one line.

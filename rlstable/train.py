@@ -36,7 +36,7 @@ _told_to_stop: list[StopReason] = []
 
 
 def main() -> None:
-    """Runs the command line and exits with the ending's code."""
+    """Runs the command line and exits with the exit code of the stop reason."""
     register_resolvers()
     # Hydra prints its own page of advice for a mistake and exits with 1; with this it raises, and we say it in a line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -87,7 +87,7 @@ def command() -> None:
 
 
 def run_job(composed: DictConfig) -> tuple[int, float]:
-    """Runs one configuration to its ending; nothing but a keyboard interrupt gets out.
+    """Runs one configuration until it stops; nothing but a keyboard interrupt gets out.
 
     Returns:
         Exit code, and the best return, confirmed if possible, finite whatever happened.
@@ -97,10 +97,15 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     overrides = list(options.overrides.task)
     in_sweep = options.mode is RunMode.MULTIRUN
     if in_sweep and _told_to_stop:
-        ending = _told_to_stop[0]
-        fields = {"stop_reason": ending.name, "exit_code": ending.exit_code, "step": 0, "overrides": overrides}
+        stop_reason = _told_to_stop[0]
+        fields = {
+            "stop_reason": stop_reason.name,
+            "exit_code": stop_reason.exit_code,
+            "step": 0,
+            "overrides": overrides,
+        }
         write_result(run_dir, fields)
-        return ending.exit_code, WORST_SCORE
+        return stop_reason.exit_code, WORST_SCORE
     if in_sweep:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
     try:
@@ -115,25 +120,25 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
                 TrainingLoop,  # jax and brax take seconds, which a mistake need not wait for
             )
 
-            ending = TrainingLoop(config, run_dir, signals=signals).run().ending
-        if ending in (StopReason.interrupted, StopReason.preempted):
-            _told_to_stop.append(ending)
+            stop_reason = TrainingLoop(config, run_dir, signals=signals).run().stop_reason
+        if stop_reason in (StopReason.interrupted, StopReason.preempted):
+            _told_to_stop.append(stop_reason)
     except ConfigError as error:
         _complain(str(error))
-        ending = StopReason.config_error
+        stop_reason = StopReason.config_error
     except Exception:
         traceback.print_exc()
-        ending = StopReason.error
-    result = read_result(run_dir) or {"stop_reason": ending.name, "exit_code": ending.exit_code, "step": 0}
+        stop_reason = StopReason.error
+    result = read_result(run_dir) or {"stop_reason": stop_reason.name, "exit_code": stop_reason.exit_code, "step": 0}
     if in_sweep:
         try:
             write_result(run_dir, result | {"overrides": overrides})
         except OSError as error:  # the jobs after it may have room
             _complain(f"{run_dir}: result.json could not be written: {error}")
-    elif ending is StopReason.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
+    elif stop_reason is StopReason.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
         run_dir.rmdir()  # Hydra made it; a mistake leaves nothing behind
     score = return_of(result)
-    return ending.exit_code, WORST_SCORE if score is None else score
+    return stop_reason.exit_code, WORST_SCORE if score is None else score
 
 
 def _complain(message: str) -> None:

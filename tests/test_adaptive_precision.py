@@ -40,7 +40,7 @@ def cured(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
 
 def test_without_the_ladder_the_storm_ends_the_run(tmp_path: Path) -> None:
     runner = TrainingLoop(climbing({"enabled": False}, {"attempts": 2}), tmp_path)
-    assert runner.run().ending is StopReason.physics_unstable
+    assert runner.run().stop_reason is StopReason.physics_unstable
 
 
 def test_with_it_the_run_climbs_and_completes(cured: TrainingLoop) -> None:
@@ -66,7 +66,7 @@ def test_parameters_optimizer_and_counters_are_carried_over(tmp_path: Path) -> N
     kept_on_disk = {"every": 1, "asynchronous": False}  # the run is stopped among bad states, which are never saved
     config = climbing(checkpoint=kept_on_disk)
     runner = TrainingLoop(config, tmp_path, lambda step, _: before.append(parts()) or step == 5 * ITERATION)
-    assert runner.run().ending is StopReason.stopped
+    assert runner.run().stop_reason is StopReason.stopped
     assert runner.single.state.env_state.pipeline_state.q.dtype == jnp.float64
     same(parts(), before[-1])
 
@@ -74,7 +74,7 @@ def test_parameters_optimizer_and_counters_are_carried_over(tmp_path: Path) -> N
 def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: TrainingLoop) -> None:
     kept = {"every": 1, "asynchronous": False}
     part = TrainingLoop(climbing(checkpoint=kept), tmp_path, lambda step, _: step == 8 * ITERATION)
-    assert part.run().ending is StopReason.stopped
+    assert part.run().stop_reason is StopReason.stopped
     rest = TrainingLoop(climbing(checkpoint=kept, resume="auto"), tmp_path)
     assert rest.single.state.env_state.pipeline_state.q.dtype == jnp.float64
     same(rest.single.state, part.single.state)
@@ -92,7 +92,7 @@ def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path:
     assert rest.single.host.rungs.matmul == 0
     assert rest.single.state.env_state.pipeline_state.q.dtype == jnp.float32
     same(rest.single.state.params, part.single.state.params)
-    assert rest.run().ending is StopReason.completed
+    assert rest.run().stop_reason is StopReason.completed
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_level_compiles_once_however_often_it_is_come_to(tmp_path: Path, monke
 
     monkeypatch.setattr(TrainingSetup, "compiled", counting)
     runner = TrainingLoop(climbing({"down_after": 3}, total_steps=24 * ITERATION), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     levels = [event["level"].split("/")[0] for event in events(tmp_path, "precision_changed")]
     assert levels[:4] == ["x64", "default", "x64", "default"]
     assert compiled == ["default", "x64"]
@@ -116,7 +116,7 @@ def test_a_remedy_raises_precision_too(tmp_path: Path) -> None:
     """The ladder has no patience of its own here: recovery asks for a step, and goes back to before the storm."""
     recovery = {"remedies": ["raise_precision"], "attempts": 2}
     runner = TrainingLoop(climbing({"patience": 1000}, recovery), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     (back,) = events(tmp_path, "rolled_back")
     assert (back["remedy"], back["to_iteration"]) == ("raise_precision", 2)
     (change,) = events(tmp_path, "precision_changed")
@@ -130,7 +130,7 @@ def test_networks_whose_loss_scale_has_collapsed_climb_to_float32(tmp_path: Path
     """A loss that overflows float16 at any scale: the search ends at its floor, and nothing is learnt until then."""
     narrow = {"network": "float16", "loss_scale": {"initial": 2.0**60, "floor": 2.0**59, "cap": 2.0**60}}
     runner = TrainingLoop(climbing(fault={}, precision=narrow), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     (change,) = events(tmp_path, "precision_changed")
     assert (change["before"], change["level"], change["cause"]) == ("default/float16", "default/float32", "loss_scale")
     assert float(runner.single.state.tuning.loss_scale) == 1.0
@@ -145,7 +145,7 @@ def test_what_is_not_delivered_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     tf32 = Accuracy(1e-3, 1e-4, 11.0)
     monkeypatch.setattr("rlstable.supervise.arithmetic.measure", lambda levels: dict.fromkeys(levels, tf32))
     runner = TrainingLoop(climbing(), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     told = [(event["level"], event["measured"]) for event in events(tmp_path, "precision_not_delivered")]
     assert told == [("highest", "tf32")]
     assert [event["level"] for event in events(tmp_path, "precision_changed")] == ["x64/float32"]

@@ -13,6 +13,7 @@ import rlstable
 from rlstable.api import _literal
 from rlstable.cli.compose import compose
 from rlstable.config.ppo import PPOConfig
+from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -32,7 +33,7 @@ def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
         overrides=["env.episode_length=12", "logging=quiet"],
         callback=lambda step, row: rows.append(step),
     )
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert rows == [64, 128]
     assert result.run_dir == tmp_path
     assert result.policy.act(np.zeros(4)).shape == (2,)
@@ -74,7 +75,7 @@ def test_the_environment_of_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.
             *("env.kwargs={step_size: 0.05}", "env.episode_length=10"),
         ],
     )
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert -20.0 < result.metrics["eval/episode_reward"] < 0.0
     assert result.metrics["eval/aborted_share"] == 0.0
 
@@ -147,3 +148,9 @@ def test_public_names() -> None:
     assert set(rlstable.__all__) == set(dir(rlstable))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = rlstable.nonsense
+
+
+def test_result_warns_about_the_old_name_of_its_stop_reason(tmp_path: Path) -> None:
+    result = Result(StopReason.completed, tmp_path, 0, {}, [])
+    with pytest.warns(DeprecationWarning, match=r"Result\.ending was renamed to Result\.stop_reason"):
+        assert result.ending is StopReason.completed

@@ -73,7 +73,7 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
 
 def test_without_the_return_watch_the_policy_is_lost(tmp_path: Path) -> None:
     runner = TrainingLoop(config(watch=False), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     assert returns(runner, START - 10, START) > 3.0
     assert returns(runner, -10) < 1.0
     assert not events(tmp_path, "return_collapsed", "rolled_back")
@@ -155,7 +155,7 @@ def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
     tmp_path: Path, recovered: TrainingLoop, cut: int
 ) -> None:
     part = TrainingLoop(config(), tmp_path, lambda step, _: step == cut * ITERATION)
-    assert part.run().ending is StopReason.stopped
+    assert part.run().stop_reason is StopReason.stopped
     rest = TrainingLoop(config(resume="auto"), tmp_path)
     assert rest.single.host.watch == part.single.host.watch
     for name in NAMES:
@@ -176,7 +176,7 @@ def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
 def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> None:
     def train(name: str, start: int) -> TrainingLoop:
         found = TrainingLoop(config(seeds=2, fault={"seed": 1, "start": start}), tmp_path / name)
-        assert found.run().ending is StopReason.completed
+        assert found.run().stop_reason is StopReason.completed
         return found
 
     struck, spared = train("struck", START), train("spared", 1000)
@@ -195,7 +195,7 @@ def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> N
 def test_a_reward_that_drops_by_half_is_refuted_and_nothing_is_taken_back(tmp_path: Path) -> None:
     env = {"name": "toys:Target", "episode_length": 4, "kwargs": {"drop_at": 8 * START}}
     runner = TrainingLoop(config(env=env, fault={"start": 1000}), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     assert returns(runner, -10) < 0.6 * returns(runner, START - 10, START)
     (told,) = events(tmp_path, "return_fall_refuted")
     assert START + 4 <= told["step"] // ITERATION <= START + 10
@@ -271,7 +271,7 @@ def test_a_checkpoint_from_before_the_return_watch_goes_back_to_its_last_good_st
     with Checkpoints(tmp_path, now.config.checkpoint) as checkpoints:
         checkpoints.save(6, saved, policy_arrays(now.single.state), host)
     resumed = runner(resume="auto")
-    assert resumed.run().ending is StopReason.completed
+    assert resumed.run().stop_reason is StopReason.completed
     back = events(tmp_path, "rolled_back")
     assert back and {event["to_iteration"] for event in back} == {4}
     tuning = resumed.single.state.tuning

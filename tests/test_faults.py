@@ -484,7 +484,7 @@ def finish(folder: Path, **sections: Any) -> tuple[TrainingLoop, Result, list[di
 
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 2})
-    assert result.ending is StopReason.not_saved
+    assert result.stop_reason is StopReason.not_saved
     failed = [event for event in events if event["kind"] == "checkpoint_failed"]
     assert [event["iteration"] for event in failed] == [3, 4]
     assert all("No space left on device" in event["error"] for event in failed)
@@ -499,7 +499,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_disk_with_room_again_is_written_to(tmp_path: Path) -> None:
     runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 1, "iterations": 2})
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert [event["iteration"] for event in events if event["kind"] == "checkpoint_failed"] == [2, 3]
     with Checkpoints(tmp_path, runner.config.checkpoint) as checkpoints:
         assert checkpoints.all() == [1, 4]
@@ -507,7 +507,7 @@ def test_a_disk_with_room_again_is_written_to(tmp_path: Path) -> None:
 
 def test_a_service_that_is_down_is_told_of_and_done_without(tmp_path: Path) -> None:
     _, result, events = finish(tmp_path, fault={"site": "sinks", "start": 1})
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert [event["kind"] for event in events if event["kind"].endswith("_failed")] == ["sink_failed"]
     assert "the service does not answer" in json.dumps(events)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4

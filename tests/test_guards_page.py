@@ -119,7 +119,7 @@ def test_the_code_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look their module up
     exec(compile(code, "docs/guards.md", "exec"), names)
     result, last = names["result"], names["result"].history[-1]
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert last["guards/height/trips"] == last["guards/height/high"] > 0
     assert "guards/height/low" not in last
     assert last["guards/quarantine/trips"] == 0

@@ -109,7 +109,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(incident, "write", full)
     runner = TrainingLoop(config(4, {"fault": "reward", "probability": 0.3}), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     failed = events(tmp_path, "incident_failed")
     assert [event["iteration"] for event in failed] == [1, 3]  # tried again after the window
     assert "No space left" in failed[0]["error"]

@@ -49,5 +49,5 @@ def test_humanoid_on_mjx_runs_several_iterations(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_default_task_is_solved(tmp_path: Path) -> None:
     result = rlstable.fit(run_dir=tmp_path, devices=1, logging="quiet")
-    assert result.ending.name == "target_reached"
+    assert result.stop_reason.name == "target_reached"
     assert result.metrics["eval/episode_reward"] >= 950.0

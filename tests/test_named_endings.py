@@ -72,7 +72,7 @@ def test_a_guard_whose_patience_ends_names_the_ending(tmp_path: Path, guard: str
     """After as many iterations as it has patience for; the last good checkpoint is the latest, and can be used."""
     ending, code, sections = ENDINGS[guard]
     result = TrainingLoop(short(**sections), tmp_path).run()
-    assert (result.ending, result.ending.exit_code) == (ending, code)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (ending, code)
     assert result.step == (GOOD + PATIENCE) * ITERATION
     assert result.history[-1][f"guards/{guard}/trips"] == PATIENCE
     left = read_result(tmp_path)
@@ -90,7 +90,7 @@ def test_a_storm_that_passes_ends_nothing(tmp_path: Path) -> None:
     """Patience is for trips in a row: two storms of two iterations are no storm of three."""
     sections = {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward", iterations=PATIENCE - 1)}
     result = TrainingLoop(short(**sections, total_steps=8 * ITERATION), tmp_path).run()
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert result.history[-1]["guards/storm/trips"] == PATIENCE - 1
     assert saved(tmp_path) == [1, 2, 5, 6, 7, 8]  # not those of the storm
 
@@ -99,7 +99,7 @@ def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
     """Every gradient is NaN: nothing is ruined, and nothing is learnt. What is saved is the state that was good."""
     sections = {"guards": {"finite_update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     result = TrainingLoop(short(**sections), tmp_path).run()
-    assert (result.ending, result.ending.exit_code) == (StopReason.no_update_accepted, 4)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.no_update_accepted, 4)
     assert result.step == (GOOD + PATIENCE) * ITERATION
     assert result.history[-1]["guards/finite_update/trips"] == PATIENCE * 4
     assert result.history[-1]["training/updates"] == GOOD * 4
@@ -112,7 +112,7 @@ def test_patience_counts_iterations_in_a_row_over_a_resume(tmp_path: Path) -> No
     sections = {"guards": {"finite_update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     TrainingLoop(short(**sections), tmp_path, lambda step, _: step == (GOOD + 1) * ITERATION).run()
     result = TrainingLoop(short(**sections, resume="auto"), tmp_path).run()
-    assert (result.ending, result.step) == (StopReason.no_update_accepted, (GOOD + PATIENCE) * ITERATION)
+    assert (result.stop_reason, result.step) == (StopReason.no_update_accepted, (GOOD + PATIENCE) * ITERATION)
 
 
 def test_the_reset_pool_is_refilled_only_if_something_was_drawn(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_state_guard_of_one_s_own_ends_a_run_by_its_patience(tmp_path: Path) -
     never = StormGuard(PATIENCE, -1.0)  # not even a batch without a bad sample is good enough
     runner = TrainingLoop(short(), tmp_path, more_guards={"state": {"never": never}})
     result = runner.run()
-    assert (result.ending, result.ending.exit_code) == (StopReason.guard_exhausted, 8)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.guard_exhausted, 8)
     assert runner.single.host.iteration == PATIENCE
     assert not (tmp_path / "checkpoints").exists()
     assert result.history[-1]["guards/never/environments"] == PATIENCE

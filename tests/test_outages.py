@@ -91,7 +91,7 @@ def run_on_a_full_disk(disk: Path, room: int | None, **sections: Any) -> Trainin
             (disk / "filler").unlink()
 
     runner = TrainingLoop(quick(**sections), disk, watch)
-    assert runner.run().ending is (StopReason.not_saved if room is None else StopReason.completed)
+    assert runner.run().stop_reason is (StopReason.not_saved if room is None else StopReason.completed)
     return runner
 
 
@@ -147,7 +147,7 @@ def test_a_service_that_cannot_be_reached_costs_the_start_a_little_and_is_said(
     monkeypatch.setattr("rlstable.io.logbook.Wandb", functools.partial(Wandb, timeout=2.0))
     began = time.monotonic()
     runner = TrainingLoop(quick(logging={"console": "plain", "wandb": {"mode": "online"}}), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     assert time.monotonic() - began < 60
     same(runner.single.state, healthy.single.state)
     [failed] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines() if "wandb" in line]
@@ -205,7 +205,7 @@ def test_a_folder_that_becomes_read_only_loses_nothing(
                 file._file = Deaf(file._file.fileno())
 
     runner = TrainingLoop(quick(), tmp_path, watch)
-    assert runner.run().ending is StopReason.not_saved
+    assert runner.run().stop_reason is StopReason.not_saved
     same(runner.single.state, healthy.single.state)
     printed = capsys.readouterr().out
     assert "checkpoint_failed: iteration 4, error OSError: [Errno 30] Read-only file system" in printed
@@ -233,7 +233,7 @@ def test_a_clock_that_is_set_changes_nothing_but_the_time_that_is_written(
     config = quick(supervise={"recovery": off, "incident": off, "max_wall_time": 3600})
     runner = TrainingLoop(config, tmp_path, watch)
     began = time.monotonic()
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     same(runner.single.state, healthy.single.state)
     assert 0 < runner.single.host.elapsed < time.monotonic() - began
     assert steps_in(tmp_path / "checkpoints") == [13, 14]

@@ -64,7 +64,7 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
 
 def test_without_supervision_the_storm_ends_the_run(tmp_path: Path) -> None:
     runner = TrainingLoop(config({"enabled": False}, fault=storm(iterations=7)), tmp_path)
-    assert runner.run().ending is StopReason.physics_unstable
+    assert runner.run().stop_reason is StopReason.physics_unstable
     assert runner.single.host.iteration == 3 + PATIENCE
     assert not events(tmp_path, "rolled_back")
 
@@ -125,7 +125,7 @@ def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
 def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -> None:
     runner = TrainingLoop(config({"attempts": 3}, fault=storm()), tmp_path)
     result = runner.run()
-    assert result.ending is StopReason.physics_unstable
+    assert result.stop_reason is StopReason.physics_unstable
     assert len(events(tmp_path, "rolled_back")) == 3
     left = read_result(tmp_path)
     assert left is not None
@@ -143,7 +143,7 @@ def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: 
     guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 1}}
     fault = {"site": "gradient", "probability": 1.0, "start": 1}
     result = TrainingLoop(config({"attempts": 2}, guards=guards, fault=fault), tmp_path).run()
-    assert result.ending is StopReason.recovery_exhausted
+    assert result.stop_reason is StopReason.recovery_exhausted
     left = read_result(tmp_path)
     assert left is not None and (left["cause"], left["exit_code"]) == ("state_not_finite", 9)
 
@@ -153,7 +153,7 @@ def test_a_state_that_a_guard_calls_bad_is_never_kept(tmp_path: Path) -> None:
     guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 5}}
     fault = {"site": "gradient", "probability": 1.0, "start": 2, "iterations": 2}
     runner = TrainingLoop(config({"every": 1}, guards=guards, fault=fault, checkpoint={"every": 1}), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     (back,) = events(tmp_path, "rolled_back")
     assert (back["cause"], back["to_iteration"], back["lost_steps"]) == ("state_not_finite", 2, 5 * ITERATION)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.single.state.params))
@@ -178,7 +178,7 @@ def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, save
     part = TrainingLoop(
         config(fault=fault, checkpoint=SAVED), tmp_path / "part", lambda step, _: step > cut * ITERATION
     )
-    assert part.run().ending is StopReason.stopped
+    assert part.run().stop_reason is StopReason.stopped
     rest = TrainingLoop(config(fault=fault, checkpoint=SAVED, resume="auto"), tmp_path / "part")
     assert rest.single.host.attempts == part.single.host.attempts
     rest.run()
@@ -213,10 +213,10 @@ def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_
     whole = runner("whole")
     whole.run()
     part = runner("part", lambda step, _: step == 6 * ITERATION)
-    assert part.run().ending is StopReason.stopped
+    assert part.run().stop_reason is StopReason.stopped
     # Once more, so that what is kept comes from a checkpoint and goes into one.
     again = runner("part", lambda step, _: step == 7 * ITERATION, resume="auto")
-    assert (again.single.host.step, again.run().ending) == (6 * ITERATION, StopReason.stopped)
+    assert (again.single.host.step, again.run().stop_reason) == (6 * ITERATION, StopReason.stopped)
     rest = runner("part", resume="auto")
     rest.run()
     assert {
@@ -241,7 +241,7 @@ def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
     ends: list[tuple[str, int]] = []
     while not ends or ends[-1][0] == "time_limit":
         runner = TrainingLoop(limited, tmp_path)
-        ends.append((runner.run().ending.name, runner.single.host.iteration))
+        ends.append((runner.run().stop_reason.name, runner.single.host.iteration))
     # The first two end in the storm, unsaved; the next ones go on from the checkpoint that the rollback left.
     assert ends == [*(("time_limit", iteration) for iteration in (2, 5, 11, 17)), ("completed", 20)]
     same(runner.single.state, recovered.single.state)
@@ -290,13 +290,13 @@ def test_a_crash_in_the_middle_of_an_attempt_neither_forgets_nor_repeats_it(tmp_
         first.run()
     second = TrainingLoop(config({"attempts": 3}, fault=storm(), resume="auto"), tmp_path)
     assert second.single.host.attempts.count == 2
-    assert second.run().ending is StopReason.physics_unstable
+    assert second.run().stop_reason is StopReason.physics_unstable
     assert second.single.host.attempts.count == 3
 
 
 def test_on_two_devices_too(tmp_path: Path) -> None:
     runner = TrainingLoop(config(fault=storm(iterations=4), devices=2), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     assert runner.single.host.attempts.count == 1
 
 

@@ -48,7 +48,7 @@ def test_advice_after_a_rate_far_too_high_names_the_limiter(tmp_path: Path) -> N
     config = quick(guards=guards, ppo={"learning_rate": 1e6}, total_steps=20 * ITERATION)
     runner = TrainingLoop(config, tmp_path)
     result = runner.run()
-    assert result.ending is StopReason.no_update_accepted
+    assert result.stop_reason is StopReason.no_update_accepted
     left = read_result(tmp_path)
     assert left is not None
     assert "Updates were rejected by limiters/kl (100%)" in left["advice"]

@@ -62,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]
 
 def test_a_run_completes_and_says_so(run: tuple[TrainingLoop, Result]) -> None:
     _, result = run
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert result.step == 4 * ITERATION
     left = read_result(result.run_dir)
     assert left is not None
@@ -157,7 +157,7 @@ def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: in
     runner.single.state = dataclasses.replace(runner.single.state, counters=placed)
     runner.single.host.step = start
     result = runner.run()
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert result.step == total
     steps = [row["step"] for row in result.history]
     assert steps == [start + (n + 1) * ITERATION for n in range(32)]
@@ -245,7 +245,7 @@ def test_too_many_devices() -> None:
 def test_the_run_ends_where_the_return_is_reached(tmp_path: Path) -> None:
     config = quick(eval={"num_evals": 4, "num_envs": 4, "target_return": -1e6})
     result = TrainingLoop(config, tmp_path).run()
-    assert (result.ending, result.step) == (StopReason.target_reached, ITERATION)
+    assert (result.stop_reason, result.step) == (StopReason.target_reached, ITERATION)
 
 
 def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
 
     result = TrainingLoop(quick(), tmp_path, callback).run()
     assert seen == [ITERATION, 2 * ITERATION]
-    assert result.ending is StopReason.stopped
+    assert result.stop_reason is StopReason.stopped
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
 def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, ending: StopReason) -> None:
     before = signal.getsignal(number)
     result = TrainingLoop(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()
-    assert (result.ending, result.step) == (ending, ITERATION)
+    assert (result.stop_reason, result.step) == (ending, ITERATION)
     assert signal.getsignal(number) is before
     assert TrainingLoop(quick(resume="auto"), tmp_path).single.host.step == ITERATION
 
@@ -333,14 +333,14 @@ def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
 
     runner = TrainingLoop(config, tmp_path, late)
     result = runner.run()
-    assert (result.ending, result.ending.exit_code) == (StopReason.time_limit, 75)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.time_limit, 75)
     assert result.step == 3 * ITERATION
     assert TrainingLoop(quick(total_steps=10**9, resume="auto"), tmp_path).single.host.step == result.step
 
 
 def test_a_time_that_compiling_takes_up_still_has_room_for_an_iteration(tmp_path: Path) -> None:
     result = TrainingLoop(quick(supervise={"max_wall_time": 1e-3}), tmp_path).run()
-    assert (result.ending, result.step) == (StopReason.time_limit, ITERATION)
+    assert (result.stop_reason, result.step) == (StopReason.time_limit, ITERATION)
 
 
 def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
     guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 2}}
     result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=50 * ITERATION), tmp_path).run()
-    assert (result.ending, result.step) == (StopReason.state_not_finite, 2 * ITERATION)
-    assert result.ending.exit_code == 3
+    assert (result.stop_reason, result.step) == (StopReason.state_not_finite, 2 * ITERATION)
+    assert result.stop_reason.exit_code == 3
     assert not (tmp_path / "checkpoints").exists()
     assert result.history[-1]["guards/finite_state/trips"] == 2
     assert result.history[-1]["guards/finite_state/parameters"] == 2
@@ -436,7 +436,7 @@ def test_two_devices_train_and_resume_exactly(tmp_path: Path) -> None:
 def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -> None:
     runner = TrainingLoop(quick(precision={"network": network}), tmp_path)
     result = runner.run()
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     trained = (runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer)
     assert {str(leaf.dtype) for leaf in leaves(trained) if leaf.dtype.kind == "f"} == {"float32"}
     assert all(np.isfinite(leaf).all() for leaf in leaves(trained))
@@ -516,13 +516,13 @@ def test_a_checkpoint_of_an_older_rlstable_goes_on(tmp_path: Path) -> None:
         checkpoints.save(2, old, policy_arrays(whole.single.state), host)
     resumed = TrainingLoop(quick(resume="auto"), tmp_path)
     assert float(resumed.single.state.tuning.clip_scale) == 1.0
-    assert resumed.run().ending is StopReason.completed
+    assert resumed.run().stop_reason is StopReason.completed
 
 
 def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
     first = TrainingLoop(quick(), tmp_path).run()
     again = TrainingLoop(quick(resume="auto"), tmp_path).run()
-    assert again.ending is StopReason.completed
+    assert again.stop_reason is StopReason.completed
     left = read_result(tmp_path)
     assert left is not None
     assert left["return"] == first.metrics["eval/episode_reward"]
@@ -541,7 +541,7 @@ def test_a_last_iteration_that_is_not_finite_is_no_completion(tmp_path: Path) ->
     faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
     guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 100}}
     result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=ITERATION), tmp_path).run()
-    assert result.ending is StopReason.state_not_finite
+    assert result.stop_reason is StopReason.state_not_finite
     assert result.metrics == {}  # nobody evaluates a NaN
 
 

@@ -10,7 +10,7 @@ from test_runner import ITERATION, lines, quick
 
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
-from rlstable.report.run_record import read_story
+from rlstable.report.run_record import read_record
 from rlstable.report.timeline import lanes
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise import advice
@@ -47,7 +47,7 @@ def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.Capt
     assert left is not None
     said = {"count": 1, "first_step": 3 * ITERATION, "last_step": 6 * ITERATION, "text": TEXT, "lasts": True}
     assert left["signs"] == {NAME: said}
-    story = read_story(tmp_path)
+    story = read_record(tmp_path)
     assert [mark.text for mark in lanes(story)["signs"][1]] == [f"sign {NAME}: {TEXT}"]
     shown = (tmp_path / "report.html").read_text()
     assert shown == page([story])

@@ -63,7 +63,7 @@ def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
     """The loss of the first iteration, on the same data, is the same to 1e-5."""
     needed, whole = unlimited
     runner = TrainingLoop(config(needed / times, total_steps=ITERATION), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     planned = events(tmp_path, "memory_planned")
     assert planned and all(event["step"] == 0 for event in planned)
     assert runner.single.host.plan.gradient_accumulation is not None
@@ -81,7 +81,7 @@ def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
     tmp_path: Path, unlimited: tuple[int, TrainingLoop]
 ) -> None:
     result = TrainingLoop(config(unlimited[0] / 100), tmp_path).run()
-    assert (result.ending, result.ending.exit_code, result.step) == (StopReason.out_of_memory, 10, 0)
+    assert (result.stop_reason, result.stop_reason.exit_code, result.step) == (StopReason.out_of_memory, 10, 0)
     left = read_result(tmp_path)
     assert left is not None
     assert "GiB would do" in left["advice"] and "smaller networks" in left["advice"]
@@ -118,7 +118,7 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
 ) -> None:
     refuse(monkeypatch, [2])
     runner = TrainingLoop(small(), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     (planned,) = events(tmp_path, "memory_planned")
     assert (planned["plan"], planned["step"]) == ("gradient_accumulation 2", 2 * ITERATION)
     # Two iterations were done and saved: nothing is lost. It is no attempt of recovery's either.
@@ -126,7 +126,7 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
     assert [row["step"] for row in runner.single.log.history] == [ITERATION * n for n in (1, 2, 3, 4)]
     again = TrainingLoop(small(resume="auto", total_steps=5 * ITERATION), tmp_path)
     assert again.single.host.plan.gradient_accumulation == 2
-    assert again.run().ending is StopReason.completed
+    assert again.run().stop_reason is StopReason.completed
     assert len(events(tmp_path, "memory_planned")) == 1
     # What the plan was made for is another now, so it is made anew.
     ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 8}
@@ -152,14 +152,14 @@ def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(
 
     monkeypatch.setattr(TrainingSetup, "compiled", never)
     result = TrainingLoop(small(), tmp_path).run()
-    assert result.ending is StopReason.out_of_memory
+    assert result.stop_reason is StopReason.out_of_memory
     assert events(tmp_path, "memory_planned")[-1]["plan"] == "gradient_accumulation 512, envs_per_pass 8, num_envs 1"
 
 
 def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, [2])
     result = TrainingLoop(small(supervise={"recovery": {"enabled": False}}), tmp_path).run()
-    assert (result.ending, result.step) == (StopReason.out_of_memory, 2 * ITERATION)
+    assert (result.stop_reason, result.step) == (StopReason.out_of_memory, 2 * ITERATION)
     left = read_result(tmp_path)
     assert left is not None and "supervise.recovery.enabled=true" in left["advice"]
 
@@ -167,7 +167,7 @@ def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monke
 def test_a_refusal_in_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, [0])
     runner = TrainingLoop(small(), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     assert runner.single.host.step == 4 * ITERATION
 
 

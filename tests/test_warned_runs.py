@@ -11,7 +11,7 @@ from toys import GUARDS_OFF
 
 from rlstable.io.run_folder import read_result
 from rlstable.report.page import page
-from rlstable.report.run_record import read_story
+from rlstable.report.run_record import read_record
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -41,20 +41,20 @@ def test_completed_run_that_rejected_most_transitions_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = TrainingLoop(quick(**TORN, logging=PLAIN), tmp_path).run()
-    assert (result.ending, result.ending.exit_code) == (StopReason.completed, 0)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.completed, 0)
     assert warnings(tmp_path)[:2] == ["transitions_rejected", "evaluations_void"]
     said = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     last = said[-len(warnings(tmp_path)) :]
     assert [words[:2] for words in last] == [["warning", f"{name}:"] for name in warnings(tmp_path)]
     shown = (tmp_path / "report.html").read_text()
-    assert shown == page([read_story(tmp_path)])
+    assert shown == page([read_record(tmp_path)])
     assert f'<dt>warnings</dt><dd><span class="bad">{", ".join(warnings(tmp_path))}</span></dd>' in shown
     assert "guards rejected" in shown
 
 
 def test_run_without_guards_whose_returns_are_nan_says_so(tmp_path: Path) -> None:
     result = TrainingLoop(quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION), tmp_path).run()
-    assert result.ending is StopReason.state_not_finite  # all steps were trained, but the policy is not finite
+    assert result.stop_reason is StopReason.state_not_finite  # all steps were trained, but the policy is not finite
     assert warnings(tmp_path) == ["evaluations_void", "no_finite_return"]
 
 
@@ -83,4 +83,4 @@ def test_short_run_in_which_nothing_was_learned_does_not_complete(tmp_path: Path
     """Four iterations are within the patience of the update guard, and not one update was accepted."""
     result = TrainingLoop(quick(fault={"site": "gradient", "probability": 1.0}), tmp_path).run()
     assert result.history[-1]["training/updates"] == 0
-    assert (result.ending, result.ending.exit_code) == (StopReason.no_update_accepted, 4)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.no_update_accepted, 4)

@@ -113,7 +113,7 @@ def working() -> Iterator[None]:
     """Around everything before the report: standard output is kept for that, and a mistake ends with one line.
 
     Raises:
-        SystemExit: A ConfigError, or a file that the system refuses, with the code of that ending.
+        SystemExit: A ConfigError, or a file that the system refuses, with its exit code.
     """
     # Whatever libraries print while they load is kept out of the report.
     with contextlib.redirect_stdout(sys.stderr):

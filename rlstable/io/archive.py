@@ -1,4 +1,4 @@
-"""Arrays on disk beside what is known of them: two files, JSON and an npz without pickle, each with its checksum."""
+"""Packs facts and arrays into two files, JSON and an npz without pickle, each with a checksum."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from rlstable.config import ConfigError
 from rlstable.io.manifest import json_checksum
 
 
-def sealed(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[str, bytes]:
-    """Facts as JSON with their checksum and that of the arrays, and the arrays as an npz without pickle."""
+def pack(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[str, bytes]:
+    """The contents of the two files: facts as JSON with both checksums, and the arrays as an npz."""
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     body = _plain({**facts, "arrays": zlib.crc32(packed.getbuffer())})
     return json.dumps({**body, "checksum": json_checksum(body)}, indent=2, allow_nan=False), packed.getvalue()
 
 
-def unsealed(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads what `sealed` made.
+def unpack(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Reads the two files of `pack`.
 
     Args:
-        facts: The file of the one.
-        arrays: The file of the other.
-        newest: The format that this rlstable knows.
+        facts: The JSON file.
+        arrays: The npz file.
+        newest: The newest format that this version of rlstable knows.
 
     Raises:
-        ConfigError: It is not what was written, or it is of a newer format.
-        FileNotFoundError: There is none.
+        ConfigError: A file is damaged, or of a newer format.
+        FileNotFoundError: A file is missing.
     """
     folder = facts.parent
     try:
@@ -62,7 +62,7 @@ def unsealed(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], di
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no word for what is not finite; it is written as text, `nan`, `inf` or `-inf`."""
+    """Data for JSON, which has no NaN and no infinity: both become text, `nan`, `inf` or `-inf`."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

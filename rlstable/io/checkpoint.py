@@ -20,10 +20,7 @@ import jax
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.arrays import PyTree, describe, place, require_fit
-from rlstable.io.manifest import Damaged
-from rlstable.io.retry import Retry
-from rlstable.io.run_folder import steps_in
-from rlstable.io.shelf import (
+from rlstable.io.checkpoint_folder import (
     keep_damaged,
     make_room_to_retire,
     remove_unfinished,
@@ -33,6 +30,9 @@ from rlstable.io.shelf import (
     thin,
     unfinished_size,
 )
+from rlstable.io.manifest import Damaged
+from rlstable.io.retry import Retry
+from rlstable.io.run_folder import steps_in
 from rlstable.io.space import free_bytes, is_full, over_quota
 from rlstable.io.store import (
     finite,

@@ -16,9 +16,9 @@ from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
 from rlstable.io import manifest as manifests
 from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
+from rlstable.io.checkpoint_folder import RETIRED
 from rlstable.io.manifest import Damaged, Manifest
-from rlstable.io.quiet import silence_orbax
-from rlstable.io.shelf import RETIRED
+from rlstable.io.orbax_logging import silence_orbax
 
 
 def open_manager(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.io.archive import sealed, unsealed
+from rlstable.io.archive import pack, unpack
 from rlstable.io.run_folder import write_atomically
 from rlstable.io.versions import differences, versions
 from rlstable.replay.report import SAME, compared
@@ -70,7 +70,7 @@ def make(incident: Incident, asked: int, tell: Tell) -> History:
         "versions": now,
     }
     try:
-        described, packed = sealed(facts, arrays)
+        described, packed = pack(facts, arrays)
         write_atomically(incident.folder / _ARRAYS, packed)
         write_atomically(incident.folder / _FACTS, described)
     except OSError as error:
@@ -85,7 +85,7 @@ def read(incident: Incident) -> History:
         ConfigError: There is none, or it is not what was written.
     """
     try:
-        return History(incident, *unsealed(incident.folder / _FACTS, incident.folder / _ARRAYS, FORMAT))
+        return History(incident, *unpack(incident.folder / _FACTS, incident.folder / _ARRAYS, FORMAT))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{incident.folder}: has no history yet; make it by python -m rlstable.replay {incident.folder} --history"

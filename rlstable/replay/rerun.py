@@ -199,14 +199,14 @@ def _train(config: Config, folder: Path, bad: Place, factories: Factories) -> An
 
     loop = TrainingLoop(config, folder, look, factories=factories)
     try:
-        ending = loop.run().ending
+        stop_reason = loop.run().stop_reason
     except _ThereAgain:
         return jax.device_get(loop.single.state.incident)
-    if ending is StopReason.interrupted:
+    if stop_reason is StopReason.interrupted:
         raise KeyboardInterrupt
     raise ConfigError(
         f"{folder}: trained again, this run ended after {loop.single.host.iteration} iterations, before iteration "
-        f"{bad.iteration}, the incident's ({ending.name}: {ending.meaning}), so it was another one; "
+        f"{bad.iteration}, the incident's ({stop_reason.name}: {stop_reason.meaning}), so it was another one; "
         "the history needs the machine, the versions and the code that the run had"
     )
 

@@ -63,12 +63,12 @@ def write(options: ReportOptions) -> Path:
     from rlstable.config import ConfigError
     from rlstable.io.run_folder import write_atomically
     from rlstable.report.page import page
-    from rlstable.report.run_record import read_stories
+    from rlstable.report.run_record import read_records
     from rlstable.report.sweep import read_sweep
     from rlstable.report.sweep_page import sweep_page
 
     if options.sweep is None:
-        folder, text = options.run[0], page([story for folder in options.run for story in read_stories(folder)])
+        folder, text = options.run[0], page([story for folder in options.run for story in read_records(folder)])
     else:
         folder, text = options.sweep, sweep_page(options.sweep, read_sweep(options.sweep))
     path = options.out or folder / "report.html"

@@ -91,7 +91,7 @@ class RunRecord:
         return [event for event in self.events if event.get("kind") in kinds]
 
 
-def read_story(folder: str | Path) -> RunRecord:
+def read_record(folder: str | Path) -> RunRecord:
     """Reads a run folder, also of a run that is running, was killed, or is of another version.
 
     Raises:
@@ -105,11 +105,11 @@ def read_story(folder: str | Path) -> RunRecord:
     )
 
 
-def read_stories(folder: str | Path) -> list[RunRecord]:
-    """Reads a run folder, or those of the seeds that were trained together in it; errors as for `read_story`."""
+def read_records(folder: str | Path) -> list[RunRecord]:
+    """Reads a run folder, or those of the seeds that were trained together in it; errors as for `read_record`."""
     folder = Path(folder)
     begun = [own for own in seed_folders(folder) if (own / "config.yaml").is_file()]
-    return [read_story(own) for own in begun or [folder]]
+    return [read_record(own) for own in begun or [folder]]
 
 
 def last_row(folder: Path) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Setting:
         return estimate(scores, interquartile_mean) if scores else None
 
     @property
-    def endings(self) -> dict[str, int]:
+    def stop_reasons(self) -> dict[str, int]:
         """How often they ended in which way."""
         names = [str(job.result.get("stop_reason")) for job in self.jobs]
         return {name: names.count(name) for name in dict.fromkeys(names)}

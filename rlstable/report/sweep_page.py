@@ -12,7 +12,7 @@ from rlstable.report.sweep import Job, parallel_coordinates, settings_of
 def sweep_page(folder: Path, jobs: Sequence[Job]) -> str:
     """The page of a sweep, as HTML."""
     title = f"sweep {folder.name}"
-    head = ["setting", "runs", "interquartile mean", "95 % interval", "best", "endings"]
+    head = ["setting", "runs", "interquartile mean", "95 % interval", "best", "stop reasons"]
     rows = []
     for setting in settings_of(jobs):
         found = setting.iqm
@@ -24,7 +24,7 @@ def sweep_page(folder: Path, jobs: Sequence[Job]) -> str:
                 number(None if found is None else found.value),
                 "–" if found is None or found.low is None else f"{found.low:,.1f} to {found.high:,.1f}",
                 number(max(scores, default=None)),
-                text(", ".join(f"{name} {count}" for name, count in setting.endings.items())),
+                text(", ".join(f"{name} {count}" for name, count in setting.stop_reasons.items())),
             ]
         )
     parts = [

@@ -73,18 +73,18 @@ def _row(new: list[Row], last: list[Row], returns: list[float | None]) -> Row:
     return row
 
 
-def fields_of(seeds: Mapping[int, Fields], ending: StopReason | None = None) -> Fields:
+def fields_of(seeds: Mapping[int, Fields], stop_reason: StopReason | None = None) -> Fields:
     """Fields of `result.json` for several seeds: the worst stop reason, the interquartile mean of returns.
 
     Args:
         seeds: What it says of each.
-        ending: That of all of them, where they had one in common.
+        stop_reason: Stop reason of the whole run; None if each seed has its own.
     """
     own = list(seeds.values())
-    worst = max(own, key=lambda fields: int(fields["exit_code"])) if ending is None else {}
+    worst = max(own, key=lambda fields: int(fields["exit_code"])) if stop_reason is None else {}
     return {
-        "stop_reason": worst["stop_reason"] if ending is None else ending.name,
-        "exit_code": worst["exit_code"] if ending is None else ending.exit_code,
+        "stop_reason": worst["stop_reason"] if stop_reason is None else stop_reason.name,
+        "exit_code": worst["exit_code"] if stop_reason is None else stop_reason.exit_code,
         "step": max((fields["step"] for fields in own), default=0),
         "return": _iqm(fields["return"] for fields in own),
         "best_return": _iqm(fields["best_return"] for fields in own),

@@ -21,7 +21,7 @@ from rlstable.policy.evaluator import EvaluationMetrics, PolicySnapshot
 from rlstable.runner.seed_run import SeedRun
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
 
-# Endings after which the process may still work; after the other endings it must exit soon.
+# Stop reasons after which the process may still work; after the other stop reasons it must exit soon.
 CONFIRMED_AT = (StopReason.completed, StopReason.target_reached, StopReason.stopped, *GIVEN_UP)
 
 
@@ -67,9 +67,9 @@ def confirm(
     seconds = 0.0
     try:
         while part := list(itertools.islice(waiting, batch)):
-            ending = requested_stop(seconds)
-            if ending is not None:
-                return _give_up(due, because=ending.name)
+            stop_reason = requested_stop(seconds)
+            if stop_reason is not None:
+                return _give_up(due, because=stop_reason.name)
             started = time.perf_counter()
             policies = [candidate.policy for candidate in part]
             found = evaluate(policies + policies[-1:] * (batch - len(part)))
@@ -78,7 +78,7 @@ def confirm(
                 value = evaluation["eval/episode_reward"]
                 # If every episode was aborted, there is no return to compare.
                 returns[candidate.run].append((-np.inf if value is None else value, candidate))
-    except Exception as error:  # training is complete, and its ending must not change
+    except Exception as error:  # training is complete, and its stop reason must not change
         return _give_up(due, error=f"{type(error).__name__}: {error}")
     for run in due:
         _record(run, returns[run])

@@ -17,12 +17,12 @@ from rlstable.io.run_folder import (
     write_result,
 )
 from rlstable.report.page import page
-from rlstable.report.run_record import read_stories, read_story
+from rlstable.report.run_record import read_record, read_records
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command, describe, describe_warnings
 
 
 def close(
-    ending: StopReason,
+    stop_reason: StopReason,
     fields: Mapping[str, Any],
     run_dir: Path,
     console: Console,
@@ -34,8 +34,8 @@ def close(
     """Writes `result.json` and the page, and prints the summary. What cannot be written is said and ends nothing.
 
     Args:
-        ending: Why it is over.
-        fields: Of `result.json`, see `endings.describe`.
+        stop_reason: Why the run stopped.
+        fields: Of `result.json`, see `stop_reasons.describe`.
         run_dir: The folder.
         console: Where people look.
         report: Whether a page is wanted.
@@ -50,7 +50,7 @@ def close(
         console.message(f"result.json could not be written: {error}")
     if report and not taken:
         try:
-            stories = read_stories(run_dir) if "seeds" in fields else [read_story(run_dir)]
+            stories = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
             write_atomically(run_dir / "report.html", page(stories))
         except Exception as error:
             console.message(f"report.html could not be written: {type(error).__name__}: {error}")
@@ -59,7 +59,7 @@ def close(
     if seeds is not None:
         saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
         policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
-    rows = describe(ending, fields, run_dir, policy if saved else None)
+    rows = describe(stop_reason, fields, run_dir, policy if saved else None)
     for seed, own in (seeds or {}).items():
         folder = seed_folder(run_dir, seed)
         given_up = StopReason[own["stop_reason"]] in GIVEN_UP

@@ -10,9 +10,9 @@ from typing import Any
 
 from rlstable.config import Config, ConfigError
 from rlstable.io.console import Console
+from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
-from rlstable.io.presence import Presence
 from rlstable.io.run_folder import (
     forget_result,
     free_reserve,
@@ -164,7 +164,7 @@ class FleetFolder(SingleFolder):
     def ensure(self) -> None:
         """Writes the folder again if files are missing; a seed that cannot save logs that itself."""
         with contextlib.suppress(OSError, ConfigError):
-            self._presence.ensure()
+            self._folder_check.ensure()
         forget_result(self._run_dir)
 
     def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], over: bool) -> bool:
@@ -185,7 +185,7 @@ class FleetFolder(SingleFolder):
         """Ends one seed; the other seeds continue."""
         self._step = max(self._step, run.host.logged_step)
         self._fields[seed], self.results[seed] = run.finish(stop_reason)
-        stop_reason = self.results[seed].ending
+        stop_reason = self.results[seed].stop_reason
         failed = not stop_reason.succeeded and stop_reason not in FROM_OUTSIDE
         self.event("seed_given_up" if failed else "seed_ended", seed=seed, stop_reason=stop_reason.name)
 
@@ -214,7 +214,7 @@ class FleetFolder(SingleFolder):
         assert self._lock is not None
         settings = self._config.model_dump(mode="json")
         machine = seeds[0].machine if seeds else None
-        self._presence = Presence(self._run_dir, self._lock, self._logbook, settings, machine, self.event)
+        self._folder_check = FolderCheck(self._run_dir, self._lock, self._logbook, settings, machine, self.event)
         remember(self._run_dir / "config.yaml", self._config)  # if that is impossible, every seed logs it
         steps = [run.host.logged_step for run in seeds]
         self._step = max(steps, default=0)

@@ -27,7 +27,7 @@ def under_old_names(template: Saved) -> Saved:
 
 
 def under_new_names(saved: Saved) -> Saved:
-    """What was read into `under_old_names`, under the new names; trip counters take the order of the new names."""
+    """Renames the guards of a state that was restored into `under_old_names`, and reorders the trip counters."""
 
     def renamed(part: Mapping[str, Any]) -> dict[str, Any]:
         counters = part["counters"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 from rlstable.io.run_folder import best_seed
@@ -17,15 +18,15 @@ class Result:
     """The result of a run.
 
     Attributes:
-        ending: Why it stopped.
-        run_dir: Its folder.
-        step: Environment steps trained, without those that were given up.
-        metrics: The last evaluation's metrics, None where a number does not exist.
+        stop_reason: Why the run stopped.
+        run_dir: The run folder.
+        step: Environment steps trained, rolled back steps not included.
+        metrics: Metrics of the last evaluation; None for a number that does not exist.
         history: Logged rows, `step` among their keys; rows of long runs are thinned (docs/metrics.md).
-        seeds: What each of several seeds that trained together left; metrics and history are those of all of them.
+        seeds: Result of each seed, if several trained together; metrics and history are then those of all seeds.
     """
 
-    ending: StopReason
+    stop_reason: StopReason
     run_dir: Path
     step: int
     metrics: Row
@@ -33,7 +34,13 @@ class Result:
     seeds: tuple[Result, ...] = ()
 
     @property
+    def ending(self) -> StopReason:
+        """The old name of `stop_reason`."""
+        warnings.warn("Result.ending was renamed to Result.stop_reason", DeprecationWarning, stacklevel=2)
+        return self.stop_reason
+
+    @property
     def policy(self) -> Policy:
-        """The best policy of the run; of several seeds the best one's."""
+        """The best policy of the run, of several seeds the policy of the best seed."""
         folder = (best_seed(self.run_dir) or self.seeds[0].run_dir) if self.seeds else self.run_dir
         return load_policy(folder)

@@ -12,7 +12,7 @@ import numpy as np
 from rlstable import __version__
 from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.presence import Presence
+from rlstable.io.folder_check import FolderCheck
 from rlstable.io.space import free_bytes, size_of
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
@@ -31,7 +31,7 @@ class Saving:
     """Saves the states of one seed, and counts the steps that are not saved.
 
     Attributes:
-        presence: Checks that the run folder is in place.
+        folder_check: Checks that the run folder is in place.
 
     Args:
         config: The whole configuration.
@@ -39,7 +39,7 @@ class Saving:
         supervisor: Holds the snapshots, saved with the training state.
         log: Logs events; its record is complete before a state is saved.
         checkpoints: The checkpoints on disk.
-        presence: Checks that the run folder is in place.
+        folder_check: Checks that the run folder is in place.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Saving:
         supervisor: Supervisor,
         log: SeedLog,
         checkpoints: Checkpoints,
-        presence: Presence,
+        folder_check: FolderCheck,
     ):
-        self.presence = presence
+        self.folder_check = folder_check
         self._config = config
         self._host = host
         self._supervisor = supervisor
@@ -105,10 +105,10 @@ class Saving:
         on_disk = self._checkpoints.on_disk()
         self._steps = {i: at for i, at in self._steps.items() if i in on_disk} | {host.iteration: host.step}
         try:
-            if self.presence.ensure():
+            if self.folder_check.ensure():
                 self._checkpoints.reopen()
         except (OSError, ConfigError) as error:
-            if self.presence.taken:
+            if self.folder_check.taken:
                 self._checkpoints.abandon()
             self._checkpoints.refuse(host.iteration, error)
         else:
@@ -175,7 +175,7 @@ class Saving:
     def vanished(self) -> bool:
         """Whether files that were written are no longer in the run folder; waits for a save under way."""
         self._checkpoints.wait()
-        return not self._checkpoints.failing and (bool(self._since_saved()) or not self.presence.whole)
+        return not self._checkpoints.failing and (bool(self._since_saved()) or not self.folder_check.whole)
 
     def unsaved_steps(self) -> int:
         """Environment steps up to the last good state that no checkpoint has; waits for a save under way."""
@@ -232,7 +232,7 @@ class Saving:
         return not self._on_disk()
 
     def _on_disk(self) -> list[int]:
-        return [] if self.presence.taken else [*self._checkpoints.on_disk()]
+        return [] if self.folder_check.taken else [*self._checkpoints.on_disk()]
 
     def _since_saved(self) -> int:
         """Environment steps from the newest checkpoint on disk to the last good state."""

@@ -22,8 +22,8 @@ from rlstable.envs.capture import causes_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
+from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
-from rlstable.io.presence import Presence
 from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir
 from rlstable.io.trusted_folders import remember
 from rlstable.policy.evaluator import PolicySnapshot, policy_of
@@ -148,8 +148,8 @@ class SeedRun:
                 run_dir, config, causes, self.supervisor.versions, self.host.incidents, self.event
             )
             settings = config.model_dump(mode="json")
-            presence = Presence(run_dir, self._lock, self.log.logbook, settings, self.machine, self.event)
-            self.saving = Saving(config, self.host, self.supervisor, self.log, self.checkpoints, presence)
+            folder_check = FolderCheck(run_dir, self._lock, self.log.logbook, settings, self.machine, self.event)
+            self.saving = Saving(config, self.host, self.supervisor, self.log, self.checkpoints, folder_check)
             not_remembered = remember(run_dir / "config.yaml", config)
             if not_remembered is not None:
                 self.event("folder_not_remembered", error=not_remembered)
@@ -301,7 +301,7 @@ class SeedRun:
             self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             self.log.logbook.wait()  # the report page reads it
             saved = self.checkpoints.latest() is not None
-            taken = self.saving.presence.taken
+            taken = self.saving.folder_check.taken
             report = self.config.logging.report
             close(stop_reason, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
             step, history = self.host.step, self.log.history
@@ -312,7 +312,7 @@ class SeedRun:
         with contextlib.ExitStack() as closing:  # whatever interrupts it, the next run must find the folder free
             if self._lock is not None:
                 closing.callback(self._lock.release)
-                if not self._opened or not self.saving.presence.taken:
+                if not self._opened or not self.saving.folder_check.taken:
                     closing.callback(free_reserve, self.run_dir)
             closing.callback(self.log.logbook.close)
             closing.callback(self.checkpoints.close)

@@ -68,7 +68,7 @@ def paragraph(
     """Advice after a cause: remedies that failed, the most active limiters, and settings that might help.
 
     Args:
-        cause: The ending that there would have been without attempts.
+        cause: The stop reason without any attempt.
         attempts: Those of the window.
         signs: Signs that were said, `SignMemory.said`.
         tally: Counts of the run; None for none.
@@ -104,7 +104,7 @@ def _most_active(cause: StopReason, tally: Tally) -> str:
 
 
 def _next(cause: StopReason, tally: Tally) -> str:
-    """The remedy for what rejected most; that of the ending where nothing is known."""
+    """The remedy for the part that rejected most; without one, the remedy of the stop reason."""
     samples = cause is StopReason.physics_unstable
     if cause is StopReason.no_update_accepted and tally.lost:
         rejecting = max(tally.lost, key=lambda name: tally.lost[name])

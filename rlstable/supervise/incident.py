@@ -16,7 +16,7 @@ import numpy as np
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import QuarantineConfig
 from rlstable.config.renamed import updated
-from rlstable.io.archive import sealed, unsealed
+from rlstable.io.archive import pack, unpack
 from rlstable.io.arrays import copy_out
 from rlstable.io.trusted_folders import remember
 from rlstable.ppo.state import Slot
@@ -207,7 +207,7 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
         return folder
     arrays, left_out = _within(arrays, max_mb)
     body = {"format": FORMAT, "replay": f"{command('replay', folder)}", **facts, "left_out": left_out}
-    described, packed = sealed(body, arrays)
+    described, packed = pack(body, arrays)
     part = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -242,7 +242,7 @@ def read(folder: Path) -> Incident:
         ConfigError: There is none, it is not what was written, or it is of a newer format.
     """
     try:
-        facts, arrays = unsealed(folder / _FACTS, folder / _ARRAYS, FORMAT)
+        facts, arrays = unpack(folder / _FACTS, folder / _ARRAYS, FORMAT)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder}: is no incident, it has no {Path(error.filename).name}; give a folder runs/.../incidents/<name>"

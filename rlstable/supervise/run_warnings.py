@@ -1,4 +1,4 @@
-"""Warnings: trouble that the name of an ending does not say, for `result.json`, the console and the page."""
+"""Warnings: trouble that the stop reason does not name, for `result.json`, the console and the report page."""
 
 from __future__ import annotations
 

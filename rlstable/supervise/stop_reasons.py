@@ -74,7 +74,7 @@ class StopReason(Enum):
 
     @classmethod
     def of_guard(cls, name: str) -> StopReason:
-        """The ending of a run whose state guard `name` has lost its patience."""
+        """The stop reason of a run whose state guard `name` has lost its patience."""
         return {
             "finite_state": cls.state_not_finite,
             "storm": cls.physics_unstable,
@@ -107,13 +107,13 @@ def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
         fields: Of its `result.json`.
         config: The present configuration.
     """
-    ending = StopReason.__members__.get(str(fields.get("stop_reason")))
-    if ending is StopReason.completed:
+    stop_reason = StopReason.__members__.get(str(fields.get("stop_reason")))
+    if stop_reason is StopReason.completed:
         return int(fields["step"]) >= config.total_steps
-    if ending is StopReason.target_reached:
+    if stop_reason is StopReason.target_reached:
         target, best = config.eval.target_return, fields.get("best_return")
         return target is not None and best is not None and best >= target
-    return ending in GIVEN_UP
+    return stop_reason in GIVEN_UP
 
 
 GIVEN_UP = (
@@ -130,12 +130,12 @@ GIVEN_UP = (
 
 
 def describe(
-    ending: StopReason, fields: Mapping[str, Any], run_dir: Path, policy: Path | None
+    stop_reason: StopReason, fields: Mapping[str, Any], run_dir: Path, policy: Path | None
 ) -> list[tuple[str, str]]:
     """The lines that a finished run prints, names and values.
 
     Args:
-        ending: Why it stopped.
+        stop_reason: Why the run stopped.
         fields: `step`, `return`, `best_return` and `seconds`, `confirmed_*` where the best policy is confirmed,
             `unsaved_steps`, `advice`, `signs` and `warnings` where there are any, and `seeds`, the fields of each,
             where several were trained together.
@@ -144,7 +144,7 @@ def describe(
     """
     folder, seeds = _from_here(run_dir), fields.get("seeds", {})
     rows = [
-        ("stop reason", f"{ending.name}: {ending.meaning}"),
+        ("stop reason", f"{stop_reason.name}: {stop_reason.meaning}"),
         *([("what to do", fields["advice"])] if "advice" in fields else []),
         *([("not saved", f"the last {fields['unsaved_steps']:,} steps")] if "unsaved_steps" in fields else []),
         *((f"seed {seed}", _of_seed(own)) for seed, own in seeds.items()),
@@ -156,7 +156,7 @@ def describe(
         *([("report", _from_here(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
     if policy is not None:
-        every = {own["stop_reason"] for own in seeds.values()} or {ending.name}
+        every = {own["stop_reason"] for own in seeds.values()} or {stop_reason.name}
         at_an_end = {StopReason.completed.name, *(own.name for own in GIVEN_UP if seeds)}
         # A completed run can only continue with more steps.
         more = f" total_steps={2 * fields['step']}" if every <= at_an_end else ""

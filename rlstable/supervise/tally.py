@@ -1,4 +1,4 @@
-"""Counts over a whole run, from which its warnings and the advice about its ending are computed."""
+"""Counts over a whole run, from which its warnings and the advice about its stop reason are computed."""
 
 from __future__ import annotations
 

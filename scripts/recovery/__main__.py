@@ -83,7 +83,7 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
     tuning = jax.device_get(runner.single.state.tuning)
     curve = [(row["step"], row["eval/episode_reward"]) for row in result.history if "eval/episode_reward" in row]
     return {
-        "case": case, "seed": seed, "ending": result.ending.name, "return": last, "best": best,
+        "case": case, "seed": seed, "ending": result.stop_reason.name, "return": last, "best": best,
         "remedies": [event["remedy"] for event in back], "back_at": [event["step"] for event in back],
         "causes": sorted({event["cause"] for event in back}), "steps": runner.single.host.logged_step,
         "lost_steps": runner.single.host.attempts.lost_steps,

@@ -297,7 +297,7 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequenc
                 if name.startswith("guards/") and name.endswith("/trips")
             }
             trips["rollback"] = runner.single.host.attempts.count
-            finished = result.ending.name == "completed"
+            finished = result.stop_reason.name == "completed"
             # Of the policy that the run leaves; a run that stops early has no evaluation.
             value = runner.single.host.last_return if "eval/episode_reward" in result.metrics else None
             finite = brax_rival.all_finite(state)

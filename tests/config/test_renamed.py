@@ -86,7 +86,7 @@ def test_run_folder_of_version_0_1_0_resumes(
     runs: Path, folder: str, seeds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = compose([f"resume={runs / folder}", "total_steps=3200", "logging.console=off", "devices=1"])
-    assert TrainingLoop(config, runs / folder).run().ending.name == "completed"
+    assert TrainingLoop(config, runs / folder).run().stop_reason.name == "completed"
     for seed in range(seeds):
         each = runs / folder if seeds == 1 else runs / folder / f"seed-{seed}"
         assert (read_result(each) or {})["step"] == 3200

@@ -1,6 +1,8 @@
 """WideCounter against the integers of Python."""
 
+import copy
 import operator
+import pickle
 
 import jax
 import jax.numpy as jnp

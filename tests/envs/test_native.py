@@ -296,10 +296,10 @@ def settings(**sections: Any) -> Config:
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_native_run_resumes_exactly_where_it_stopped(tmp_path: Path, devices: int) -> None:
     whole = TrainingLoop(settings(devices=devices), tmp_path / "whole")
-    assert whole.run().ending is StopReason.completed
+    assert whole.run().stop_reason is StopReason.completed
     assert '"kind": "backend_chosen", "backend": "native"' in (tmp_path / "whole" / "events.jsonl").read_text()
     halves = TrainingLoop(settings(devices=devices), tmp_path / "halves", callback=lambda step, _: step >= 128)
-    assert halves.run().ending is StopReason.stopped
+    assert halves.run().stop_reason is StopReason.stopped
     again = TrainingLoop(settings(devices=devices, resume="auto"), tmp_path / "halves")
     assert again.single.host.step == 128
     again.run()
@@ -310,7 +310,7 @@ def test_native_run_resumes_exactly_where_it_stopped(tmp_path: Path, devices: in
 @pytest.mark.usefixtures("quick_compile")
 def test_native_run_with_physics_in_float64(tmp_path: Path) -> None:
     runner = TrainingLoop(settings(precision={"matmul": "x64"}), tmp_path)
-    assert runner.run().ending is StopReason.completed
+    assert runner.run().stop_reason is StopReason.completed
     assert runner.single.state.env_state.pipeline_state.qpos.dtype == np.float64
 
 

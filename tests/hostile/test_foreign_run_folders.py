@@ -16,7 +16,7 @@ from toys import tiny_config
 from rlstable import load_policy, train
 from rlstable.evaluate import main as evaluate
 from rlstable.export.__main__ import main as export
-from rlstable.io.archive import sealed, unsealed
+from rlstable.io.archive import pack, unpack
 from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
@@ -69,9 +69,9 @@ def name(folder: Path, env: str, kwargs: dict[str, str] | None = None) -> None:
     settings["env"] |= {"name": env} | ({} if kwargs is None else {"kwargs": kwargs})
     path.write_text(yaml.safe_dump(settings))
     facts_file, arrays_file = incident(folder) / "incident.json", incident(folder) / "arrays.npz"
-    facts, arrays = unsealed(facts_file, arrays_file, 1)
+    facts, arrays = unpack(facts_file, arrays_file, 1)
     facts["config"]["env"] |= {"name": env} | ({} if kwargs is None else {"kwargs": kwargs})
-    described, packed = sealed({key: value for key, value in facts.items() if key != "arrays"}, arrays)
+    described, packed = pack({key: value for key, value in facts.items() if key != "arrays"}, arrays)
     facts_file.write_text(described)
     arrays_file.write_bytes(packed)
 

@@ -56,13 +56,13 @@ def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = No
     runner = TrainingLoop(config, folder)
     result = runner.run()
     left = read_result(folder)
-    assert left is not None and left["stop_reason"] == result.ending.name
+    assert left is not None and left["stop_reason"] == result.stop_reason.name
     state = runner.single.state
     for leaf in jax.tree.leaves((state.params, state.opt_state, state.normalizer)):
         if np.issubdtype(np.asarray(leaf).dtype, np.floating):
             assert np.isfinite(leaf).all()
-    assert result.ending in (StopReason.completed, StopReason.physics_unstable, StopReason.recovery_exhausted)
-    if result.ending.succeeded:
+    assert result.stop_reason in (StopReason.completed, StopReason.physics_unstable, StopReason.recovery_exhausted)
+    if result.stop_reason.succeeded:
         assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
     return result
 
@@ -75,7 +75,7 @@ def _marked(attacks: Iterable[str], quick: Sequence[str]) -> list[Any]:
 def test_every_hostile_environment_ends_by_name_with_finite_parameters(tmp_path: Path, attack: str) -> None:
     result = train(tmp_path, attack)
     # Where no update was accepted nothing was trained, whatever the steps.
-    assert result.ending.succeeded is (attack not in NEVER_TRAINED)
+    assert result.stop_reason.succeeded is (attack not in NEVER_TRAINED)
 
 
 @pytest.mark.parametrize("settings", _marked(SETTINGS, QUICK_SETTINGS))
@@ -84,4 +84,4 @@ def test_every_hostile_setting_ends_by_name_with_finite_parameters(tmp_path: Pat
 
 
 def test_nine_of_ten_resets_may_be_bad(tmp_path: Path) -> None:
-    assert train(tmp_path, bad_resets=0.9).ending is StopReason.completed
+    assert train(tmp_path, bad_resets=0.9).stop_reason is StopReason.completed

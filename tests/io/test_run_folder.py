@@ -53,7 +53,7 @@ def test_run_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     first = TrainingLoop(quick(), tmp_path)
     with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: {tmp_path} is in use by process {os.getpid()} on "):
         TrainingLoop(quick(resume="auto"), tmp_path)
-    assert first.run().ending is StopReason.completed  # unharmed
+    assert first.run().stop_reason is StopReason.completed  # unharmed
     assert not (tmp_path / ".lock").exists()
     with contextlib.closing(TrainingLoop(quick(resume="auto"), tmp_path)) as second:
         assert second.single.host.step == 3 * ITERATION
@@ -88,7 +88,7 @@ def test_run_continues_and_logs_an_event_if_its_folder_cannot_be_locked(
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    assert TrainingLoop(quick(1), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(quick(1), tmp_path).run().stop_reason is StopReason.completed
     assert events(tmp_path)[0] == {"kind": "lock_unsupported", "error": "No locks available"}
 
 

@@ -141,7 +141,7 @@ def test_crash_while_deleting_a_checkpoint_leaves_no_damaged_checkpoint(tmp_path
         save_scores(checkpoints, {1: None})
         with monkeypatch.context() as crashed:
             crashed.setattr(
-                "rlstable.io.shelf.shutil.rmtree", lambda path, **_: next(path.rglob("manifest/*")).unlink()
+                "rlstable.io.checkpoint_folder.shutil.rmtree", lambda path, **_: next(path.rglob("manifest/*")).unlink()
             )
             save_scores(checkpoints, {2: None})
         assert [path.name for path in retired.iterdir()] == ["1"]

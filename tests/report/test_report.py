@@ -20,7 +20,7 @@ from rlstable.config import ConfigError
 from rlstable.report import page as report_page
 from rlstable.report.__main__ import main
 from rlstable.report.page import PANELS, page
-from rlstable.report.run_record import RunRecord, differences, read_story
+from rlstable.report.run_record import RunRecord, differences, read_record
 from rlstable.report.timeline import lanes
 from rlstable.runner.loop import TrainingLoop
 
@@ -66,8 +66,8 @@ run = functools.partial(exit_code, main)
 
 def test_run_writes_its_report(finished: Path) -> None:
     text = (finished / "report.html").read_text()
-    assert text == page([read_story(finished)])
-    story = read_story(finished)
+    assert text == page([read_record(finished)])
+    story = read_record(finished)
     assert f">{story.last('eval/episode_reward'):,.1f}<" in text
     assert '<span class="good" title="all steps were trained">completed</span>' in text
     shown = re.findall(r'class="chart".*?aria-label="(.*?)"', text)
@@ -94,7 +94,7 @@ def test_failing_report_does_not_fail_the_run(
 
 
 def test_report_shows_trips_rollbacks_and_incidents(troubled: Path) -> None:
-    story = read_story(troubled)
+    story = read_record(troubled)
     text = (troubled / "report.html").read_text()
     assert story.result is not None
     assert f">{story.result['stop_reason']}<" in text and 'class="bad"' in text
@@ -123,13 +123,13 @@ def test_report_of_a_killed_run(copied: Path) -> None:
     (copied / "result.json").unlink()
     with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "training/k')
-    text = page([read_story(copied)])
+    text = page([read_record(copied)])
     assert ">not ended<" in text
     assert "1 unreadable lines" in text
 
 
 def test_malformed_log_lines_are_counted_as_unreadable(copied: Path) -> None:
-    before = len(read_story(copied).rows)
+    before = len(read_record(copied).rows)
     odd = ('{"step": "x"}', '{"step": null}', '{"step": 9, "time": "now"}', '{"step": 9, "time": 1e300}', "[1]")
     for name in ("metrics.jsonl", "events.jsonl"):
         with (copied / name).open("a") as file:
@@ -137,7 +137,7 @@ def test_malformed_log_lines_are_counted_as_unreadable(copied: Path) -> None:
     with (copied / "metrics.jsonl").open("a") as file:
         large = {"training/kl_mean": 1e308, "training/policy_loss": 10**400, "training/value_loss": -1.7e308}
         file.write(json.dumps({"step": 1000, **large}) + "\n")
-    story = read_story(str(copied))
+    story = read_record(str(copied))
     assert len(story.rows) == before + 1
     text = page([story])
     assert "10 unreadable lines" in text
@@ -146,9 +146,9 @@ def test_malformed_log_lines_are_counted_as_unreadable(copied: Path) -> None:
 
 def test_report_of_a_moved_run_names_the_new_folder_of_an_incident(troubled: Path, tmp_path: Path) -> None:
     shutil.copytree(troubled, tmp_path / "moved")
-    assert f"rlstable.replay {tmp_path / 'moved' / 'incidents'}/" in page([read_story(tmp_path / "moved")])
+    assert f"rlstable.replay {tmp_path / 'moved' / 'incidents'}/" in page([read_record(tmp_path / "moved")])
     shutil.rmtree(tmp_path / "moved" / "incidents")
-    assert f"rlstable.replay {troubled / 'incidents'}/" in page([read_story(tmp_path / "moved")])
+    assert f"rlstable.replay {troubled / 'incidents'}/" in page([read_record(tmp_path / "moved")])
 
 
 def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
@@ -165,11 +165,11 @@ def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
 def test_report_of_a_run_that_logged_nothing(copied: Path) -> None:
     for name in ("metrics.jsonl", "events.jsonl", "machine.json"):
         (copied / name).unlink()
-    assert "Nothing was logged." in page([read_story(copied)])
+    assert "Nothing was logged." in page([read_record(copied)])
 
 
 def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stories = [read_story(finished), read_story(troubled)]
+    stories = [read_record(finished), read_record(troubled)]
     found = differences(stories)
     assert found["guards.storm.patience"][1] == 3 and "ppo.learning_rate" not in found
     assert run(f"run={finished}", f"run={troubled}", f"out={finished / 'two.html'}", "--json") == 0
@@ -223,13 +223,13 @@ def test_report_command_reports_a_mistake_in_one_line_with_exit_code_2(
 def test_invalid_configuration_of_a_run_is_an_error_of_the_report(copied: Path) -> None:
     (copied / "config.yaml").write_text("- 1\n")
     with pytest.raises(ConfigError, match="holds no configuration"):
-        read_story(copied)
+        read_record(copied)
 
 
 @pytest.mark.parametrize(("size", "dark"), [(DESKTOP, False), (PHONE, True)], ids=["desktop", "phone"])
 def test_browser_shows_the_report(troubled: Path, size: tuple[int, int], dark: bool, tmp_path: Path) -> None:
     with opened(troubled / "report.html", size, dark) as found:
-        assert found.page.title() == f"rlstable: {read_story(troubled).name}"
+        assert found.page.title() == f"rlstable: {read_record(troubled).name}"
         assert found.overflow == 0
         first = found.page.locator("svg.chart").first
         first.hover()
@@ -242,6 +242,6 @@ def test_browser_shows_the_report(troubled: Path, size: tuple[int, int], dark: b
 
 
 def test_report_panels_show_metrics_that_runs_log(finished: Path) -> None:
-    keys = {key for row in read_story(finished).rows for key in row}
+    keys = {key for row in read_record(finished).rows for key in row}
     wanted = {key for panel in report_page.PANELS for key in (*panel.keys.values(), *(panel.band or ()))}
     assert wanted - keys == {"memory/device_mb"}  # which a CPU does not tell

@@ -44,7 +44,7 @@ def test_settings_are_ranked_over_their_seeds(sweep: Path) -> None:
     assert [dict(setting.values)["ppo.learning_rate"] for setting in settings] == ["1e-2", "1e-3", "1e-4"]
     assert settings[1].iqm == estimate([100.0, 101.0, 102.0, 103.0], interquartile_mean)
     assert settings[0].iqm == estimate([200.0, 202.0], interquartile_mean)
-    assert settings[0].endings == {"completed": 2, "policy_diverged": 2}
+    assert settings[0].stop_reasons == {"completed": 2, "policy_diverged": 2}
 
 
 def test_seeds_of_one_fleet_count_as_seeds_of_their_setting(tmp_path: Path) -> None:

@@ -44,6 +44,6 @@ def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_
         jax.tree.leaves(second.single.state.params), jax.tree.leaves(first.single.state.params), strict=True
     ):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
-    assert second.run().ending is StopReason.completed
+    assert second.run().stop_reason is StopReason.completed
     assert second.single.state.env_state.done.shape == (16,)
     assert second.single.log.history[-1]["step"] == 4 * ITERATION

@@ -18,7 +18,7 @@ from rlstable.io.console import Console, describe_event
 from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
-from rlstable.report.run_record import read_story
+from rlstable.report.run_record import read_record
 from rlstable.runner.configuration_changes import Change, changes
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
@@ -69,12 +69,12 @@ def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folde
     edit(folder / "config.yaml", "ppo", "discounting", 0.15)
     # The folder is a copy, which this user agrees to.
     config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
-    assert TrainingLoop(config, folder).run().ending is StopReason.completed
+    assert TrainingLoop(config, folder).run().stop_reason is StopReason.completed
     assert told(folder) == [
         {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
         {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
     ]
-    html = page([read_story(folder)])
+    html = page([read_record(folder)])
     assert "<h2>Changed settings</h2>" in html
     row = "<code>ppo.discounting</code></td><td><code>0.95</code></td><td><code>0.15</code></td><td><code>edited"
     assert row in html
@@ -88,7 +88,7 @@ def test_nothing_is_told_where_only_places_and_sinks_changed(folder: Path) -> No
     saved = load_policy(folder, "latest").host["config"]
     other = quick(resume="auto", compile_cache=None, logging={"console": "plain", "wandb": {"name": "other"}})
     assert changes(saved, other, folder) == []
-    html = page([read_story(folder)])
+    html = page([read_record(folder)])
     assert "Changed settings" not in html
 
 

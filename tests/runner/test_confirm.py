@@ -17,7 +17,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.policy.saved_run import open_run
-from rlstable.report.run_record import read_story
+from rlstable.report.run_record import read_record
 from rlstable.runner import loop, seed_run, setup_cache
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.host_state import HostState
@@ -148,7 +148,7 @@ def test_reports_and_commands_say_that_the_best_is_confirmed(
     assert open_run(folder, 3).checkpoint == "checkpoint of iteration 3, step 192"
     text = (folder / "report.html").read_text()
     assert f"<dt>confirmed best</dt><dd>{value:,.1f}</dd>" in text
-    assert read_story(folder).result == read_result(folder)
+    assert read_record(folder).result == read_result(folder)
 
 
 def test_load_policy_chooses_by_evaluation_once_the_record_or_its_checkpoint_is_gone(
@@ -172,7 +172,7 @@ def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
 
     config = learning()
     result = TrainingLoop(config, tmp_path, damage).run()
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     [damaged] = events(tmp_path, "checkpoint_damaged")
     [confirmed] = events(tmp_path, "best_confirmed")
     assert damaged["iteration"] == 3 and confirmed["iteration"] != 3
@@ -181,7 +181,7 @@ def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [OutOfMemory("no room"), RuntimeError("a device went away")])
 def test_failure_to_confirm_leaves_the_ending_and_the_unconfirmed_best(tmp_path: Path, error: Exception) -> None:
     result, _ = lucky_run(tmp_path, {"error": error})
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert str(error) in events(tmp_path, "best_not_confirmed")[0]["error"]
     assert iteration_of(result.policy) == 3
     assert "confirmed_return" not in (read_result(tmp_path) or {})
@@ -196,20 +196,20 @@ def test_failure_to_confirm_leaves_the_ending_and_the_unconfirmed_best(tmp_path:
     ids=["evaluations off", "checkpoints off"],
 )  # fmt: skip
 def test_run_without_scored_checkpoints_ends_without_a_confirmed_best(tmp_path: Path, sections: Any) -> None:
-    assert TrainingLoop(learning(**sections), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(learning(**sections), tmp_path).run().stop_reason is StopReason.completed
     assert "confirmed_return" not in (read_result(tmp_path) or {})
     assert not events(tmp_path, "best_confirmed") and not events(tmp_path, "best_not_confirmed")
 
 
 def test_run_whose_evaluations_are_all_void_ends_without_a_confirmed_best(tmp_path: Path) -> None:
     result, evaluators = lucky_run(tmp_path, {"void_from": 1})
-    assert result.ending is StopReason.completed and len(evaluators.played) == 4
+    assert result.stop_reason is StopReason.completed and len(evaluators.played) == 4
     assert "confirmed_return" not in (read_result(tmp_path) or {})
 
 
 def test_candidates_whose_fresh_episodes_are_all_void_are_not_confirmed(tmp_path: Path) -> None:
     result, _ = lucky_run(tmp_path, {"void_from": 5})
-    assert result.ending is StopReason.completed and iteration_of(result.policy) == 3
+    assert result.stop_reason is StopReason.completed and iteration_of(result.policy) == 3
     assert [event["because"] for event in events(tmp_path, "best_not_confirmed")] == ["no candidate has a return"]
 
 
@@ -219,7 +219,7 @@ def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(seed_run, "cause_of", diverges_in_the_eighth_iteration)
     result = TrainingLoop(learning(), tmp_path).run()
-    assert result.ending is StopReason.policy_diverged
+    assert result.stop_reason is StopReason.policy_diverged
     left = read_result(tmp_path) or {}
     assert left["confirmed_iteration"] in (3, 6) and left["confirmed_return"] is not None
     assert iteration_of(result.policy) == left["confirmed_iteration"]
@@ -282,7 +282,7 @@ def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatc
     evaluators = FirstEvaluationIsLucky(loop.make_evaluator)
     monkeypatch.setattr(loop, "make_evaluator", evaluators)
     result = TrainingLoop(learning(seeds=2), tmp_path).run()
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert {len(judged) for judged in evaluators.played} == {2}
     found, candidates, iterations = {}, 0, set()
     for own in result.seeds:

@@ -25,7 +25,7 @@ from rlstable.io.jsonl import JsonLines
 from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
-from rlstable.report.run_record import read_stories
+from rlstable.report.run_record import read_records
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
 from rlstable.runner.setup import Program, TrainingSetup
@@ -87,13 +87,13 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Resu
 
 def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     assert [own.run_dir.name for own in result.seeds] == ["seed-0", "seed-1", "seed-2"]
     assert {path.name for path in result.run_dir.iterdir() if path.is_file()} == {
         "config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html",
     }  # fmt: skip
     for seed, own in enumerate(result.seeds):
-        assert (own.ending, own.step) == (StopReason.completed, 10 * ITERATION)
+        assert (own.stop_reason, own.step) == (StopReason.completed, 10 * ITERATION)
         names = {path.name for path in own.run_dir.iterdir()}
         files = {"config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html"}
         assert names == files | {"checkpoints"}
@@ -153,7 +153,7 @@ def test_a_killed_one_has_a_page_too(healthy: tuple[TrainingLoop, Result], tmp_p
     shutil.copytree(result.run_dir, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     (tmp_path / "run" / "seed-2" / "config.yaml").unlink()
-    assert [story.folder.name for story in read_stories(tmp_path / "run")] == ["seed-0", "seed-1"]
+    assert [story.folder.name for story in read_records(tmp_path / "run")] == ["seed-0", "seed-1"]
 
 
 def test_a_mistake_leaves_no_folders(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_collapse_of_one_seed_reaches_no_other(site: str, tmp_path: Path) -> Non
 
 def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[TrainingLoop, Result]) -> None:
     fleet, result = struck
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     rollbacks = [fleet.seeds[seed].host.attempts.count for seed in range(3)]
     assert rollbacks[0] == rollbacks[2] == 0 and rollbacks[1] >= 1
     rows = {seed: lines(result.seeds[seed].run_dir / "metrics.jsonl") for seed in range(3)}
@@ -222,9 +222,9 @@ def test_a_storm_that_stays_ends_its_seed_by_name_and_no_other(tmp_path: Path) -
     recovery = {"attempts": 0}
     supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
     result = TrainingLoop(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
-    endings = [own.ending for own in result.seeds]
+    endings = [own.stop_reason for own in result.seeds]
     assert endings == [StopReason.completed, StopReason.physics_unstable, StopReason.completed]
-    assert (result.ending, result.ending.exit_code) == (StopReason.physics_unstable, 5)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.physics_unstable, 5)
     assert result.seeds[1].step == 6 * ITERATION
     given_up = [event for event in lines(tmp_path / "events.jsonl") if event["kind"] == "seed_given_up"]
     assert [(event["seed"], event["stop_reason"]) for event in given_up] == [(1, "physics_unstable")]
@@ -235,7 +235,7 @@ def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) ->
         fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True, "patience": 100}
     )
     result = TrainingLoop(config, tmp_path).run()
-    assert [own.ending for own in result.seeds] == [
+    assert [own.stop_reason for own in result.seeds] == [
         StopReason.completed,
         StopReason.needs_own_program,
         StopReason.completed,
@@ -254,7 +254,7 @@ def test_ladder_that_would_climb_ends_one_seed_as_needs_own_program(tmp_path: Pa
     ladder = {"enabled": True, "patience": 2, "max_invalid": 0.05}
     guards = {"storm": {"patience": 50}}
     result = TrainingLoop(together(fault=fault, ladder=ladder, guards=guards), tmp_path).run()
-    assert [own.ending for own in result.seeds] == [
+    assert [own.stop_reason for own in result.seeds] == [
         StopReason.completed,
         StopReason.needs_own_program,
         StopReason.completed,
@@ -270,10 +270,10 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[TrainingLoo
         return step == 2 * ITERATION
 
     first = TrainingLoop(together(), tmp_path, stop).run()
-    assert {own.ending for own in first.seeds} == {StopReason.stopped}
+    assert {own.stop_reason for own in first.seeds} == {StopReason.stopped}
     assert {own.step for own in first.seeds} == {2 * ITERATION}
     again = TrainingLoop(together(resume=str(tmp_path)), tmp_path).run()
-    assert again.ending is StopReason.completed
+    assert again.stop_reason is StopReason.completed
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
@@ -283,8 +283,8 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[TrainingLoo
 def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
     once = [signal.SIGTERM]
     result = TrainingLoop(together(), tmp_path, lambda *_: once and os.kill(os.getpid(), once.pop())).run()
-    assert {own.ending for own in result.seeds} == {StopReason.preempted}
-    assert result.ending.exit_code == 143
+    assert {own.stop_reason for own in result.seeds} == {StopReason.preempted}
+    assert result.stop_reason.exit_code == 143
     steps = {load_policy(tmp_path / f"seed-{seed}", "latest").host["step"] for seed in range(3)}
     assert steps == {ITERATION}
 
@@ -296,7 +296,7 @@ def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path
     shutil.rmtree(tmp_path / "seed-1" / "checkpoints")
     (tmp_path / "seed-1" / "result.json").unlink()
     again = TrainingLoop(together(total_steps=5 * ITERATION, resume="auto"), tmp_path).run()
-    assert [own.ending for own in again.seeds] == [StopReason.completed] * 3
+    assert [own.stop_reason for own in again.seeds] == [StopReason.completed] * 3
     same(load_policy(tmp_path / "seed-1", "latest").params, before)
     assert [len(lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")) for seed in range(3)] == [5, 5, 5]
 
@@ -310,15 +310,19 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
         return step == 8 * ITERATION
 
     first = TrainingLoop(config, tmp_path, stop).run()
-    assert [own.ending for own in first.seeds] == [StopReason.stopped, StopReason.physics_unstable, StopReason.stopped]
+    assert [own.stop_reason for own in first.seeds] == [
+        StopReason.stopped,
+        StopReason.physics_unstable,
+        StopReason.stopped,
+    ]
     left = (tmp_path / "seed-1" / "result.json").read_text()
     again = TrainingLoop(config.model_copy(update={"resume": str(tmp_path)}), tmp_path).run()
-    assert [own.ending for own in again.seeds] == [
+    assert [own.stop_reason for own in again.seeds] == [
         StopReason.completed,
         StopReason.physics_unstable,
         StopReason.completed,
     ]
-    assert (again.ending, again.seeds[1].step) == (StopReason.physics_unstable, 6 * ITERATION)
+    assert (again.stop_reason, again.seeds[1].step) == (StopReason.physics_unstable, 6 * ITERATION)
     assert (tmp_path / "seed-1" / "result.json").read_text() == left
     rows = lines(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
@@ -339,7 +343,7 @@ def test_with_every_seed_at_its_end_there_is_nothing_to_train(
     _, result = struck
     shutil.copytree(result.run_dir, tmp_path / "run")
     again = TrainingLoop(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
-    assert again.ending is StopReason.completed
+    assert again.stop_reason is StopReason.completed
     assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
     assert of_learning(tmp_path / "run") == of_learning(result.run_dir)
 
@@ -358,7 +362,7 @@ def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[TrainingLoo
     (tmp_path / "kept").rename(tmp_path / "seed-1")
     again = TrainingLoop(together(resume="auto"), tmp_path).run()
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
-        assert (ours.ending, ours.step) == (StopReason.completed, 10 * ITERATION)
+        assert (ours.stop_reason, ours.step) == (StopReason.completed, 10 * ITERATION)
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
     rows = lines(tmp_path / "metrics.jsonl")
@@ -372,7 +376,7 @@ def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path:
     TrainingLoop(config, tmp_path).run()
     for path in tmp_path.rglob("result.json"):
         path.unlink()
-    assert TrainingLoop(config, tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(config, tmp_path).run().stop_reason is StopReason.completed
     for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
@@ -389,8 +393,8 @@ def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.Cap
 
     fleet.seeds[1].finish_iteration = fail  # type: ignore[method-assign]
     result = fleet.run()
-    assert [own.ending for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
-    assert (result.ending.exit_code, len(asked)) == (1, 3)
+    assert [own.stop_reason for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
+    assert (result.stop_reason.exit_code, len(asked)) == (1, 3)
     assert "the disk of this one is on fire" in capsys.readouterr().err
     errors = [event for event in lines(tmp_path / "seed-1" / "events.jsonl") if event["kind"] == "error"]
     assert [event["message"] for event in errors] == ["OSError: the disk of this one is on fire"]
@@ -426,9 +430,9 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
 
     fleet = TrainingLoop(config, tmp_path, late)
     result = fleet.run()
-    assert {own.ending for own in result.seeds} == {StopReason.time_limit}
+    assert {own.stop_reason for own in result.seeds} == {StopReason.time_limit}
     assert {own.step for own in result.seeds} == {4 * ITERATION}
-    assert result.ending.exit_code == 75
+    assert result.stop_reason.exit_code == 75
 
 
 def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +463,7 @@ def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None
 def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
     sinks = {"console": "off", "log_every": 3}
     result = TrainingLoop(together(fault=storm(), logging=sinks, eval={"num_evals": 0}), tmp_path).run()
-    assert result.ending is StopReason.completed
+    assert result.stop_reason is StopReason.completed
     rows = lines(tmp_path / "metrics.jsonl")
     steps = [row["step"] for row in rows]
     assert steps == sorted(set(steps))
@@ -517,7 +521,7 @@ def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -
     alone._save(None)
     alone.single.finish(StopReason.interrupted)
     result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
-    assert [own.ending for own in result.seeds] == [
+    assert [own.stop_reason for own in result.seeds] == [
         StopReason.completed,
         StopReason.needs_own_program,
         StopReason.completed,
@@ -605,7 +609,7 @@ def test_memory_refused_in_the_middle_takes_all_seeds_back_to_a_smaller_plan(
     monkeypatch.setattr(TrainingSetup, "compiled", refusing)
     supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
     result = TrainingLoop(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
-    assert [own.ending for own in result.seeds] == [
+    assert [own.stop_reason for own in result.seeds] == [
         StopReason.completed,
         StopReason.physics_unstable,
         StopReason.completed,
@@ -624,7 +628,7 @@ def test_memory_that_is_short_from_the_start_is_divided_for_all(tmp_path: Path) 
     assert needs is not None
     supervise = {"memory": {"limit_gib": 0.9 * needs.peak / 2**30}, "ladder": OFF, "incident": OFF}
     fleet = TrainingLoop(together(supervise=supervise, total_steps=ITERATION), tmp_path)
-    assert fleet.run().ending is StopReason.completed
+    assert fleet.run().stop_reason is StopReason.completed
     plans = [str(runner.single.host.plan) for runner in fleet.seeds.values()]
     assert len(set(plans)) == 1 and plans[0] != "as configured"
 

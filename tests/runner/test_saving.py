@@ -119,7 +119,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
 ) -> None:
     fail_after(monkeypatch, 3)
     result = TrainingLoop(quick(), tmp_path).run()
-    assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
     assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or see that it can be written; then ")
@@ -132,7 +132,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     monkeypatch.undo()
     again = TrainingLoop(quick(resume="auto"), tmp_path)
     assert again.single.host.step == 3 * ITERATION
-    assert again.run().ending is StopReason.completed
+    assert again.run().stop_reason is StopReason.completed
     assert steps_in(tmp_path / "checkpoints") == [7, 8]
     left = read_result(tmp_path)
     assert left is not None and left["stop_reason"] == "completed" and "unsaved_steps" not in left
@@ -148,7 +148,7 @@ def test_save_that_fails_once_is_tried_again_at_once(tmp_path: Path, monkeypatch
         begin(self, save, in_background)
 
     monkeypatch.setattr(Checkpoints, "_begin", broken)
-    assert TrainingLoop(quick(), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(quick(), tmp_path).run().stop_reason is StopReason.completed
     assert failed == [*range(1, LAST + 1)]
     assert steps_in(tmp_path / "checkpoints") == [7, 8]
     assert not events(tmp_path, "checkpoint_failed")
@@ -184,7 +184,7 @@ def test_bad_ending_keeps_its_name_and_says_what_is_not_saved(
     fail_after(monkeypatch, 1)
     storm = {"site": "reward", "probability": 1.0, "start": 4}
     result = TrainingLoop(quick(guards={"storm": {"patience": 2}}, fault=storm), tmp_path).run()
-    assert result.ending is StopReason.physics_unstable
+    assert result.stop_reason is StopReason.physics_unstable
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == 3 * ITERATION
     assert f"not saved      the last {3 * ITERATION} steps" in capsys.readouterr().out
@@ -197,7 +197,7 @@ def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_sav
     storm = {"site": "reward", "probability": 1.0, "start": LAST - 1}
     checkpoint = {"every": every, "keep": 2, "asynchronous": False}
     result = TrainingLoop(quick(fault=storm, guards={"storm": {"patience": 10}}, checkpoint=checkpoint), tmp_path).run()
-    assert result.ending is ending
+    assert result.stop_reason is ending
     left = read_result(tmp_path)
     assert left is not None and left.get("unsaved_steps", 0) == (0 if every == 1 else (LAST - 1) * ITERATION)
 
@@ -206,27 +206,27 @@ def test_run_without_any_good_state_ends_as_not_saved(tmp_path: Path) -> None:
     """Most samples are bad in every iteration, so no state is ever saved, although all steps are trained."""
     storm = {"site": "reward", "probability": 0.9, "start": 0}
     result = TrainingLoop(quick(fault=storm, guards={"storm": {"patience": 100}}), tmp_path).run()
-    assert (result.ending, result.step) == (StopReason.not_saved, LAST * ITERATION)
+    assert (result.stop_reason, result.step) == (StopReason.not_saved, LAST * ITERATION)
     left = read_result(tmp_path)
     assert left is not None and left["advice"].startswith("No state of this run was good")
     assert not any(path.name.isdigit() for path in tmp_path.glob("checkpoints/*"))
 
 
 def test_run_without_checkpoints_completes(tmp_path: Path) -> None:
-    assert TrainingLoop(quick(checkpoint={"enabled": False}), tmp_path).run().ending is StopReason.completed
+    assert TrainingLoop(quick(checkpoint={"enabled": False}), tmp_path).run().stop_reason is StopReason.completed
 
 
 def test_policy_that_is_not_finite_never_ends_with_exit_code_0(tmp_path: Path) -> None:
     bad = {"site": "reward", "probability": 1.0, "start": 4}
     result = TrainingLoop(quick(guards=GUARDS_OFF, fault=bad), tmp_path).run()
-    assert (result.ending, result.step) == (StopReason.state_not_finite, LAST * ITERATION)
+    assert (result.stop_reason, result.step) == (StopReason.state_not_finite, LAST * ITERATION)
 
 
 def test_seed_that_cannot_be_saved_leaves_the_others_their_endings(tmp_path: Path) -> None:
     config = quick(seeds=2, total_steps=3 * ITERATION, fault={"site": "disk", "start": 1, "seed": 1})
     result = TrainingLoop(config, tmp_path).run()
-    assert [seed.ending for seed in result.seeds] == [StopReason.completed, StopReason.not_saved]
-    assert result.ending is StopReason.not_saved
+    assert [seed.stop_reason for seed in result.seeds] == [StopReason.completed, StopReason.not_saved]
+    assert result.stop_reason is StopReason.not_saved
     left = read_result(tmp_path)
     assert left is not None and left["seeds"]["1"]["unsaved_steps"] == 2 * ITERATION
 
@@ -268,7 +268,7 @@ def test_run_folder_that_vanishes_is_written_again_whole(
         if step == at * ITERATION:
             lose(folder, how)
 
-    assert TrainingLoop(quick(), folder, watch).run().ending is StopReason.completed
+    assert TrainingLoop(quick(), folder, watch).run().stop_reason is StopReason.completed
     [restored] = events(folder, "run_folder_restored")
     assert restored["folder"] == str(folder)
     assert f"! step {at * ITERATION}  run_folder_restored: folder {folder}" in capsys.readouterr().out
@@ -279,7 +279,7 @@ def test_run_folder_that_vanishes_is_written_again_whole(
     assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
     longer = TrainingLoop(quick(resume="auto", total_steps=(LAST + 1) * ITERATION), folder)
     assert longer.single.host.step == LAST * ITERATION
-    assert longer.run().ending is StopReason.completed
+    assert longer.run().stop_reason is StopReason.completed
 
 
 def test_run_folder_that_vanishes_after_the_last_save_is_written_again(
@@ -287,7 +287,7 @@ def test_run_folder_that_vanishes_after_the_last_save_is_written_again(
 ) -> None:
     folder = tmp_path / "run"
     monkeypatch.setattr(loop, "confirm", lambda *_: shutil.rmtree(folder))  # between the last save and the end
-    assert TrainingLoop(quick(), folder).run().ending is StopReason.completed
+    assert TrainingLoop(quick(), folder).run().stop_reason is StopReason.completed
     assert steps_in(folder / "checkpoints") == [LAST]
     assert rows(folder) == [*range(1, LAST + 1)]
 
@@ -301,7 +301,7 @@ def test_run_folder_that_cannot_be_written_again_ends_as_not_saved(tmp_path: Pat
             folder.touch()  # a file stands in its place
 
     result = TrainingLoop(quick(), folder, watch).run()
-    assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
 
 
 def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> None:
@@ -312,10 +312,10 @@ def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> 
             shutil.rmtree(folder)
             others.append(TrainingLoop(quick(), folder))
 
-    assert TrainingLoop(quick(), folder, watch).run().ending is StopReason.not_saved
+    assert TrainingLoop(quick(), folder, watch).run().stop_reason is StopReason.not_saved
     [other] = others
     assert (folder / ".lock").exists()
-    assert other.run().ending is StopReason.completed
+    assert other.run().stop_reason is StopReason.completed
     assert rows(folder) == [*range(1, LAST + 1)]
 
 
@@ -328,11 +328,11 @@ def test_run_folder_in_which_another_run_has_ended_is_left_to_it(tmp_path: Path)
     def watch(step: int, _: Any) -> None:
         if step == 4 * ITERATION:
             shutil.rmtree(folder)
-            assert TrainingLoop(quick(seed=1), folder).run().ending is StopReason.completed
+            assert TrainingLoop(quick(seed=1), folder).run().stop_reason is StopReason.completed
             left.update(contents())
 
     result = TrainingLoop(quick(), folder, watch).run()
-    assert (result.ending, result.ending.exit_code) == (StopReason.not_saved, 13)
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
     assert contents() == left
 
 
@@ -343,7 +343,9 @@ def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: 
         if step == 2 * ITERATION:
             shutil.rmtree(folder)
 
-    assert TrainingLoop(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().ending is StopReason.completed
+    assert (
+        TrainingLoop(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().stop_reason is StopReason.completed
+    )
     assert rows(folder) == [1, 2, 3, 4]
     assert (folder / "config.yaml").is_file()
     for seed in range(2):
@@ -357,7 +359,7 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
             (tmp_path / "new").write_text((tmp_path / "config.yaml").read_text() + "# a note\n")
             os.replace(tmp_path / "new", tmp_path / "config.yaml")
 
-    assert TrainingLoop(quick(), tmp_path, watch).run().ending is StopReason.completed
+    assert TrainingLoop(quick(), tmp_path, watch).run().stop_reason is StopReason.completed
     assert (tmp_path / "config.yaml").read_text().endswith("# a note\n")
     assert not events(tmp_path, "run_folder_restored")
 

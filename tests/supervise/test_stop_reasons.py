@@ -29,7 +29,7 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
 
 
 def test_the_page_has_every_ending_with_its_code() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "endings.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "stop_reasons.md"
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", page.read_text(), flags=re.MULTILINE)
     assert len(rows) == len(StopReason)
     assert {name: int(code) for name, code in rows} == {ending.name: ending.exit_code for ending in StopReason}

@@ -29,7 +29,7 @@ class Training:
             logging={"console": "off"},
         )  # fmt: skip
         result = TrainingLoop(config, run_dir, lambda *_: time.sleep(0.02)).run()
-        return result.ending.name, result.step
+        return result.stop_reason.name, result.step
 
     def checkpoint(self, *args: Any) -> Any:
         return submitit.helpers.DelayedSubmission(self, *args)

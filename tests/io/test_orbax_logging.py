@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rlstable.io.quiet import silence_orbax
+from rlstable.io.orbax_logging import silence_orbax
 
 
 def record(name, path, message, error=None):

@@ -12,7 +12,7 @@ from rlstable.io.logbook import Logbook
 from rlstable.io.run_folder import reserve_room, write_config, write_machine
 
 
-class Presence:
+class FolderCheck:
     """Checks that the files of a run folder are in place while the run is training, and writes missing ones again.
 
     Args:
