@@ -19,7 +19,7 @@ _COLUMNS = 120
 
 
 def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """The parser of `python -m rlstable.<name>`, with `--json`; the epilog, its examples, stays as it is written."""
+    """The parser of `python -m rlstable.<name>`, with `--json`; the epilog with its examples is printed unchanged."""
     made = argparse.ArgumentParser(
         prog=f"python -m rlstable.{name}",
         description=description,
@@ -34,8 +34,8 @@ def key_parser(name: str, description: str, model: type[Section], epilog: str) -
     """The parser of a command that takes `key=value` words, which `options` reads; `--help` explains every key.
 
     Args:
-        name: Of the command.
-        description: What it does.
+        name: Name of the command.
+        description: One line on what the command does.
         model: The keys; a field's description is its line of help.
         epilog: Examples.
     """
@@ -47,8 +47,8 @@ def key_parser(name: str, description: str, model: type[Section], epilog: str) -
 def options(model: type[Model], words: Sequence[str]) -> Model:
     """Parses and checks `key=value` arguments.
 
-    A key whose field holds paths is taken as it stands (but for `null`), any other is read as YAML; one that holds
-    several may be typed several times.
+    The value of a path key is taken literally (except `null`); every other value is read as YAML. A key with
+    several values may be given several times.
 
     Raises:
         ConfigError: The first mistake, in one line.
@@ -115,7 +115,7 @@ def working() -> Iterator[None]:
     Raises:
         SystemExit: A ConfigError, or a file that the system refuses, with its exit code.
     """
-    # Whatever libraries print while they load is kept out of the report.
+    # Libraries print while they load; the report must not contain that.
     with contextlib.redirect_stdout(sys.stderr):
         from rlstable.supervise.stop_reasons import StopReason
 
@@ -140,7 +140,7 @@ def print_json(data: Any) -> None:
 
 
 def console() -> Any:
-    """A rich console on standard output, for people."""
+    """A rich console on standard output."""
     from rich.console import Console
 
     # In a file or a pipe rich takes 80 columns, which break most lines.

@@ -1,4 +1,4 @@
-"""Composing a configuration with Hydra: where its files are, what they mean, and its errors in one line."""
+"""Composes a configuration with Hydra and turns its errors into one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that the commands about a trained policy have in common: whose policy it is, and in what it is played."""
+"""Keys shared by the commands about a trained policy: the run, the checkpoint, and the environment to play."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ def possible() -> bool:
 
 
 def build(program: Callable[[], Built]) -> Future[Built]:
-    """Builds in another thread what is needed a little later, one after another; at once where that is not possible.
+    """Builds programs in a background thread, one after another; in the caller's thread if that is not possible.
 
-    Tracing is Python and compiling is not: what is lowered compiles while this thread traces something else. Two
+    Tracing runs in Python and compiling does not: a lowered program compiles while this thread traces another. Two
     programs at once would need the memory of both.
 
     Args:
@@ -46,8 +46,8 @@ def build(program: Callable[[], Built]) -> Future[Built]:
 def leave(end: SystemExit) -> NoReturn:
     """Ends the process as requested, without waiting for work that is no longer needed.
 
-    Python would wait for its threads, and nothing ends a compilation: a minute or two with MJX, which those who sent
-    a signal may not grant.
+    Python would wait for the thread, and a compilation cannot be stopped: a minute or two with MJX, which the sender
+    of a signal may not grant.
 
     Args:
         end: What asked for it, its code a number.

@@ -1,7 +1,7 @@
 """NumPy inside compiled programs, on the programs' own memory, called by a number that is the same in every process.
 
-A callback of jax's own is known to a program by its place in this process, so that jax does not keep such programs on
-disk. What is called here is known by what it computes. The way in is XLA's foreign function interface, whose binary
+A JAX callback is identified by its address in this process, so JAX does not cache programs with callbacks on
+disk. A function here is identified by what it computes. It is called by XLA's foreign function interface, whose binary
 layout is stable within a major version (`xla/ffi/api/c_api.h`, which jaxlib brings); XLA refuses the registration
 where it has another.
 """

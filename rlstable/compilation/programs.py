@@ -21,8 +21,8 @@ class Programs:
     """Builds programs.
 
     Args:
-        precision: What they are compiled in.
-        options: For the compiler.
+        precision: Precision to compile in.
+        options: Compiler options.
     """
 
     def __init__(self, precision: Precision = SINGLE, options: dict[str, Any] | None = None):
@@ -35,7 +35,7 @@ class Programs:
         """A compiled program; another thread compiles it where that is possible.
 
         Args:
-            name: Tells it from others of the same configuration, and says of what shapes its arguments are where the
+            name: Distinguishes the programs of one configuration, and their argument shapes where the
                 configuration does not.
             function: What `jax.jit` made.
             arguments: Called where it has to be traced.

@@ -1,4 +1,4 @@
-"""The files that programs are traced from: what they say, and whether this process is sure to compute that."""
+"""Hashes the files that programs are traced from, and knows whether this process runs them unmodified."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-# Packages whose files have a part in what is traced; of all that is installed it is at least the version.
+# Packages whose files are traced; of all other installed packages the version counts.
 _PACKAGES = ("rlstable", "brax", "mujoco.mjx", "flax", "optax")
 _SUFFIXES = (".py", ".xml")
 _ENVIRONMENT = ("BRAX_", "FLAX_", "MJX_", "MUJOCO_")
@@ -21,19 +21,19 @@ _trusted: list[bool] = []
 def trust() -> None:
     """Says that what this process traces is what its files and its configuration say.
 
-    So it is in the commands that train and examine. Before `rlstable.fit` anybody may have replaced a function in
+    True for the commands that train and examine. Before `rlstable.fit` the user's code may have replaced a function in
     memory, `rlstable.evaluate` has networks as they were saved, and `rlstable.replay` records more than is configured.
     """
     _trusted.append(True)
 
 
 def distrust() -> None:
-    """Says that others have run code of their own in this process."""
+    """Marks that code of the user has run in this process."""
     _trusted.clear()
 
 
 def fingerprint() -> str | None:
-    """A hash of the files, of what is installed and what is set for it; None where something else may be traced."""
+    """A hash of files, installed packages and JAX settings; None if something else may be traced."""
     if not _trusted:
         return None
     try:
@@ -44,7 +44,7 @@ def fingerprint() -> str | None:
             for folder in (spec and spec.submodule_search_locations) or ():
                 for path in sorted(path for path in Path(folder).rglob("*") if path.suffix in _SUFFIXES):
                     about = path.stat()
-                    # What was imported may have been another; a copy may keep the time of what it is copied from.
+                    # The imported file may differ from the file on disk; a copied file may keep its old time.
                     if max(about.st_mtime, about.st_ctime) > began:
                         return None
                     known.update(f"{package}/{path.relative_to(folder)}\n".encode())

@@ -1,8 +1,8 @@
 """Programs kept as they were traced, so that a run like one before traces nothing.
 
-jax keeps what it has compiled and finds it by the program's text, but to come to that text, in Python, is most of what
-a second start takes. Here the text itself is kept (`jax.export`), and found by what it would be traced from: the
-configuration, every source file that has a part in it, versions and flags.
+JAX caches compiled programs by the program's text, but producing that text in Python is most of what
+a second start takes. This cache keeps the text (`jax.export`), by a key of everything that is traced: the
+configuration, every source file involved, versions and flags.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _FLAGS_APART = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _CHECKSUM_BYTES = 4
 _MOST_BYTES = 2**28  # of all that are kept; what was used least lately goes first
-_UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # what is older was left behind by a process that was killed
+_UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # older files were left behind by a killed process
 
 
 def programs_of(config: Config, mesh: Mesh) -> Programs:
     """Cache of traced programs, used only where a new trace would certainly be the same.
 
     A user's own environment says nothing of its sources, and text among an environment's arguments may be the path of a
-    model. Native physics in float64 is known to a process only once it has traced it. Programs of an accelerator and
-    those on several devices were never tried.
+    model. A process registers native physics in float64 only when it traces it. Programs of an accelerator and
+    of several devices were never tried.
 
     Args:
         config: All of the configuration that they are traced from.
@@ -65,16 +65,16 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
 
 
 class TraceCache(Programs):
-    """Reads programs that a process before this one has traced, and keeps those that it traces itself.
+    """Loads programs that an earlier process has traced, and saves the programs that this process traces.
 
-    Both are compiled from what is kept, so that jax finds for one what it has compiled for the other.
+    Both are compiled from the saved text, so JAX finds the compiled program of the earlier process.
 
     Args:
         folder: Where they are.
         origin: All that they are traced from, but for their names.
         mesh: The device they run on.
-        precision: What they are compiled in.
-        options: For the compiler.
+        precision: Precision to compile in.
+        options: Compiler options.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class TraceCache(Programs):
 
 
 class _Kept(NamedTuple):
-    """A program as it lies on disk.
+    """A traced program on disk.
 
     Attributes:
         exported: As `jax.export` serialises it, with flat arguments and results.
         arguments: The tree of its arguments.
         results: The tree of its results.
-        calls: What it calls that is no part of it, by `foreign`'s numbers.
+        calls: Foreign functions that it calls, by their numbers in `ffi`.
     """
 
     exported: bytearray
@@ -150,9 +150,9 @@ class _Kept(NamedTuple):
 
 
 def _traced(function: Any, arguments: tuple[Any, ...], mesh: Mesh) -> _Kept | None:
-    """A program as it is traced, None where it cannot be exported."""
+    """The traced program; None if it cannot be exported."""
     leaves, tree = jax.tree.flatten(arguments)
-    # Places other than on the mesh say only where arrays happen to be; those of a run that is resumed are elsewhere.
+    # A sharding outside the mesh only says where an array happens to be; a resumed run has other ones.
     places = (x.sharding if getattr(getattr(x, "sharding", None), "mesh", None) == mesh else None for x in leaves)
     results: list[Any] = []
 
@@ -227,7 +227,7 @@ def _write(place: Path, kept: _Kept) -> None:
 
 
 def _plain(arguments: Mapping[str, Any] | None) -> bool:
-    """Whether an environment's arguments say themselves what they are."""
+    """Whether the arguments of an environment are plain data, so that they identify it."""
     return all(
         name == "backend" or isinstance(value, bool | int | float | None) for name, value in (arguments or {}).items()
     )
@@ -237,5 +237,5 @@ def _origin(config: Config, files: str) -> str:
     """All that the programs of a configuration are traced from, as text."""
     apart = _APART if config.ppo.schedules_by_progress else _APART | {"total_steps"}
     flags = {name: str(value) for name, value in jax.config.values.items() if not name.startswith(_FLAGS_APART)}
-    # Threads are a part of how native physics is called. Not JSON, which has one word for what is not finite.
+    # The number of threads is part of a call of native physics. Not JSON, which has no infinity.
     return repr([config.model_dump(exclude=apart), files, versions(), share_of_cores(1), sorted(flags.items())])

@@ -14,7 +14,7 @@ from rlstable.device import machine as processor
 from rlstable.io.private_folder import make_private, writable_by_others
 from rlstable.io.user_cache import user_cache
 
-# Tells the user what is compiling, for as long as it takes.
+# Context manager that shows the user what is compiling.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
 _MOST_BYTES = 2**31  # kept on disk; what was used least lately goes first
@@ -51,8 +51,8 @@ def quick_options() -> dict[str, bool | int]:
 def keep_programs(folder: str | None) -> str | None:
     """Has jax keep compiled programs on disk, for the next process that compiles the same.
 
-    A folder that another user could write to is not used, since compiled programs are executed. Where jax has been told
-    of a folder already (`JAX_COMPILATION_CACHE_DIR`), `auto` leaves it at that, unchecked.
+    A folder that another user could write to is not used, since compiled programs are executed. If JAX has been given
+    a folder already (`JAX_COMPILATION_CACHE_DIR`), `auto` keeps that folder, unchecked.
 
     Args:
         folder: Where; `auto` for a folder of the user's own, below `$XDG_CACHE_HOME` or `~/.cache`; None for nowhere.
@@ -78,7 +78,7 @@ def keep_programs(folder: str | None) -> str | None:
         jax.config.update("jax_compilation_cache_dir", str(place))
         jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_SECONDS)
-        compilation_cache.reset_cache()  # or a folder told after the first compilation is not heard of
+        compilation_cache.reset_cache()  # else JAX ignores a folder that is set after the first compilation
     return None
 
 

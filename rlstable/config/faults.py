@@ -30,7 +30,7 @@ _NEVER = 2**31 - 1  # iterations, of which there are fewer
 
 
 def _spelt(value: Any) -> Any:
-    """YAML has its own spelling of what is no number: .nan, .inf, -.inf."""
+    """Turns YAML's .nan, .inf and -.inf into text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

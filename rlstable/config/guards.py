@@ -10,7 +10,7 @@ from rlstable.config.schema import Count, Finite, Flag, KeyedError, Positive, Se
 
 
 class LimiterConfig(Section, at="guards.limiters"):
-    """Bounds in the ordinary course of work; null switches one off."""
+    """Bounds in normal operation; null switches a bound off."""
 
     reward: Positive | None
     observation: Positive | None

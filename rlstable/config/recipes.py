@@ -18,8 +18,8 @@ def recipe(name: str, device: str, folder: Path) -> str:
 
     Args:
         name: The recipe for accelerators.
-        device: `cpu`, `accelerator`, or `auto` for what is there.
-        folder: Where recipes are.
+        device: `cpu`, `accelerator`, or `auto` for the present device.
+        folder: The folder of the recipes.
 
     Returns:
         Its sister for a CPU where there is one and that is the device, else itself.
@@ -29,7 +29,7 @@ def recipe(name: str, device: str, folder: Path) -> str:
 
 
 def notice(choices: Mapping[str, str], overrides: Sequence[str] = ()) -> str | None:
-    """A line about the recipe where it was chosen by what is there, None where it was not.
+    """A line about the recipe if the present device chose it; None if the user did.
 
     Args:
         choices: The option of every group of the configuration, by group.
@@ -44,9 +44,9 @@ def notice(choices: Mapping[str, str], overrides: Sequence[str] = ()) -> str | N
 
 
 def has_accelerator() -> bool:
-    """Whether jax will find more than a CPU, as far as that can be told without it.
+    """Whether JAX will probably find an accelerator, without importing JAX.
 
-    It looks for what the user told jax, else for a device and for a plug-in that could drive it.
+    Looks at the settings of JAX, else for a device and a plug-in for it.
     """
     platforms = os.environ.get("JAX_PLATFORMS")
     if platforms:

@@ -219,7 +219,7 @@ class Config(Section, at=""):
 
     @property
     def separates_rates(self) -> bool:
-        """Whether policy and critic may come to have learning rates of their own."""
+        """Whether policy and critic may get separate learning rates."""
         guards, recovery = self.guards, self.supervise.recovery
         watched = guards.return_watch.enabled and recovery.enabled
         apart = {"scale_policy_rate", "scale_critic_rate", "refit_critic"}
@@ -230,7 +230,7 @@ class Config(Section, at=""):
         """Checks that the work divides among `count` devices.
 
         Raises:
-            ConfigError: Names the number that does not divide, and one that would and goes with the others.
+            ConfigError: Names the number that does not divide, and one that divides and fits the other sizes.
         """
         ppo = self.ppo
         # The batch first: without it no number of environments may fit.

@@ -1,6 +1,6 @@
 """Building blocks of the configuration: checked numbers, frozen models, errors of one line.
 
-An error names its key, what is allowed and how to mend it.
+An error names the key, the allowed values and how to mend the mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlstable.config.defaults import defaults
 
 
 class ConfigError(ValueError):
-    """A mistake in the configuration: one line that names the key, what is allowed and how to mend it."""
+    """A mistake in the configuration: one line that names the key, the allowed values and how to mend the mistake."""
 
 
 def _number(value: Any) -> Any:
@@ -32,12 +32,12 @@ def _number(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """YAML reads 3e7 as a real number, and Pydantic takes such only up to 2**63."""
+    """Converts a whole float: YAML reads 3e7 as a float, and Pydantic accepts such a float only up to 2**63."""
     value = _number(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# What is larger is infinite to the program, or no index.
+# A larger number is infinite in float32, or no int32 index.
 _FLOAT32_MAX, _INT32_MAX = 3.4028234663852886e38, 2**31 - 1
 
 
@@ -127,7 +127,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
-    """The first mistake of a validation error as `key: what is wrong; what is allowed`."""
+    """The first mistake of a validation error as `key: mistake; allowed values`."""
     details = error.errors()
     first = details[0]
     # Pydantic adds the member of a union that it tried, which is no key.

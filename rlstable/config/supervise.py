@@ -103,7 +103,7 @@ class IncidentConfig(Section, at="supervise.incident"):
 
 
 class LadderConfig(Section, at="supervise.ladder"):
-    """Adaptive precision: which levels there are, and what is trouble enough for the next one."""
+    """Adaptive precision: the levels, and how much trouble leads to the next one."""
 
     enabled: Flag
     matmul: tuple[Literal["default", "high", "highest", "x64"], ...]

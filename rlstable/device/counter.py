@@ -40,7 +40,7 @@ class WideCounter:
 
     # `==` answers with an array, so equal counters cannot be found by hash.
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
-    # Tells NumPy to leave `np.int64(1) + counter` and its comparisons to the counter.
+    # NumPy must leave `np.int64(1) + counter` and comparisons to the counter.
     __array_ufunc__: ClassVar[None] = None
 
     @classmethod
@@ -122,7 +122,7 @@ class WideCounter:
         return self._order(x) >= 0
 
     def __eq__(self, x: Any) -> jax.Array:  # type: ignore[override]
-        """Return `self == x` as a bool array; what is no number at all is simply not equal."""
+        """Return `self == x` as a bool array; an object that is no number is not equal."""
         return self._order(x) == 0 if _is_number(x) else NotImplemented
 
     def __ne__(self, x: Any) -> jax.Array:  # type: ignore[override]
@@ -153,7 +153,7 @@ class WideCounter:
         return jnp.where(self >= total, np.float32(1), jnp.minimum(part, np.float32(1)))
 
     def _increment(self, x: Any, operator: str) -> tuple[Any, Any]:
-        """Return the words of `x` in this counter's shape, which must stay what it is in a scan carry."""
+        """Return the words of `x` in this counter's shape, which must not change in a scan carry."""
         hi, lo = _count(x, f"WideCounter {operator}")
         own = jnp.shape(self.hi)
         try:
@@ -171,9 +171,9 @@ class WideCounter:
 
 
 def _words(x: Any, what: str) -> tuple[Any, Any, Any]:
-    """Split an integer into high word, low word, and where it lies: -1 below 0, 1 above 2^64-1, else 0.
+    """Split an integer into high word, low word, and its range: -1 below 0, 1 above 2^64-1, else 0.
 
-    What lies outside is split as the nearest count. A concrete value comes back as NumPy: under jit any JAX
+    A number outside is split as the nearest count. A concrete value comes back as NumPy: under jit any JAX
     operation on it gives a tracer, and without the x64 flag JAX would cut 64 bits to 32.
     """
     if isinstance(x, WideCounter):

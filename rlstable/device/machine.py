@@ -1,4 +1,4 @@
-"""The processor: its name, and what tells kinds of it apart."""
+"""The processor: its name, and a key of its kind."""
 
 from __future__ import annotations
 

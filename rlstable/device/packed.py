@@ -21,7 +21,7 @@ class PackedDict(Mapping[str, Any]):
     """Named scalars and vectors behind one array, read like a dictionary.
 
     Attributes:
-        whole: An array `[n]`, or a pytree of such.
+        whole: An array `[n]`, or a pytree of arrays `[n]`.
         layout: Names in order, each with its length, None for a scalar.
     """
 
@@ -30,7 +30,7 @@ class PackedDict(Mapping[str, Any]):
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> PackedDict:
-        """Packs arrays of one type, each a scalar or a vector, or pytrees of such that are alike."""
+        """Packs arrays of one type, each a scalar or a vector, or pytrees of the same structure."""
         if not parts:
             return cls((), ())
         layout = tuple((name, _length(jax.tree.leaves(part)[0])) for name, part in sorted(parts.items()))

@@ -40,9 +40,9 @@ class Precision:
 
     @contextlib.contextmanager
     def narrow(self) -> Iterator[None]:
-        """A context in which what is made is float32 in any case; `envs.double` widens physics, and nothing else.
+        """A context in which new arrays are float32; only `envs.float64` widens physics.
 
-        Arrays that are float64 already are compared, selected and copied as such.
+        Existing float64 arrays are compared, selected and copied in float64.
         """
         if not self.x64:
             yield

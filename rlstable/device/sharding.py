@@ -90,13 +90,13 @@ def fetch(tree: Any) -> Any:
 
 
 def copied(tree: Any) -> Any:
-    """Arrays in memory of their own, where and as they are."""
+    """Copies of arrays on the same devices."""
     with jax.enable_x64(True):  # or physics in float64 would be narrowed
         return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), tree)
 
 
 def _strong(x: Any) -> Any:
-    """An array whose type does not give way to others'; Python's numbers and some of jax's results would."""
+    """An array of a strong type; Python numbers and some JAX results have a weak type."""
     return np.asarray(x) if getattr(x, "weak_type", not hasattr(x, "dtype")) else x
 
 

@@ -16,8 +16,8 @@ PerSeed = tuple[PyTree, ...]
 def apply_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
     """Runs a function only when a traced predicate is true, without the copies of `lax.cond`.
 
-    A while loop of at most one turn: XLA updates its carry in place, where the branches of `lax.cond` copy what they
-    pass on.
+    A while loop of at most one step: XLA updates its carry in place, while the branches of `lax.cond` copy their
+    operands.
 
     Args:
         predicate: bool scalar.
@@ -37,8 +37,8 @@ def apply_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand
 def vmap_seeds(function: Callable[[PyTree], PyTree]) -> Callable[[PerSeed], PerSeed]:
     """Maps a function of one argument over a tuple of arguments, one for each seed.
 
-    Arguments are stacked inside, so each seed's arrays are ordinary arrays outside. With one argument the result is
-    that of the function itself, with the same operations.
+    Arguments are stacked inside, so each seed's arrays are ordinary arrays outside. With one argument the result equals
+    the function's result, with the same operations.
 
     Args:
         function: From any pytree to any pytree; JAX can trace it.
@@ -47,7 +47,7 @@ def vmap_seeds(function: Callable[[PyTree], PyTree]) -> Callable[[PerSeed], PerS
         A function from a tuple of arguments to the tuple of results.
     """
 
-    @functools.wraps(function)  # programs are known by the name of what they compute
+    @functools.wraps(function)  # JAX names a program by its function
     def mapped(arguments: PerSeed) -> PerSeed:
         if len(arguments) == 1:
             return (function(*arguments),)

@@ -33,7 +33,7 @@ class RowsOfSeeds:
         self._new[seed] = self._last[seed] = row
 
     def recall(self, seed: int, row: Row) -> None:
-        """Takes the last row of a seed before a resume, for what it has counted."""
+        """Takes the last row of a seed before a resume; its counters continue."""
         self._last[seed] = row
 
     def together(self, training: Collection[int], returns: Iterable[float | None], over: bool = False) -> Row | None:
@@ -41,12 +41,12 @@ class RowsOfSeeds:
 
         Args:
             training: The seeds that the last iteration trained.
-            returns: The latest evaluation of every seed, those that have ended included.
+            returns: The latest evaluation of every seed, ended seeds included.
             over: Whether no other row will come.
 
         Returns:
-            Counts summed over all seeds, rates over those that train, and of everything else the mean over seeds of
-            what is a number. With an evaluation also `seeds/return_iqm`, `_min` and `_max` of the latest one of each.
+            Counts summed over all seeds, rates summed over training seeds, of every other key the mean over seeds with
+            a number. With an evaluation also `seeds/return_iqm`, `_min` and `_max` of the latest one of each.
         """
         new = self._new
         evaluated = any(_RETURN in row for row in new.values())
@@ -77,7 +77,7 @@ def fields_of(seeds: Mapping[int, Fields], stop_reason: StopReason | None = None
     """Fields of `result.json` for several seeds: the worst stop reason, the interquartile mean of returns.
 
     Args:
-        seeds: What it says of each.
+        seeds: Fields of each seed.
         stop_reason: Stop reason of the whole run; None if each seed has its own.
     """
     own = list(seeds.values())

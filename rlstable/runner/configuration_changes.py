@@ -1,4 +1,4 @@
-"""Settings of a resumed run that differ from those that trained its checkpoint."""
+"""Settings of a resumed run that differ from the settings of its checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.schema import Section
 from rlstable.io.run_folder import read_settings, seed_folders
 
-# Settings that do not change what is trained: where the run starts and reports, and where its programs are kept.
+# Settings that do not change training: where the run starts, logs and caches programs.
 _APART = frozenset({"resume", "seeds", "logging", "compile_cache"})
 
 
@@ -39,7 +39,7 @@ def changes(saved: Any, config: Config, run_dir: Path) -> list[Change]:
     Args:
         saved: The configuration in the checkpoint's host data; None in a checkpoint without one.
         config: The present configuration.
-        run_dir: The run folder, whose `config.yaml` tells an edited value from a typed one.
+        run_dir: The run folder, whose `config.yaml` distinguishes edited values from typed ones.
     """
     if not isinstance(saved, Mapping):
         return []

@@ -1,7 +1,7 @@
 """Confirms the best policy of a run: evaluates its best checkpoints again, all of them in the same fresh episodes.
 
-The highest of many evaluations is partly luck. A second evaluation, in episodes that training never played, tells a
-lucky evaluation from a good policy.
+The highest of many evaluations is partly luck. A second evaluation, in episodes that training never played,
+separates a lucky evaluation from a good policy.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def confirm(
     """Evaluates the best checkpoints and the latest one of each run again, and records the best of them.
 
     The record is `SeedRun.confirmed` and the event `best_confirmed`. A failure never raises: it is the event
-    `best_not_confirmed`. Training states, checkpoints and random keys stay as they are.
+    `best_not_confirmed`. Training states, checkpoints and random keys do not change.
 
     Args:
         runs: Runs that end now, all of one configuration apart from their seed.

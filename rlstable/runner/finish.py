@@ -36,9 +36,9 @@ def close(
     Args:
         stop_reason: Why the run stopped.
         fields: Of `result.json`, see `stop_reasons.describe`.
-        run_dir: The folder.
-        console: Where people look.
-        report: Whether a page is wanted.
+        run_dir: The run folder.
+        console: The console.
+        report: Whether to write the report page.
         saved: Whether there is a checkpoint.
         taken: Whether another run has taken the folder, so that nothing is written there.
     """

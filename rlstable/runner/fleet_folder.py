@@ -1,4 +1,4 @@
-"""The folder of a run: with several seeds it has rows, events and a result of its own, beside one folder per seed."""
+"""The folder of a run: with several seeds it has rows, events and the result of all, beside one folder per seed."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class FleetFolder(SingleFolder):
         remember(self._run_dir / "config.yaml", self._config)  # if that is impossible, every seed logs it
         steps = [run.host.logged_step for run in seeds]
         self._step = max(steps, default=0)
-        # Rows of iterations that some seeds have still to catch up with were right, and those come out the same.
+        # Some seeds may have to repeat iterations whose rows exist; the repeated rows are the same.
         self._logbook.start(None, max(steps) if steps and self._config.resume is not None else None)
 
     def _require_the_same_seeds(self) -> None:

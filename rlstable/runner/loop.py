@@ -52,8 +52,8 @@ class TrainingLoop:
         callback: Called as `callback(step, row)` with every row, of several seeds with every row of all seeds
             together; returning True stops the run.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
-        signals: Signals that are already listened for; None to listen from `run` on.
-        factories: None for those of an ordinary run; `rlstable.replay` has a program that records more.
+        signals: Signals that are already caught; None to catch them from `run` on.
+        factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` has its own.
 
     Raises:
         ConfigError: The configuration, the environment or the folder is unusable.
@@ -114,7 +114,7 @@ class TrainingLoop:
         training = self._training
         iterate = self._slots.program(training, self._unfinished)
         if any(run.schedule.evaluates_next for run in training.values()):
-            # Between two iterations: a signal during compilation saves the state as it is.
+            # Between two iterations: a signal during compilation saves the present state.
             self._evaluator.prepare(self._slots.policies(training))
         started = time.perf_counter()
         number = max(run.host.iteration for run in training.values()) + 1
@@ -297,7 +297,7 @@ class TrainingLoop:
     def _make_evaluator(
         self, config: Config, networks: Networks, compiling: Compiling, _: LogEvent, single: Any
     ) -> Evaluator:
-        """The evaluator of all seeds, whose events are those of the whole run."""
+        """The evaluator of all seeds; its events are logged for the whole run."""
         return make_evaluator(config, networks, compiling, self._folder.event, single)
 
     def _leave(self, stop_reason: StopReason) -> None:

@@ -76,12 +76,12 @@ def resume(
         num_envs = _num_envs(saved)
         configured = [saved["config"]["precision"][key] for key in Level._fields]
         if configured != [new["precision"][key] for key in Level._fields]:
-            host.rungs = Rungs()  # the ladder stands elsewhere, so it begins at its foot
+            host.rungs = Rungs()  # another precision is configured, so the ladder starts at its lowest level
         if any(_differs(value_at(saved["config"], path), value_at(new, path)) for path in _PLANNED_FOR):
             host.plan = MemoryPlan()
         supervisor.recall()
         state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
-        # Numbers, not shapes: what older checkpoints lack of these is as it is at the beginning. No slot is saved.
+        # Values, not shapes: numbers that an old checkpoint lacks have their first value. Slots are not saved.
         beside = {name: getattr(state, name) | {"tuning": fresh.tuning} for name in NAMES}
         state = dataclasses.replace(state, tuning=fresh.tuning, incident=None, **beside)
         return renamed_guards.under_old_names(state) if renamed_guards.has_old_names(saved["config"]) else state

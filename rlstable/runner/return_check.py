@@ -52,7 +52,7 @@ class ReturnCheck:
         self.best_return: float | None = None
 
     def train(self, metrics: Metrics) -> None:
-        """Records the training episodes of an iteration; those of a bad iteration are ignored."""
+        """Records the training episodes of an iteration, unless its state is bad."""
         self._healthy = bool(metrics.healthy)
         episodes = int(metrics.counters.episodes) - self._host.episodes
         self._host.episodes += episodes

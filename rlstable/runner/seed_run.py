@@ -85,7 +85,7 @@ class SeedRun:
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         console: The console.
         stop_request: Hears signals while a program compiles.
-        factories: None for those of an ordinary run.
+        factories: Factories of setups and evaluators; None for an ordinary run.
 
     Raises:
         ConfigError: The configuration, the environment or the folder is unusable.
@@ -309,7 +309,7 @@ class SeedRun:
 
     def close(self) -> None:
         """Releases the folder, as `finish` does, for a seed that is not run. May be called again."""
-        with contextlib.ExitStack() as closing:  # whatever interrupts it, the next run must find the folder free
+        with contextlib.ExitStack() as closing:  # even if interrupted, so that the next run finds the folder free
             if self._lock is not None:
                 closing.callback(self._lock.release)
                 if not self._opened or not self.saving.folder_check.taken:

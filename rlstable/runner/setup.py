@@ -53,7 +53,7 @@ class Program(NamedTuple):
         return self.each((state,))[0]
 
     def each(self, states: tuple[TrainState, ...]) -> tuple[tuple[TrainState, Metrics], ...]:
-        """One iteration of as many states as it was compiled for, all of them donated."""
+        """One iteration of several states, all of them donated; the program is compiled for their number."""
         with self.precision.compiled():
             found: tuple[tuple[TrainState, Metrics], ...] = self.executable(states)
             return found
@@ -63,8 +63,8 @@ class TrainingSetup:
     """The parts of one run that are compiled, at the precision its configuration names.
 
     Attributes:
-        single: One environment, as it is loaded.
-        loaded: That, and what simulates it.
+        single: One environment.
+        loaded: The environment with the physics backend that simulates it.
         env: The environments that are trained in.
         ppo: What trains.
         precision: The level that all of it computes in.
@@ -105,7 +105,7 @@ class TrainingSetup:
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
         if faulty:
             self.ppo = faults.arm(self.ppo)
-        # Guards that come as objects do not say what they are made of.
+        # A guard given as an object has no key for the trace cache.
         usual = Programs(self.precision, compiler_options(config.deterministic))
         self._programs = usual if more else programs_of(config, mesh)
         self._untrained: Any = None
@@ -214,7 +214,7 @@ class TrainingSetup:
         return self._with(state, reset_pool=self._pool(key))
 
     def _begin(self, count: int, states: Callable[[], tuple[TrainState, ...]]) -> Future[Any]:
-        """The training program for as many states, as another thread builds it."""
+        """Starts compiling the training program for a number of states, in a background thread."""
         program = sharding.over_devices(
             vmap_seeds(self.ppo.iteration),
             self._mesh,

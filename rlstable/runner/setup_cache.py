@@ -52,7 +52,7 @@ class SetupCache:
         more_guards: The user's guards, by site and name.
         compiling: Context manager that tells the user what is compiling.
         event: Called as `event(kind, **fields)`.
-        factories: None for those of an ordinary run.
+        factories: Factories of setups and evaluators; None for an ordinary run.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SetupCache:
         return self._setups[key]
 
     def evaluator(self, level: Level, plan: MemoryPlan) -> Evaluator:
-        """The evaluator of a precision level, at the configured size whatever the memory plan of training."""
+        """The evaluator of a precision level, at the configured size, whatever the memory plan."""
         if level not in self._evaluators:
             config, setup = self._config, self.setup(level, plan)
             # Training and evaluation share one environment if both are the same. A user's environment may own a

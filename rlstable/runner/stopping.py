@@ -18,10 +18,10 @@ class StopRequest:
     """Stop requests: signals and the wall-clock limit, also while XLA compiles.
 
     Args:
-        console: Says what compiles.
-        depart: Saves what is not and says how it ended; called in another thread while this one's is deaf.
-        signals: Entered already, where they are to be heard before `listening`.
-        limit: Seconds from now after which nothing more is begun; None for no limit.
+        console: Shows what compiles.
+        depart: Saves the run and ends it; called in another thread while XLA compiles in this one.
+        signals: Signals that are already caught; None to catch them in `listening`.
+        limit: Seconds from now after which no iteration starts; None for no limit.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Says what compiles, and hears a signal meanwhile."""
+        """Shows what compiles, and reacts to a signal meanwhile."""
         leaving = contextlib.nullcontext() if self._signals is None else self._signals.leaving_by(self._leave)
         with self._console.compiling(name), leaving:
             yield

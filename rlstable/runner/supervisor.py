@@ -49,7 +49,7 @@ class Supervisor:
         compiling: Context manager that tells the user what is compiling.
         event: Called as `event(kind, **fields)`.
         host: The run's host state; the supervisor reads and changes it.
-        factories: None for those of an ordinary run.
+        factories: Factories of setups and evaluators; None for an ordinary run.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class Telemetry:
         return row
 
     def _counted(self, trips: PackedDict) -> Row:
-        """Trips so far, by guard and by cause; of causes only those that there were."""
+        """Trips so far, by guard and by cause; causes without a trip are left out."""
         row: Row = {}
         if trips:
             counts = (trips.whole.hi.astype(np.uint64) << np.uint64(32) | trips.whole.lo).tolist()
@@ -131,7 +131,7 @@ class Telemetry:
         return time.perf_counter() - started
 
     def _memory(self) -> Row:
-        """Memory of this process, and of the first device where it tells."""
+        """Memory of this process, and of the first device, if JAX reports it."""
         row: Row = {"memory/host_mb": self._process.memory_info().rss / 2**20}
         stats = jax.local_devices()[0].memory_stats()
         if stats:

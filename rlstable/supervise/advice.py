@@ -31,7 +31,7 @@ _NEXT = {
 }
 
 
-# By what rejects updates: the remedy in place of that of `no_update_accepted`.
+# Remedy by the part that rejects updates, in place of the remedy of `no_update_accepted`.
 _UPDATES = {
     "limiters/kl": "Every update moved the policy further than guards.limiters.kl allows: lower ppo.learning_rate by a "
     "hundred or more.",
@@ -69,7 +69,7 @@ def paragraph(
 
     Args:
         cause: The stop reason without any attempt.
-        attempts: Those of the window.
+        attempts: Memory of recovery.
         signs: Signs that were said, `SignMemory.said`.
         tally: Counts of the run; None for none.
     """
@@ -127,5 +127,5 @@ def _rejecting(name: str, tally: Tally) -> str:
 
 
 def _sample_guard(tally: Tally) -> str | None:
-    """The guard that rejected most samples, of those that are known to reject samples."""
+    """The guard that rejected most samples."""
     return next((name for name in tally.tripped if name in _SAMPLE_GUARDS), None)

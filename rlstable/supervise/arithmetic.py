@@ -1,6 +1,6 @@
 """Precision that a matrix product delivers on this device, measured against float64: the flag may lie.
 
-An error is given relative to `|A| |B|`, the same product without signs, so that it tells of the arithmetic and not of
+An error is given relative to `|A| |B|`, the same product without signs, so that it measures the arithmetic and not
 sums that happen to cancel. It is then expressed in bits: those of a significand to which rounding both factors, and
 doing nothing else wrong, gives the same error. Significands, the implicit bit included, have 24 bits in float32, 11 in
 TF32 (and float16) and 8 in bfloat16 (IEEE 754; NVIDIA's Ampere white paper); three bfloat16 products, as TPUs do it for
@@ -91,7 +91,7 @@ def measure_x64() -> float:
     """The largest error of a float64 product under `jax.enable_x64()`, relative to `|A| |B|`: 0 where float64 works.
 
     The factors are whole numbers, small enough that every partial sum has at most 53 bits: float64 makes no error in
-    whatever order it adds, float32 makes one of about 1e-8. It is infinite where the device refuses.
+    any order of summation, float32 makes one of about 1e-8. Infinite if the device refuses.
     """
     random = np.random.default_rng(0)
     x, y = (random.integers(-(2**22), 2**22, (64, 64)) for _ in range(2))

@@ -1,6 +1,6 @@
 """The numbers of an environment step by name, which of them are bad, and in which order a bad one travels.
 
-Names are those of `io.arrays`: `pipeline_state/qpos`, `obs/state`, `reward`, `info/steps`, and `action`.
+Names are as in `io.arrays`: `pipeline_state/qpos`, `obs/state`, `reward`, `info/steps`, and `action`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Arrays = Mapping[str, np.ndarray]
 NOT_FINITE = "not finite"
 _PHYSICS = ("pipeline_state", "data")
 _GROUPS = ("action", "physics", "obs", "reward", "done", "metrics", "info")
-# Of the physics: what acts on the bodies, what comes of it, and then what is derived from that.
+# Physics in the order of causes: forces, then motion, then derived values.
 _IN_ORDER = ("ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q")
 
 
@@ -87,7 +87,7 @@ def bad_ones(arrays: Arrays, limits: QuarantineConfig) -> list[Bad]:
 
 
 def magnitude(array: np.ndarray) -> float:
-    """The largest magnitude among the numbers that are finite, 0 where there is none."""
+    """The largest finite magnitude, 0 if no number is finite."""
     finite = np.abs(array[np.isfinite(array)])
     return float(finite.max()) if finite.size else 0.0
 

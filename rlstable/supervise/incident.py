@@ -36,7 +36,7 @@ class Caught:
 
     Attributes:
         count: How many were written.
-        last: The iteration of the last one, those given up included; None before the first.
+        last: Iteration of the last incident, rolled back iterations included; None before the first.
     """
 
     count: int = 0
@@ -47,8 +47,8 @@ class Incident(NamedTuple):
     """An incident as it was written.
 
     Attributes:
-        folder: Where.
-        facts: What stands in `incident.json`.
+        folder: The incident's folder.
+        facts: Contents of `incident.json`.
         arrays: By name: `before/...` and `after/...` the step, `action`, `key`.
         config: The run's configuration.
     """
@@ -104,26 +104,26 @@ class Incidents:
         self._on_event = on_event
 
     def wanted(self, at: int) -> bool:
-        """Whether what was caught in an iteration is to be written.
+        """Whether to write the environments captured in an iteration.
 
         Args:
-            at: The iteration, those given up included.
+            at: The iteration, rolled back iterations included.
         """
         own, last = self._config.supervise.incident, self._caught.last
         return self._caught.count < own.keep and (last is None or at >= last + own.window)
 
     def opens_after(self, at: int) -> bool:
-        """Whether slots are to be emptied after an iteration, since what comes next is wanted again."""
+        """Whether to empty the slots after an iteration, so that the next bad environment is captured."""
         last = self._caught.last
         return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.supervise.incident.window
 
     def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], envs: int) -> None:
-        """Writes what is in the slots, in the order of the steps. Nothing that goes wrong here ends the run.
+        """Writes the captured environments in the order of their steps. An error here never ends the run.
 
         Args:
             slot: Of all devices, on the host.
-            iteration: Of the run as it counts now; part of the folder's name.
-            at: The same, those given up included.
+            iteration: The iteration, part of the folder's name.
+            at: The iteration, rolled back iterations included.
             level: The precision of the iteration, keys of the section `precision`.
             envs: Environments of the run, over all devices.
         """
@@ -189,11 +189,11 @@ def _numbers(array: np.ndarray) -> Any:
 
 
 def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], max_mb: float) -> Path:
-    """Writes an incident that is there whole or not at all; one that is there already is left as it is.
+    """Writes an incident completely or not at all; an existing incident is not changed.
 
     Args:
-        folder: Its name says which; a run that was killed and resumed comes to the same one again.
-        facts: What is known, as JSON but for numbers that are not finite.
+        folder: The incident's folder; a run that was killed and resumed writes the same one.
+        facts: JSON data, NaN and infinity allowed.
         arrays: By name.
         max_mb: Megabytes of arrays; beyond it the largest are left out, and named in `left_out`.
 
@@ -223,7 +223,7 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
 
 
 def _within(arrays: Mapping[str, np.ndarray], max_mb: float) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays that have room, and the names of the others: the largest, what can be computed again first."""
+    """The arrays that fit, and the names of the arrays that do not: computable and large ones go first."""
     kept = dict(arrays)
     left_out: list[str] = []
     for prefix in ("after/", "before/"):
@@ -239,7 +239,7 @@ def read(folder: Path) -> Incident:
     """Reads an incident.
 
     Raises:
-        ConfigError: There is none, it is not what was written, or it is of a newer format.
+        ConfigError: The incident is missing, damaged, or of a newer format.
     """
     try:
         facts, arrays = unpack(folder / _FACTS, folder / _ARRAYS, FORMAT)

@@ -18,7 +18,7 @@ _KINDS = {"matmul": "matrix products", "network": "networks"}
 
 
 class NeedsOwnProgram(Exception):
-    """One seed of several needs a program that the others do not share. The text names the program."""
+    """A seed needs a program that the other seeds do not share. The text names the program."""
 
 
 class Level(NamedTuple):
@@ -38,7 +38,7 @@ class Signs(NamedTuple):
         bad_state: A state guard found parameters, optimizer or statistics not finite.
         invalid: Share of samples that were left out.
         rejected: Share of updates that guards rejected.
-        scale_collapsed: The loss scale lies at its floor, and gradients overflow all the same.
+        scale_collapsed: The loss scale is at its floor, and gradients still overflow.
     """
 
     bad_state: bool
@@ -64,13 +64,13 @@ class Rungs:
     """Memory of the ladder as plain JSON, saved with the run.
 
     Attributes:
-        matmul: Steps above the configured level of matrix products; likewise the next.
-        network: Of networks.
-        troubled: Iterations in trouble, less those that were not, since the last change; never below 0.
+        matmul: Steps above the configured level of matrix products.
+        network: Steps above the configured level of networks.
+        troubled: Iterations in trouble minus healthy iterations since the last change; never below 0.
         healthy: Healthy iterations in a row.
-        stretch: As many of them as it takes to come down a step; doubles when that was a mistake.
-        came_down: The ladder that was last come down on, until the next climb.
-        futile: Whether the top was reached without relief, so that precision is not what is wrong.
+        stretch: Healthy iterations after which the ladder steps down; doubles if that was too early.
+        came_down: The ladder of the last step down, until the next climb.
+        futile: Whether the highest level did not help, so that precision is not the cause.
     """
 
     matmul: int = 0
@@ -89,9 +89,9 @@ class Ladder:
     Attributes:
         config: Levels and thresholds.
         start: The configured level.
-        rungs: Where it stands.
-        distinct: Which of some levels of matrix products this device really tells apart; asked before the first climb.
-        shared: Whether others compute in the same program, so that a climb is refused by `NeedsOwnProgram`.
+        rungs: Memory of the ladder.
+        distinct: Returns the levels of matrix products that this device distinguishes; called before the first climb.
+        shared: Whether other seeds share the program, so that a climb raises `NeedsOwnProgram`.
     """
 
     config: LadderConfig
@@ -127,7 +127,7 @@ class Ladder:
         """One step up for a cause, or None where that is not possible or has not helped before.
 
         Raises:
-            NeedsOwnProgram: It is possible, but others share the program.
+            NeedsOwnProgram: A step is possible, but other seeds share the program.
         """
         own = self.rungs
         own.troubled = 0
@@ -188,7 +188,7 @@ class Ladder:
 
     @property
     def _matmul_levels(self) -> tuple[str, ...]:
-        """The configured level and those above it that this device tells apart."""
+        """The configured level and the levels above it that this device distinguishes."""
         if self._matmul is None:
             listed = self.config.matmul
             above = listed[listed.index(self.start.matmul) :] if self.start.matmul in listed else (self.start.matmul,)

@@ -1,7 +1,7 @@
-"""Memory: what a compiled program needs, what the device may give, and what is in use now.
+"""Memory: the need of a compiled program, the limit of the device, and the present use.
 
-What is decided from these numbers must not depend on how much memory happens to be free, or a run would not be the
-same twice: `limit` is a property of the configuration and of the machine. `live` is for people to read.
+A decision must not depend on how much memory happens to be free, or a run would not be the
+same twice: `limit` is a property of the configuration and of the machine. `live` is only printed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Footprint:
         arguments: Of what goes in.
         outputs: Of what comes out.
         aliased: Of outputs that take the place of donated arguments; counted in both of the above.
-        temporary: Of everything in between.
-        code: Of the program itself; 0 where the device does not tell.
+        temporary: Of intermediate arrays.
+        code: Of the program itself; 0 if the device does not report it.
     """
 
     arguments: int
@@ -72,7 +72,7 @@ def needed(program: Footprint | None, devices: Mesh) -> int | None:
 
 
 def limit(device: Any, configured: float | None = None) -> int | None:
-    """Bytes that a program on this device may use, whatever else uses memory at the moment.
+    """Bytes that a program on this device may use, independent of the memory in use now.
 
     Args:
         device: A `jax.Device`.
@@ -130,7 +130,7 @@ def _statistic(device: Any, name: str) -> int | None:
 
 
 def _group_limits(root: Path) -> list[int]:
-    """Every limit that Linux's control groups put on this process, its group's and those above it, version 1 and 2."""
+    """Every memory limit of Linux control groups on this process and its parent groups, versions 1 and 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -90,7 +90,7 @@ def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
 
 
 def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
-    """The greatest number of environments that goes with the batch and the devices; None where there is none.
+    """The greatest number of environments that fits the batch and the devices; None if no number does.
 
     Args:
         config: As it was configured.
@@ -157,7 +157,7 @@ class Memory:
             needed: How many bytes; None where the device has refused them.
 
         Raises:
-            OutOfMemory: There is none.
+            OutOfMemory: There is no smaller plan.
         """
         if needed is not None and self._before is not None and needed > _NO_RELIEF * self._before:
             self._lever += 1

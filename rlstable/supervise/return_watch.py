@@ -45,7 +45,7 @@ class Track:
 
     Attributes:
         recent: Latest looks, the newest last.
-        earlier: Looks before those, the newest last; they give the noise.
+        earlier: Looks before `recent`, the newest last; they give the noise.
         start: First look; None before it.
         best: Greatest level; None before there were `_RECENT` looks.
         sure: Greatest level that is no luck, each level less `_DEVIATIONS` of its noise; None before there was one.
@@ -139,8 +139,8 @@ class WatchMemory:
         training: Looks at training episodes.
         evaluation: Looks at evaluations.
         total: Sum of the returns of the episodes of the next look.
-        episodes: How many they are.
-        best_evaluation: Greatest evaluation, after a refuted suspicion of those since; None before the first.
+        episodes: Number of these episodes.
+        best_evaluation: Greatest evaluation, after a refuted suspicion only of later ones; None before the first.
         collapses: Collapses that were confirmed.
         refuted: Suspicions that were not.
     """
@@ -162,12 +162,12 @@ class WatchMemory:
 
 @dataclasses.dataclass
 class ReturnWatch:
-    """Decides when a policy is suspected of having lost what it had learnt.
+    """Suspects a policy of having lost the task it had learned.
 
     Attributes:
         tolerance: Share of what was gained since the start that may be lost.
         episodes: Training episodes of one look.
-        memory: What it remembers.
+        memory: Memory of the watch.
     """
 
     tolerance: float
@@ -209,11 +209,11 @@ class ReturnWatch:
 
     @property
     def suspects(self) -> bool:
-        """Whether the policy is to be compared with the best one."""
+        """Whether to compare the policy with the best one."""
         return max(self.memory.training.evidence, self.memory.evaluation.evidence) >= SUSPICION
 
     def ends_below(self, last: float | None) -> bool:
-        """Whether the last evaluation of a run is below what is tolerated, so that it is to be compared at once.
+        """Whether the last evaluation of a run is below the tolerance, so that the policy must be compared at once.
 
         Where there were few evaluations the level of training is the measure: exploration only lowers it.
         """
@@ -238,7 +238,7 @@ class ReturnWatch:
             at_the_end: Whether no steps are left that could mend it, so that little is tolerated.
 
         Returns:
-            The verdict; None where the episodes are too few or differ too much to tell.
+            Whether the policy is worse; None if the episodes are too few or too different.
         """
         # An episode that only the present policy breaks counts for nothing, unless it breaks nearly all of them.
         both = np.isfinite(best) & np.isfinite(now)
@@ -286,7 +286,7 @@ class ReturnWatch:
                 track.lower()
 
     def wait(self) -> None:
-        """Nothing could be told: the level stays, and the test begins again."""
+        """Keeps the level and starts the test again, after an unclear comparison."""
         self.memory.training.evidence = self.memory.evaluation.evidence = 0.0
 
     def _forget(self) -> None:

@@ -1,6 +1,6 @@
 """Signals: the first one ends a run between two iterations, also while a program compiles; a second one at once.
 
-Python runs its signal handlers in the main thread, which hears nothing while XLA compiles there. The wake-up pipe is
+Python runs signal handlers in the main thread, but not while XLA compiles there. The wake-up pipe is
 written by the C handler at once, and a thread reads it.
 """
 
@@ -72,7 +72,7 @@ class Signals:
 
     @contextlib.contextmanager
     def leaving_by(self, leave: Callable[[], None]) -> Iterator[None]:
-        """For the time the main thread hears nothing: what saves the run and ends the process.
+        """Sets the function that saves the run and ends the process while the main thread cannot run handlers.
 
         It is called in another thread, with a signal that came during the block.
         """
@@ -93,7 +93,7 @@ class Signals:
 
     def _heard(self, number: int, _: Any) -> None:
         if self._hard:
-            return  # the thread has heard it too
+            return  # the thread has received it too
         self.received = number
         for own in _STOP:
             if own in self._previous:
@@ -108,7 +108,7 @@ class Signals:
                 if self.received is not None:
                     os._exit(128 + number)
                 self.received = number
-                # In another thread, so that this one hears the second signal.
+                # In another thread, so that this thread receives the second signal.
                 threading.Thread(target=self._leave_if_deaf, daemon=True).start()
 
     def _leave_if_deaf(self) -> None:

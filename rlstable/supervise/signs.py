@@ -2,7 +2,7 @@
 
 A sign changes nothing. It reads the metrics of every healthy iteration and of every evaluation. A row in which the test
 of a sign holds is a hit. Enough hits among the latest rows are an episode of trouble, and its sentence is the event
-`sign`. The episode is over once as many rows in a row as the sign looks at hold no hit; only then is the sign said
+`sign`. The episode is over once the sign's whole window holds no hit; only then is the sign said
 again. A metric that is missing or not finite is no row for the sign.
 
 Everything depends on rows alone, never on the clock, and the memory is saved with the run, so a resumed run says what
@@ -147,7 +147,7 @@ class Signs:
     """Looks for signs of trouble and says them.
 
     Args:
-        config: Of the run.
+        config: The whole configuration.
         tell: Called as `tell("sign", sign=..., text=..., value=...)`.
     """
 

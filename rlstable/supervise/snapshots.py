@@ -1,6 +1,6 @@
 """Copies of training states that a run may go back to: in host memory, and in checkpoints of other states.
 
-- `last_good`: the last state that was judged good; guards that lose their patience go back to it.
+- `last_good`: the last good state; a run whose guards lose patience rolls back to it.
 - `best`: the state of the best return; a collapse of the return goes back to it.
 - `candidate`: becomes the best state if the episodes after it are the best so far. A collapse can begin with the very
   update that follows the best episodes, so a state is best only by what was seen after it.
@@ -34,7 +34,7 @@ class Saved(TrainState):
     """A training state with the snapshots beside it, as a checkpoint holds them.
 
     Attributes:
-        last_good: None where it is the state itself, or there is none; likewise the next two.
+        last_good: None if it is the state itself, or empty; the same for `best` and `candidate`.
         best: See the module.
         candidate: See the module.
     """
@@ -81,7 +81,7 @@ class Snapshot:
         self._kept, self.iteration, self.step = {}, 0, 0
 
     def restored(self, state: TrainState, mesh: Any) -> TrainState:
-        """`state` with what was kept in its place, and its environments as they are. Its own arrays may be gone."""
+        """`state` with the kept parts; its environments do not change. Arrays of the replaced parts may be deleted."""
         kept = dict(self._kept)
         if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state.fault)):
             del kept["fault"]  # injected faults are part of the environment, so a rollback does not undo them
@@ -89,7 +89,7 @@ class Snapshot:
         return dataclasses.replace(state, **placed)
 
     def learnt(self, state: TrainState, mesh: Any) -> TrainState:
-        """`state` with the networks, the optimizer and the statistics that were kept, and everything else as it is."""
+        """`state` with the networks, the optimizer and the statistics of the snapshot."""
         placed = {name: sharding.place(self._kept[name], mesh, getattr(SPECS, name)) for name in _LEARNT}
         return dataclasses.replace(state, **placed)
 
@@ -106,7 +106,7 @@ class Snapshot:
             kept: The arrays; None where it was the state itself.
             origin: Which state they are of.
             state: The training state of the checkpoint.
-            tuning: Numbers of `Tuning` that are others from now on.
+            tuning: Numbers of `Tuning` that the configuration has changed.
         """
         parts = _parts(state) if kept is None else dict(kept)
         self._take(parts | {"tuning": dataclasses.replace(parts["tuning"], **tuning)}, **origin)

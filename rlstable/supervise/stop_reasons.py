@@ -15,7 +15,7 @@ from rlstable.config import Config
 
 
 class StopReason(Enum):
-    """A stop reason with its exit code and what it means."""
+    """A stop reason with its exit code and its meaning."""
 
     completed = (0, "all steps were trained")
     target_reached = (0, "the evaluation return reached eval.target_return")
@@ -84,7 +84,7 @@ class StopReason(Enum):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the run did what it was asked to."""
+        """Whether the run has trained as configured."""
         return self.exit_code == 0
 
 
@@ -233,7 +233,7 @@ def _from_here(path: Path) -> str:
 
 
 def _python() -> str:
-    """How to call this Python from where the user stands: by its short name only if that is the one."""
+    """The command of this Python from the working folder; the short name only if it is the same Python."""
     found = shutil.which("python")
     if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
         return "python"

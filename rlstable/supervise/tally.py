@@ -24,7 +24,7 @@ class Tally:
         rejected: Transitions that guards rejected.
         latest: Share of rejected transitions in each of the latest 20 iterations, the newest last.
         ended: Iterations in which training episodes ended.
-        finite: Iterations in which the mean return of those episodes was finite.
+        finite: Iterations in which the mean return of ended episodes was finite.
         evaluations: Evaluations.
         void: Evaluations without a finite return.
         trips: Trips by guard and cause.
