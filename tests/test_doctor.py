@@ -56,8 +56,8 @@ def test_a_report_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     ("args", "message"),
     [
         (["env=humanoyd"], "env: there is no 'humanoyd'; did you mean humanoid?"),
-        (["ppo.num_envs=many"], "ppo.num_envs: 'many' is text where a number is asked"),
-        ([*TOY, "devices=3"], "ppo.batch_size: 8 does not divide among 3 devices"),
+        (["ppo.num_envs=many"], "ppo.num_envs: 'many' must be a number, not text"),
+        ([*TOY, "devices=3"], "ppo.batch_size: 8 does not divide evenly among 3 devices"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -151,7 +151,7 @@ def test_a_damaged_configuration_is_said(content: str, message: str, copied: Pat
         (["run={run}", "which=7"], "no checkpoint 7 here"),
         (["run={run}", "which=worst"], "which: input should be 'best' or 'latest'"),
         (["run={run}", "backend=mjx"], "env.kwargs: toys:PointMass cannot be built with backend='mjx'"),
-        (["run={run}", "episodes=none"], "episodes: 'none' is text where a number is asked"),
+        (["run={run}", "episodes=none"], "episodes: 'none' must be a number, not text"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -179,7 +179,7 @@ def test_where_the_quarantine_is_off_only_what_is_not_finite_is_bad() -> None:
         ({"window": 0}, "incident.window"),
         ({"window": 1.5}, "incident.window"),
         ({"keep": 0}, "incident.keep"),
-        ({"keep": True}, "incident.keep: True is a truth value where a number is asked"),
+        ({"keep": True}, "incident.keep: True must be a number, not a boolean"),
         ({"max_mb": 0}, "incident.max_mb"),
         ({"max_mb": float("inf")}, "incident.max_mb"),
         ({"windw": 3}, "incident.windw: unknown key"),
