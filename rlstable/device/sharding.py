@@ -89,7 +89,7 @@ def fetch(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree) if jax.default_backend() == "cpu" else jax.device_get(tree)
 
 
-def copied(tree: Any) -> Any:
+def copy_arrays(tree: Any) -> Any:
     """Copies of arrays on the same devices."""
     with jax.enable_x64(True):  # or physics in float64 would be narrowed
         return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), tree)
@@ -114,7 +114,7 @@ def device_count() -> int:
     return jax.lax.axis_size(AXIS)
 
 
-def own_key(key: jax.Array) -> jax.Array:
+def device_key(key: jax.Array) -> jax.Array:
     """A random key of this device's own; on a single device the key itself."""
     return key if device_count() == 1 else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
@@ -129,12 +129,12 @@ def total(tree: Any) -> Any:
     return _across(jax.lax.psum, tree)
 
 
-def least(tree: Any) -> Any:
+def minimum(tree: Any) -> Any:
     """The minimum over devices of every leaf."""
     return _across(jax.lax.pmin, tree)
 
 
-def greatest(tree: Any) -> Any:
+def maximum(tree: Any) -> Any:
     """The maximum over devices of every leaf."""
     return _across(jax.lax.pmax, tree)
 

@@ -122,7 +122,7 @@ class Telemetry:
         }
 
     def _time_collecting(self, iterate: Iterate, state: TrainState) -> float:
-        copy = sharding.copied(state)
+        copy = sharding.copy_arrays(state)
         copy = _with_epochs(copy, jax.device_put(np.zeros_like(copy.tuning.epochs), copy.tuning.epochs.sharding))
         jax.block_until_ready(copy)
         started = time.perf_counter()
