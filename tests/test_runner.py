@@ -238,7 +238,7 @@ def test_an_environment_whose_reset_is_never_clean(tmp_path: Path) -> None:
 
 
 def test_too_many_devices() -> None:
-    with pytest.raises(ConfigError, match="devices: 99 asked for, 8 cpu there"):
+    with pytest.raises(ConfigError, match="devices: 99 requested, but only 8 cpu available"):
         TrainingLoop(quick(devices=99), "nowhere")
 
 

@@ -168,7 +168,7 @@ def test_doctor_reports_a_program_that_cannot_be_built(monkeypatch: pytest.Monke
 
 
 def test_doctor_raises_the_errors_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="devices: 99 asked for"):
+    with pytest.raises(ConfigError, match="devices: 99 requested"):
         examine(tiny_config(devices=99))
     with pytest.raises(ConfigError, match=r"step raises ValueError: no such actuator \(.*test_checkup\.py:\d+\)"):
         examined(Bad(), monkeypatch)

@@ -265,7 +265,7 @@ def test_history_from_a_checkpoint_of_another_configuration_is_an_error(run: lis
 
 def test_history_of_a_run_with_more_devices_is_an_error(run: list[Incident]) -> None:
     facts = run[0].facts | {"devices": 64}
-    with pytest.raises(ConfigError, match="devices: 64 asked for, 8 cpu there"):
+    with pytest.raises(ConfigError, match="devices: 64 requested, but only 8 cpu available"):
         make(run[0]._replace(facts=facts), 10, print)
 
 
