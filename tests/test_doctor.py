@@ -88,8 +88,8 @@ def test_braxs_tasks_are_ready(task: str, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out)["verdict"] == "ready"
 
 
-def test_only_a_process_of_its_own_keeps_what_it_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    trusted: list[bool] = []
-    monkeypatch.setattr(doctor, "main", lambda: trusted.extend(sources._trusted))
+def test_only_a_separate_process_uses_the_trace_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    unmodified: list[bool] = []
+    monkeypatch.setattr(doctor, "main", lambda: unmodified.append(sources._unmodified))
     doctor.process()
-    assert trusted == [True]
+    assert unmodified == [True]

@@ -185,7 +185,7 @@ def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, mon
         return dataclasses.replace(policy, host=older | host)
 
     monkeypatch.setattr(saved_run, "load_policy", saved_there)
-    monkeypatch.setattr(saved_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(saved_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     (tmp_path / "checkpoints").mkdir()
     write_config(tmp_path, config.model_dump(mode="json"))
     found = open_run(str(tmp_path)).config

@@ -577,6 +577,6 @@ def test_programs_with_native_physics_are_dispatched_inline(
 ) -> None:
     """Whoever asks for it, training or an evaluation: with jax's own dispatch they could wait for ever."""
     told: list[str] = []
-    monkeypatch.setattr("rlstable.runner.seed_run.dispatch_inline", lambda: told.append("inline"))
+    monkeypatch.setattr("rlstable.runner.seed_run.disable_async_dispatch", lambda: told.append("inline"))
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
     assert told == ["inline"] * inline

@@ -62,7 +62,7 @@ class Resets:
     def begin(self) -> Future[Any]:
         """Has the program built, once; what is given back is to be waited for before drawing."""
         if self._built is None:
-            self._built = self._programs.build(_NAME, self.program, lambda: (jax.random.PRNGKey(0),), seldom=True)
+            self._built = self._programs.build(_NAME, self.program, lambda: (jax.random.PRNGKey(0),), rarely_used=True)
         return self._built
 
     def shapes(self, count: int) -> Any:

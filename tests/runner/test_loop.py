@@ -442,7 +442,7 @@ def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, mon
 
     order: list[str] = []
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(seed_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(seed_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     with pytest.raises(ConfigError, match="on one device"):
         TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
