@@ -206,7 +206,7 @@ def test_resume_auto_starts_afresh_where_there_is_nothing(tmp_path: Path) -> Non
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run: tuple[TrainingLoop, Result]) -> None:
     before = (run[1].run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already; go on with it by resume=auto"):
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* already holds a run; set resume=auto to resume it"):
         TrainingLoop(quick(), run[1].run_dir)
     assert (run[1].run_dir / "metrics.jsonl").read_bytes() == before
 

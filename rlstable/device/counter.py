@@ -198,7 +198,7 @@ def _count(x: Any, what: str) -> tuple[Any, Any]:
     """Return the two words of `x`; reject a concrete negative value."""
     hi, lo, outside = _words(x, what)
     if not _traced(outside) and np.any(outside < 0):
-        raise ValueError(f"{what} needs a count of 0 or more; got {_describe(x)}")
+        raise ValueError(f"{what} takes no negative count; got {_describe(x)}; use 0 or more")
     return hi, lo
 
 
