@@ -55,7 +55,7 @@ def test_a_report_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["env=humanoyd"], "env: there is no 'humanoyd'; did you mean humanoid?"),
+        (["env=humanoyd"], "env: unknown option 'humanoyd'; did you mean humanoid?"),
         (["ppo.num_envs=many"], "ppo.num_envs: 'many' must be a number, not text"),
         ([*TOY, "devices=3"], "ppo.batch_size: 8 does not divide evenly among 3 devices"),
     ],

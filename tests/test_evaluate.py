@@ -146,8 +146,8 @@ def test_a_damaged_configuration_is_said(content: str, message: str, copied: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such; runs are in runs/<env>/<time>"),
-        (["run={empty}"], "is no run folder, it has no config.yaml"),
+        (["run=no/such"], "run: the folder no/such does not exist; runs are in runs/<env>/<time>"),
+        (["run={empty}"], "is not a run folder, it has no config.yaml"),
         (["run={run}", "which=7"], "no checkpoint 7 here"),
         (["run={run}", "which=worst"], "which: input should be 'best' or 'latest'"),
         (["run={run}", "backend=mjx"], "env.kwargs: toys:PointMass cannot be built with backend='mjx'"),

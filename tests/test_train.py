@@ -40,10 +40,10 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str) -> int:
 
 
 BAD_INPUT = {
-    "unknown environment": (["env=humanoyd"], "env: there is no 'humanoyd'; did you mean humanoid?"),
+    "unknown environment": (["env=humanoyd"], "env: unknown option 'humanoyd'; did you mean humanoid?"),
     "unknown key": (["ppo.lerning_rate=1"], "ppo.lerning_rate: unknown key; did you mean learning_rate?"),
     "unknown top-level key": (["totl_steps=5"], "totl_steps: unknown key; did you mean total_steps?"),
-    "unknown group option": (["guards=strickt"], "guards: there is no 'strickt'; did you mean strict?"),
+    "unknown group option": (["guards=strickt"], "guards: unknown option 'strickt'; did you mean strict?"),
     "text for a number": (["ppo.num_envs=many"], "ppo.num_envs: 'many' must be a number, not text"),
     "truth for a number": (["ppo.num_envs=true"], "ppo.num_envs: True must be a number, not a boolean"),
     "negative size": (["ppo.num_envs=-4"], "ppo.num_envs: input should be greater than 0, got -4"),
@@ -74,7 +74,7 @@ BAD_INPUT = {
         "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
     ),
     "seeds on several devices": ([*TINY, "devices=2", "seeds=2"], "seeds: 2 train together on one device, here are 2"),
-    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is no run folder"),
+    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is not a run folder"),
     "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),
     "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name"),
     "observation without that key": (
