@@ -76,14 +76,14 @@ def main() -> None:
 
 def command() -> None:
     """Runs the command as a process and ends it."""
-    sources.trust()
+    sources.mark_process_unmodified()
     try:
         main()
     except SystemExit as end:
-        background.leave(end)
+        background.exit_process(end)
     except KeyboardInterrupt:  # the second one, in a sweep
         _complain("interrupted")
-        background.leave(SystemExit(StopReason.interrupted.exit_code))
+        background.exit_process(SystemExit(StopReason.interrupted.exit_code))
 
 
 def run_job(composed: DictConfig) -> tuple[int, float]:

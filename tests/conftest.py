@@ -42,9 +42,9 @@ def quick_compile():
 
 
 @pytest.fixture(autouse=True)
-def _untrusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that types a command in this process must not have programs kept for those that replace functions."""
-    monkeypatch.setattr(sources, "_trusted", [])
+def _modified_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the trace cache, because other tests replace functions in this process."""
+    monkeypatch.setattr(sources, "_unmodified", False)
 
 
 @pytest.fixture(scope="module")

@@ -146,12 +146,12 @@ def test_a_damaged_configuration_is_said(content: str, message: str, copied: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such; runs are in runs/<env>/<time>"),
-        (["run={empty}"], "is no run folder, it has no config.yaml"),
+        (["run=no/such"], "run: the folder no/such does not exist; runs are in runs/<env>/<time>"),
+        (["run={empty}"], "is not a run folder, it has no config.yaml"),
         (["run={run}", "which=7"], "no checkpoint 7 here"),
         (["run={run}", "which=worst"], "which: input should be 'best' or 'latest'"),
         (["run={run}", "backend=mjx"], "env.kwargs: toys:PointMass cannot be built with backend='mjx'"),
-        (["run={run}", "episodes=none"], "episodes: 'none' is text where a number is asked"),
+        (["run={run}", "episodes=none"], "episodes: 'none' must be a number, not text"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -185,7 +185,7 @@ def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, mon
         return dataclasses.replace(policy, host=older | host)
 
     monkeypatch.setattr(saved_run, "load_policy", saved_there)
-    monkeypatch.setattr(saved_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(saved_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     (tmp_path / "checkpoints").mkdir()
     write_config(tmp_path, config.model_dump(mode="json"))
     found = open_run(str(tmp_path)).config

@@ -206,7 +206,7 @@ def test_resume_auto_starts_afresh_where_there_is_nothing(tmp_path: Path) -> Non
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run: tuple[TrainingLoop, Result]) -> None:
     before = (run[1].run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already; go on with it by resume=auto"):
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* already holds a run; set resume=auto to resume it"):
         TrainingLoop(quick(), run[1].run_dir)
     assert (run[1].run_dir / "metrics.jsonl").read_bytes() == before
 
@@ -238,7 +238,7 @@ def test_an_environment_whose_reset_is_never_clean(tmp_path: Path) -> None:
 
 
 def test_too_many_devices() -> None:
-    with pytest.raises(ConfigError, match="devices: 99 asked for, 8 cpu there"):
+    with pytest.raises(ConfigError, match="devices: 99 requested, but only 8 cpu available"):
         TrainingLoop(quick(devices=99), "nowhere")
 
 
@@ -577,6 +577,6 @@ def test_programs_with_native_physics_are_dispatched_inline(
 ) -> None:
     """Whoever asks for it, training or an evaluation: with jax's own dispatch they could wait for ever."""
     told: list[str] = []
-    monkeypatch.setattr("rlstable.runner.seed_run.dispatch_inline", lambda: told.append("inline"))
+    monkeypatch.setattr("rlstable.runner.seed_run.disable_async_dispatch", lambda: told.append("inline"))
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
     assert told == ["inline"] * inline

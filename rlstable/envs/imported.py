@@ -41,7 +41,7 @@ def environment_factory(config: EnvConfig) -> Any:
     if config.is_foreign and str(Path.cwd()) not in sys.path:
         # A class beside the user's own script is found from the folder the command is typed in.
         sys.path.insert(0, str(Path.cwd()))
-    sources.distrust()
+    sources.mark_process_modified()
     found = _attribute(_module(module_name, path), attribute)
     _require_callable(found, config)
     return found

@@ -12,7 +12,7 @@ import numpy as np
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.programs import Programs
 from rlstable.config import ConfigError
-from rlstable.device.packed import PackedRows, joined
+from rlstable.device.packed import PackedRows, concatenate
 from rlstable.device.precision import SINGLE, Precision
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
@@ -62,7 +62,7 @@ class Resets:
     def begin(self) -> Future[Any]:
         """Has the program built, once; what is given back is to be waited for before drawing."""
         if self._built is None:
-            self._built = self._programs.build(_NAME, self.program, lambda: (jax.random.PRNGKey(0),), seldom=True)
+            self._built = self._programs.build(_NAME, self.program, lambda: (jax.random.PRNGKey(0),), rarely_used=True)
         return self._built
 
     def shapes(self, count: int) -> Any:
@@ -101,7 +101,7 @@ class Resets:
             wanted = clean if self._env.guards else np.ones_like(clean)
             kept += int(wanted.sum())
             parts.append(jax.tree.map(lambda x, wanted=wanted: x[wanted], states))
-        return jax.tree.map(lambda *x: joined(x)[:count], *parts)
+        return jax.tree.map(lambda *x: concatenate(x)[:count], *parts)
 
     def pool(self, key: jax.Array, count: int) -> PackedRows:
         """`count` clean first states to draw from; arguments and errors as for `draw`."""

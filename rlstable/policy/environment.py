@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from rlstable.compilation.xla import keep_programs
+from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.envs.load import load
 from rlstable.io.trusted_folders import require_trust
@@ -48,7 +48,7 @@ def make_stage(
     require_trust(run.folder / "config.yaml", run.config, run.trust)
     looks = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
     config = run.config_on(backend).model_copy(update={"eval": looks})
-    keep_programs(config.compile_cache)
+    enable_program_cache(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs)
     _require_fit(run.policy, loaded.env, config)
     return PolicyEnvironment(config, loaded.env, loaded.backend)

@@ -98,7 +98,7 @@ class Evaluator:
         Args:
             policies: Policies of the same shapes.
         """
-        if background.possible() and self._compiled is None and self._begun is None:
+        if background.available() and self._compiled is None and self._begun is None:
             self._begun = self._begin(policies)
 
     def prepare(self, policies: Sequence[PolicySnapshot]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlstable import config as typed
 from rlstable.cli.resolvers import reject_resolvers
-from rlstable.compilation.xla import dispatch_inline
+from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
@@ -73,7 +73,7 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
             another version.
     """
     # Before the policy's arrays are jax's first, after which it does not listen: what plays it may be native physics.
-    dispatch_inline()
+    disable_async_dispatch()
     folder = Path(folder)
     require_one_seed(folder)
     config = read_config(folder)

@@ -167,7 +167,7 @@ def preprocess_batch(networks: Networks, statistics: Statistics, data: Collected
         data: Any leading axes.
     """
     return data._replace(
-        observation=networks.preprocess(statistics, masked.finite(data.observation, data.valid)),
+        observation=networks.preprocess(statistics, masked.zero_invalid_nonfinite(data.observation, data.valid)),
         bootstrap_observation=networks.preprocess(statistics, data.bootstrap_observation),
     )
 

@@ -72,7 +72,7 @@ class PPO:
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
             with jax.named_scope("collect"):  # names that profiles show
-                rollout = self.collect(state, sharding.own_key(key_rollout))
+                rollout = self.collect(state, sharding.device_key(key_rollout))
             guard_state = initial_states(self._guards, state.guard_memory) | rollout.guard_state
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
             returns = reward.Returns(state.return_statistics, state.running_return)
@@ -89,7 +89,7 @@ class PPO:
 
             with jax.named_scope("learn"):
                 batch = self._batch(state, statistics, data, reference)
-                learned = sgd.run(state, statistics, batch, guard_state, sharding.own_key(key_sgd))
+                learned = sgd.run(state, statistics, batch, guard_state, sharding.device_key(key_sgd))
                 if ppo.normalize_observations and not ppo.updates_normalizer_first:
                     statistics = trust_region.update_statistics(state, sgd.params(learned.progress), data)
                 learned, statistics, shift = trust_region.enforce(sgd, state, statistics, data, reference, learned)

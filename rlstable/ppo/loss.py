@@ -94,12 +94,12 @@ def ppo_loss(
         networks, params, statistics, minibatch, valid_share, values, config, limits
     )
     targets = limiters.clip(raw_targets, limits.value_target)
-    raw_action, old_value = masked.kept((data.raw_action, data.value), data.valid)
+    raw_action, old_value = masked.zero_invalid((data.raw_action, data.value), data.valid)
 
     def mean(x: jax.Array) -> jax.Array:
         return masked.mean(x, data.valid, valid_share)
 
-    log_ratio = masked.kept(distribution.log_prob(raw_action) - data.log_prob, data.valid)
+    log_ratio = masked.zero_invalid(distribution.log_prob(raw_action) - data.log_prob, data.valid)
     ratio = limiters.ratio(log_ratio, limits.log_ratio)
     epsilon = _times(config.clipping_epsilon, clip_scale)
     policy_loss = -mean(jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages))
@@ -178,7 +178,7 @@ def _targets_and_advantages(
         if config.normalize_advantage:
             advantage, std = standardize(targets.advantage, data.valid, valid_share, limits.advantage_std_min)
             targets = targets._replace(advantage=advantage)
-    return masked.kept(targets, data.valid), std
+    return masked.zero_invalid(targets, data.valid), std
 
 
 def _value_error(
@@ -217,8 +217,8 @@ def _measures(
         "training/clip_fraction": mean(limiters.beyond(terms.ratio - 1.0, terms.epsilon)),
         "training/explained_variance": _explained_variance(terms.targets, terms.values, data.valid, valid_share),
         "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
-        "training/policy_dist_min_std": masked.least(distribution.scale, data.valid),
-        "training/policy_dist_max_std": masked.greatest(distribution.scale, data.valid),
+        "training/policy_dist_min_std": masked.minimum(distribution.scale, data.valid),
+        "training/policy_dist_max_std": masked.maximum(distribution.scale, data.valid),
     }
     if greatest_kl is not None and minibatch.reference is not None:
         moved = distance(minibatch.reference, moments(distribution))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.guards import masked
-from rlstable.guards.state import Report
+from rlstable.guards.state import IterationStats
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.records import Collected
@@ -55,9 +55,9 @@ def values_of(
     return values
 
 
-def report_of(values: dict[str, jax.Array], unit: Any, action_size: int) -> Report:
+def report_of(values: dict[str, jax.Array], unit: Any, action_size: int) -> IterationStats:
     """Numbers for the state site; `unit` has the statistics of value targets, if they are normalised."""
-    return Report(
+    return IterationStats(
         valid_share=values.get("training/valid_share", jnp.ones(())),
         updated=values["training/accepted_share"] > 0,
         greatest_reward=values["training/reward_greatest"],

@@ -58,7 +58,7 @@ def shape(
         statistics = normalizer.update(returns.statistics, discounted, data.valid, config)
         returns = Returns(statistics, running)
         reward = reward / statistics.std
-    metrics = {"training/reward_greatest": masked.greatest(jnp.abs(limiters.clip(reward, limit)), data.valid)}
+    metrics = {"training/reward_greatest": masked.maximum(jnp.abs(limiters.clip(reward, limit)), data.valid)}
     if limit is not None:
         active = masked.mean(limiters.beyond(reward, limit), data.valid, masked.share(data.valid))
         metrics["limiters/reward/active"] = sharding.mean(active)

@@ -220,7 +220,7 @@ class SGD:
         gradients = self.flattener.join(by_layer)
         norm = optax.global_norm(gradients)
 
-        learnable: Mask = True if valid is None else masked.some(valid)
+        learnable: Mask = True if valid is None else masked.any_valid(valid)
         excused: Mask = False
         updating = kl_limiter.still_updating(carry.passed_over)
         if self.precision.loss_scale is not None:

@@ -167,7 +167,7 @@ class TrustRegion:
         return metrics
 
     def _moments(self, params: Params, statistics: Statistics, data: Collected) -> ActionMoments:
-        observation = masked.finite(data.observation, data.valid)
+        observation = masked.zero_invalid_nonfinite(data.observation, data.valid)
         return moments(self.networks.distribution(params, statistics, observation)[0])
 
 
@@ -201,7 +201,7 @@ def shift(
         reference: Moments of the other policy in the same samples.
         limit: The bound of the mean; None for none.
     """
-    observation = masked.finite(data.observation, data.valid)
+    observation = masked.zero_invalid_nonfinite(data.observation, data.valid)
     present = moments(networks.distribution(params, statistics, observation)[0])
     moved = distance(reference, present)
     mean = masked.mean(jnp.minimum(moved, most(limit)), data.valid, masked.share(data.valid))

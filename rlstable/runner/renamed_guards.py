@@ -56,7 +56,7 @@ def _reordered(trips: PackedDict) -> PackedDict:
     old = PackedDict(trips.whole, tuple(sorted((_OLD.get(name, name), length) for name, length in lengths.items())))
 
     def take(name: str) -> Any:
-        place: Any = old.places[_OLD.get(name, name)]
+        place: Any = old.indices[_OLD.get(name, name)]
         return jax.tree.map(lambda x: jnp.atleast_1d(x[place]), trips.whole)
 
     parts = [take(name) for name, _ in trips.layout]

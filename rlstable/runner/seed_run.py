@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
-from rlstable.compilation.xla import dispatch_inline, keep_programs
+from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.envs.capture import causes_of
@@ -54,7 +54,7 @@ def mesh_of(config: Config) -> Mesh:
     """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards."""
     kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
     if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
-        dispatch_inline()
+        disable_async_dispatch()
     return sharding.make_mesh(config.devices)
 
 
@@ -113,7 +113,7 @@ class SeedRun:
         self._console = console
         self._mesh = mesh_of(config)
         config.require_devices(self._mesh.size)
-        not_kept = keep_programs(config.compile_cache)
+        not_kept = enable_program_cache(config.compile_cache)
         self._cause: StopReason | None = None
         self._before = 0
         self._continued = self._healthy = False

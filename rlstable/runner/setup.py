@@ -135,7 +135,7 @@ class TrainingSetup:
             resets = self._resets.begin()
             if self._parameters is None:
                 untrained = self._program_of_untrained(like)
-                self._parameters = self._programs.build("untrained", untrained, lambda: (key,), seldom=True)
+                self._parameters = self._programs.build("untrained", untrained, lambda: (key,), rarely_used=True)
             if ahead:
                 self.begin()
             resets.result()
@@ -165,7 +165,7 @@ class TrainingSetup:
 
     def begin(self) -> None:
         """Has the training program for one state compiled by another thread, where that is possible."""
-        if background.possible():
+        if background.available():
             self._begun = self._begin(1, lambda: (self.shapes(),))
 
     def compiled(self, *states: TrainState) -> Program:

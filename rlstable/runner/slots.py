@@ -73,7 +73,7 @@ class Slots:
             if seed in training:
                 self._idle.pop(seed, None)
             elif renew or seed not in self._idle:
-                self._idle[seed] = sharding.copied(some)
+                self._idle[seed] = sharding.copy_arrays(some)
 
     def states(self, training: Mapping[int, SeedRun]) -> tuple[TrainState, ...]:
         """The states of all slots, as the program takes them."""

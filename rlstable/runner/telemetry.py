@@ -67,7 +67,7 @@ class Telemetry:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, which is meant
             whole = np.nanmean([report.values.whole for report in self._reports], axis=0).tolist()
-        means = {name: whole[place] for name, place in last.values.places.items()}
+        means = {name: whole[place] for name, place in last.values.indices.items()}
         ended = not np.isnan(means["episode/length"])
         # A mean over no accepted update is no number; a NaN that was learnt from is one that has to be seen.
         learned = means["training/accepted_share"] > 0
@@ -91,7 +91,7 @@ class Telemetry:
         row: Row = {}
         if trips:
             counts = (trips.whole.hi.astype(np.uint64) << np.uint64(32) | trips.whole.lo).tolist()
-            for name, place in trips.places.items():
+            for name, place in trips.indices.items():
                 row[f"guards/{name}/trips"] = sum(counts[place])
                 if row[f"guards/{name}/trips"]:
                     by_cause = zip(self._causes[name], counts[place], strict=True)
@@ -122,7 +122,7 @@ class Telemetry:
         }
 
     def _time_collecting(self, iterate: Iterate, state: TrainState) -> float:
-        copy = sharding.copied(state)
+        copy = sharding.copy_arrays(state)
         copy = _with_epochs(copy, jax.device_put(np.zeros_like(copy.tuning.epochs), copy.tuning.epochs.sharding))
         jax.block_until_ready(copy)
         started = time.perf_counter()

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from brax.envs import training
 
 from rlstable.cli.compose import compose
-from rlstable.compilation.xla import dispatch_inline
+from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config
 from rlstable.envs.load import load_env
 
@@ -91,7 +91,7 @@ def main(overrides: Sequence[str]) -> None:
     """Measures and prints."""
     config = compose(list(overrides))
     if config.env.backend in ("native", "auto"):
-        dispatch_inline()
+        disable_async_dispatch()
     env = load_env(config.env)
     width = max(config.network.value_hidden_layer_sizes)
     rate = gflops([(2048, 2048, 2048), (config.ppo.batch_size * config.ppo.unroll_length, width, width)])

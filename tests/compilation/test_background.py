@@ -40,7 +40,7 @@ def test_programs_are_built_one_after_another() -> None:
 
 def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not background.possible()
+    assert not background.available()
     begun = background.build(threading.current_thread)
     assert begun.done() and begun.result() is threading.current_thread()
     with pytest.raises(ZeroDivisionError):
@@ -51,7 +51,7 @@ def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.
 def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise minutes pass without a line, in which no signal is handled."""
     background.build(lambda: None).result()  # what another test began is built
-    monkeypatch.setattr(background, "possible", lambda: False)
+    monkeypatch.setattr(background, "available", lambda: False)
     telling: list[str] = []
     compiled: dict[str, list[str]] = {}
 
@@ -96,7 +96,7 @@ print("ended", end="")
 try:
     sys.exit({code})
 except SystemExit as end:
-    background.leave(end)
+    background.exit_process(end)
 """
 
 

@@ -134,10 +134,10 @@ def test_program_is_built_without_a_writable_cache(kept: TraceCache) -> None:
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
     kept._folder.unlink()
-    kept._place("doubled").mkdir(parents=True)
+    kept._path("doubled").mkdir(parents=True)
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
-    assert [path.name for path in kept._folder.iterdir()] == [kept._place("doubled").name]  # and nothing half-written
+    assert [path.name for path in kept._folder.iterdir()] == [kept._path("doubled").name]  # and nothing half-written
 
 
 def test_trace_that_another_user_owns_or_could_write_is_not_read(
@@ -222,21 +222,21 @@ def test_trace_cache_deletes_the_least_recently_used_first(kept: TraceCache, mon
     for name in ("first", "second"):
         kept.build(name, jax.jit(doubled), arguments).result()
     size = max(len(contents) for contents in files(kept).values())
-    now = kept._place("first").stat().st_mtime
+    now = kept._path("first").stat().st_mtime
     for name, age in (("first", 200), ("second", 100)):
-        os.utime(kept._place(name), (now - age, now - age))
+        os.utime(kept._path(name), (now - age, now - age))
     kept.build("first", jax.jit(doubled), refuse).result()  # used now
     monkeypatch.setattr(trace_cache, "_MOST_BYTES", 2 * size + 100)
     kept.build("third", jax.jit(doubled), arguments).result()
-    assert set(files(kept)) == {kept._place(name).name for name in ("first", "third")}
+    assert set(files(kept)) == {kept._path(name).name for name in ("first", "third")}
 
 
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A process whose sources are as they lie on disk, and a folder for its programs."""
-    monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._trusted else None)
-    sources.trust()
-    monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: tmp_path / "programs")
+    monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._unmodified else None)
+    sources.mark_process_unmodified()
+    monkeypatch.setattr(trace_cache, "program_cache_folder", lambda: tmp_path / "programs")
     (tmp_path / "programs").mkdir()
     yield tmp_path / "programs" / f"traced-{os.getuid()}"
 
@@ -270,7 +270,7 @@ def test_programs_are_not_cached_on_untested_devices_and_settings(
     if why == "accelerator":
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     if why == "folder":
-        monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: None)
+        monkeypatch.setattr(trace_cache, "program_cache_folder", lambda: None)
     if why == "sources":
         monkeypatch.setattr(sources, "fingerprint", lambda: None)
     if why == "float64":
@@ -293,7 +293,7 @@ def test_origin_differs_for_configurations_with_different_programs() -> None:
     assert trace_cache._origin(tiny_config(), "others") != plain
     for key, value in APART.items():
         assert trace_cache._origin(tiny_config(**{key: value}), "files") == plain, key
-    assert set(APART) == trace_cache._APART | {"total_steps"}
+    assert set(APART) == trace_cache._IRRELEVANT_KEYS | {"total_steps"}
     linear = {"ppo": {"learning_rate_schedule": "linear"}}
     longer = tiny_config(**linear, total_steps=5_000)
     assert trace_cache._origin(longer, "files") != trace_cache._origin(tiny_config(**linear), "files")
@@ -455,7 +455,7 @@ def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypat
     now = max(path.stat().st_mtime for path in package.rglob("*"))
     born = Born(now + 100)
     monkeypatch.setattr(sources.psutil, "Process", lambda: born)
-    sources.trust()
+    sources.mark_process_unmodified()
 
     plain = sources.fingerprint()
     assert plain is not None and sources.fingerprint() == plain
@@ -488,14 +488,14 @@ def test_simultaneous_writers_keep_the_trace_cache_within_its_size(
 ) -> None:
     """The jobs of a sweep start together, and each makes room while other jobs write."""
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    program = trace_cache._read(kept._place("doubled"))
+    program = trace_cache._read(kept._path("doubled"))
     assert program is not None
-    most = 20 * kept._place("doubled").stat().st_size
+    most = 20 * kept._path("doubled").stat().st_size
     monkeypatch.setattr(trace_cache, "_MOST_BYTES", most)
 
     def write(number: int) -> None:
         for again in range(20):
-            trace_cache._write(kept._place(f"{number} {again}"), program)
+            trace_cache._write(kept._path(f"{number} {again}"), program)
 
     with ThreadPoolExecutor(4) as writers:
         list(writers.map(write, range(4)))

@@ -204,7 +204,7 @@ def test_a_missing_package_is_said(run_dir: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such"),
+        (["run=no/such"], "run: the folder no/such does not exist"),
         (["run={run}", "which=9"], "no checkpoint 9 here"),
         (["run={run}", "format=torch"], "format: input should be 'both', 'onnx' or 'stablehlo', got 'torch'"),
         (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),

@@ -281,7 +281,7 @@ def test_missing_ffmpeg_is_reported_before_episodes_are_played(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such"),
+        (["run=no/such"], "run: the folder no/such does not exist"),
         (["run={run}", "width=333"], "width: input should be a multiple of 2, got 333"),
         (["run={run}", "format=gif"], "format: input should be 'both', 'mp4' or 'html', got 'gif'"),
         (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),

@@ -170,5 +170,5 @@ def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None
     host = folder / "checkpoints" / "1" / "host" / "metadata"
     host.write_text(host.read_text().replace("0.95", "0.15"))
     write_config(folder, quick().model_dump(mode="json"))
-    with pytest.raises(ValueError, match="the host data do not have their checksum"):
+    with pytest.raises(ValueError, match="the checksum of the host data is wrong"):
         TrainingLoop(quick(total_steps=128, resume="auto"), folder)

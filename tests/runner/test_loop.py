@@ -442,7 +442,7 @@ def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, mon
 
     order: list[str] = []
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(seed_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(seed_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     with pytest.raises(ConfigError, match="on one device"):
         TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
@@ -554,9 +554,18 @@ def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
     [
         ({"seeds": 0}, "^seeds: "),
         ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: 2 from seed=4294967295 on pass 2\*\*32"),
-        ({"fault": {"site": "counters", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=counters"),
-        ({"fault": {"site": "reset", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=reset"),
-        ({"fault": {"site": "reward", "eval": True, "seed": 0}}, "^fault.seed: 0 cannot be struck alone by fault.eval"),
+        (
+            {"fault": {"site": "counters", "seed": 1}},
+            "^fault.seed: 1 cannot be the only faulty seed with fault.site=counters",
+        ),
+        (
+            {"fault": {"site": "reset", "seed": 1}},
+            "^fault.seed: 1 cannot be the only faulty seed with fault.site=reset",
+        ),
+        (
+            {"fault": {"site": "reward", "eval": True, "seed": 0}},
+            "^fault.seed: 0 cannot be the only faulty seed with fault.eval",
+        ),
     ],
 )
 def test_what_cannot_train_together_is_refused(sections: dict[str, Any], complaint: str) -> None:

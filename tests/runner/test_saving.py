@@ -366,7 +366,7 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
 
 def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:
     folder = tmp_path / "gr\udcf6\udcdfe"
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: no checkpoint can be saved under '/.*; choose another"):
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot save checkpoints in '/.*; choose another"):
         TrainingLoop(quick(), folder)
     assert not folder.exists()
 
@@ -377,4 +377,4 @@ def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: 
     done = command(folder / "run", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert line.startswith("rlstable: hydra.run.dir: no checkpoint can be saved under ") and "LC_ALL=C.UTF-8" in line
+    assert line.startswith("rlstable: hydra.run.dir: cannot save checkpoints in ") and "LC_ALL=C.UTF-8" in line

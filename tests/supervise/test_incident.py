@@ -113,14 +113,14 @@ def _newer(folder: Path) -> None:
 
 
 DAMAGE = {
-    "edited": (_edit, "is torn or was edited (incident.json does not have its checksum)"),
-    "torn facts": (_cut("incident.json"), "is torn or was edited"),
-    "torn arrays": (_cut("arrays.npz"), "is torn or was edited (arrays.npz does not have its checksum)"),
-    "one bit": (_flip, "is torn or was edited (arrays.npz does not have its checksum)"),
+    "edited": (_edit, "is damaged or was edited (the checksum of incident.json is wrong)"),
+    "torn facts": (_cut("incident.json"), "is damaged or was edited"),
+    "torn arrays": (_cut("arrays.npz"), "is damaged or was edited (the checksum of arrays.npz is wrong)"),
+    "one bit": (_flip, "is damaged or was edited (the checksum of arrays.npz is wrong)"),
     "no arrays": (lambda folder: (folder / "arrays.npz").unlink(), "is no incident, it has no arrays.npz"),
     "no facts": (lambda folder: (folder / "incident.json").unlink(), "is no incident, it has no incident.json"),
     "something else": (lambda folder: (folder / "incident.json").write_text("[1]"), "cannot be read"),
-    "newer": (_newer, "of incident format 2, which rlstable 0.1.0 does not know; update rlstable to 9.0"),
+    "newer": (_newer, "has incident format 2, which rlstable 0.1.0 cannot read; update rlstable to 9.0"),
 }
 
 
@@ -179,7 +179,7 @@ def test_where_the_quarantine_is_off_only_what_is_not_finite_is_bad() -> None:
         ({"window": 0}, "incident.window"),
         ({"window": 1.5}, "incident.window"),
         ({"keep": 0}, "incident.keep"),
-        ({"keep": True}, "incident.keep: True is a truth value where a number is asked"),
+        ({"keep": True}, "incident.keep: True must be a number, not a boolean"),
         ({"max_mb": 0}, "incident.max_mb"),
         ({"max_mb": float("inf")}, "incident.max_mb"),
         ({"windw": 3}, "incident.windw: unknown key"),

@@ -128,10 +128,10 @@ def test_a_resumed_ladder_decides_as_the_whole_one(signs: list[Signs], cut: int)
     [
         (
             {"matmul": ["x64", "default"]},
-            "ladder.matmul: [x64, default] must rise, each once: default, high, highest, x64",
+            "ladder.matmul: [x64, default] must be in rising order without repeats: default, high, highest, x64",
         ),
-        ({"matmul": ["default", "default"]}, "ladder.matmul: [default, default] must rise, each once"),
-        ({"network": ["float32", "bfloat16"]}, "ladder.network: [float32, bfloat16] must rise, each once"),
+        ({"matmul": ["default", "default"]}, "ladder.matmul: [default, default] must be in rising order"),
+        ({"network": ["float32", "bfloat16"]}, "ladder.network: [float32, bfloat16] must be in rising order"),
         ({"network": ["float64"]}, "ladder.network.0: input should be 'bfloat16' or 'float32', got 'float64'"),
         ({"patience": 0}, "ladder.patience: input should be greater than 0, got 0"),
         ({"max_invalid": 2.0}, "ladder.max_invalid: input should be less than or equal to 1, got 2.0"),
