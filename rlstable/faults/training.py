@@ -116,7 +116,7 @@ class FaultyPPO(PPO):
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
         parts["env"] = under(self.env, injection)
         parts["optimizer"] = FaultyOptimizer(
-            self.optimizer.config, self.optimizer.limits, self.optimizer.separate, injection=injection
+            self.optimizer.config, self.optimizer.limits, self.optimizer.separate_rates, injection=injection
         )
         strong = injection.active & (fault.site == SITES.index("learning_rate"))
         factor = jnp.where(strong, fault.value, 1.0)

@@ -60,7 +60,7 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: Mo
     )
 
 
-def first_tuning(config: Config) -> Tuning:
+def init_tuning(config: Config) -> Tuning:
     """The numbers that schedules and remedies move, before any has."""
     scale = level(config.precision).loss_scale
     return Tuning(
@@ -87,10 +87,10 @@ def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, device
         reset_pool: Clean first states, or None.
         devices: How many will share the environments.
     """
-    return with_environments(untrained(ppo, env_state)(key), ppo, env_state, reset_pool, devices)
+    return with_environments(init_program(ppo, env_state)(key), ppo, env_state, reset_pool, devices)
 
 
-def untrained(ppo: PPO, env_state: Any) -> Callable[[jax.Array], TrainState]:
+def init_program(ppo: PPO, env_state: Any) -> Callable[[jax.Array], TrainState]:
     """The program that makes a training state without environments of a random key.
 
     One program: operation by operation every shape of every layer would be compiled by itself.
@@ -102,7 +102,7 @@ def untrained(ppo: PPO, env_state: Any) -> Callable[[jax.Array], TrainState]:
     observation = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.float32), ppo.networks.select(env_state.obs)
     )
-    return jax.jit(functools.partial(ppo.precision.narrow()(_untrained), ppo, observation))
+    return jax.jit(functools.partial(ppo.precision.narrow()(_init_state), ppo, observation))
 
 
 def with_environments(state: TrainState, ppo: PPO, env_state: Any, reset_pool: Any, devices: int) -> TrainState:
@@ -116,7 +116,7 @@ def with_environments(state: TrainState, ppo: PPO, env_state: Any, reset_pool: A
     )
 
 
-def _untrained(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
+def _init_state(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
     """The training state before the first iteration but for environments."""
     key_networks, key = jax.random.split(key)
     params = ppo.networks.init(key_networks, observation)
@@ -129,7 +129,7 @@ def _untrained(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
         episodes=WideCounter.zero(),
         trips=dataclasses.replace(none, whole=WideCounter(none.whole, none.whole)) if guards else none,
     )
-    returns = reward.nothing_yet(ppo.config.ppo.num_envs, ppo.config.ppo)
+    returns = reward.init_returns(ppo.config.ppo.num_envs, ppo.config.ppo)
     statistics = normalizer.init(observation)
     if ppo.config.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -140,7 +140,7 @@ def _untrained(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
         env_state=None,
         reset_pool=None,
         guard_memory={name: guard.init().memory for name, guard in guards.items()},
-        tuning=first_tuning(ppo.config),
+        tuning=init_tuning(ppo.config),
         key=key,
         counters=counters,
         return_statistics=returns.statistics,

@@ -36,7 +36,7 @@ class ActionMoments(NamedTuple):
 
 def moments(distribution: Normal) -> ActionMoments:
     """Moments of the squashed action, by quadrature; an action without a tanh is clipped to [-1, 1]."""
-    seen = [distribution.seen(distribution.loc + node * distribution.scale) for node, _ in _NODES]
+    seen = [distribution.applied_action(distribution.loc + node * distribution.scale) for node, _ in _NODES]
     weighted = [weight * x for (_, weight), x in zip(_NODES, seen, strict=True)]
     mean = sum(weighted[1:], weighted[0])
     spread = [weight * jnp.square(x - mean) for (_, weight), x in zip(_NODES, seen, strict=True)]
@@ -53,7 +53,7 @@ def distance(old: ActionMoments, new: ActionMoments) -> jax.Array:
     return 0.5 * jnp.sum(ratio - 1.0 + jnp.log(new.variance / old.variance), axis=-1)
 
 
-def most(limit: jax.Array | float | None) -> jax.Array | float:
+def sample_cap(limit: jax.Array | float | None) -> jax.Array | float:
     """The greatest distance that a single sample contributes to a mean.
 
     A state far off the beaten track may be hundreds of nats away while the policy as a whole has hardly moved.

@@ -35,7 +35,7 @@ class Normal:
         """The action that the environment receives for a raw action."""
         return raw
 
-    def seen(self, raw: jax.Array) -> jax.Array:
+    def applied_action(self, raw: jax.Array) -> jax.Array:
         """The action as the environment sees it: environments of Brax bound actions to [-1, 1]."""
         return jnp.clip(raw, -1.0, 1.0)
 
@@ -72,7 +72,7 @@ class TanhNormal(Normal):
         """The squashed action."""
         return jnp.tanh(raw)
 
-    def seen(self, raw: jax.Array) -> jax.Array:
+    def applied_action(self, raw: jax.Array) -> jax.Array:
         """The squashed action."""
         return jnp.tanh(raw)
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_MOST_ON_A_CPU = 2**14  # numbers; two networks of 64, 64 are 3 % quicker joined, of 128, 128 as much slower
+_MAX_SIZE_ON_CPU = 2**14  # numbers; two networks of 64, 64 are 3 % quicker joined, of 128, 128 as much slower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ParamFlattener:
         """The layout of arrays that are all of one type, as it is quickest on this device."""
         leaves, structure = jax.tree.flatten(params)
         shapes = tuple(x.shape for x in leaves)
-        small = sum(map(math.prod, shapes)) <= _MOST_ON_A_CPU
+        small = sum(map(math.prod, shapes)) <= _MAX_SIZE_ON_CPU
         return cls(structure, shapes, small or jax.default_backend() != "cpu")
 
     def join(self, params: Any) -> Any:
@@ -52,7 +52,7 @@ class ParamFlattener:
         parts = jax.lax.split(vector, [math.prod(shape) for shape in self.shapes])
         return self.structure.unflatten([x.reshape(shape) for x, shape in zip(parts, self.shapes, strict=True)])
 
-    def spread(self, parts: dict[str, jax.Array]) -> jax.Array:
+    def per_network(self, parts: dict[str, jax.Array]) -> jax.Array:
         """A vector `[n]` with one number for each of the networks, by name, in all places of its parameters."""
         sizes = dict.fromkeys(parts, 0)
         numbered = self.structure.unflatten([math.prod(shape) for shape in self.shapes])
@@ -60,15 +60,15 @@ class ParamFlattener:
             sizes[name] = sum(jax.tree.leaves(numbered[name]))
         return jnp.concatenate([jnp.broadcast_to(parts[name], sizes[name]) for name in sorted(parts)])
 
-    def join_in(self, tree: Any) -> Any:
+    def join_subtrees(self, tree: Any) -> Any:
         """A tree with every part of it that is laid out as the parameters are, like Adam's moments, as a vector."""
         return jax.tree.map(lambda x: self.join(x) if self._fits(x) else x, tree, is_leaf=self._fits)
 
-    def split_in(self, tree: Any, like: Any) -> Any:
+    def split_subtrees(self, tree: Any, like: Any) -> Any:
         """Splits the joined parts of a tree again.
 
         Args:
-            tree: As `join_in` returns it.
+            tree: As `join_subtrees` returns it.
             like: As it was given.
         """
         return jax.tree.map(lambda old, x: self.split(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)

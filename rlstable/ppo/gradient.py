@@ -100,7 +100,9 @@ class LossGradient:
         targets = self._estimate(params, statistics, time_first(data), parts)
         return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
 
-    def follow_targets(self, params: Params, statistics: Statistics, data: Collected) -> tuple[Statistics, Params]:
+    def update_value_statistics(
+        self, params: Params, statistics: Statistics, data: Collected
+    ) -> tuple[Statistics, Params]:
         """Takes the batch's value targets into their statistics; value estimates do not change.
 
         Args:
@@ -112,11 +114,11 @@ class LossGradient:
             New statistics, and the parameters that give the same values under them.
         """
         old: Any = statistics.value
-        new = self._value_statistics(params, statistics, data)
+        new = self._statistics_after_batch(params, statistics, data)
         return dataclasses.replace(statistics, value=new), self.networks.rescale_value(params, old, new)
 
-    def first_targets(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
-        """The statistics with those of the first batch's value targets; later batches enter by `follow_targets`.
+    def init_value_statistics(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
+        """The statistics with those of the first batch's value targets; see `update_value_statistics`.
 
         Before the first batch the unit of values is 1, whatever the task pays. The critic would spend its first
         iteration on numbers of another magnitude, and the critic's gradient would drown the policy's.
@@ -129,12 +131,12 @@ class LossGradient:
         value: Any = statistics.value
 
         def first(_: Statistics) -> Statistics:
-            new = self._value_statistics(params, statistics, data)
+            new = self._statistics_after_batch(params, statistics, data)
             return dataclasses.replace(new, count=value.count)  # the batch is counted when the iteration ends
 
         return dataclasses.replace(statistics, value=apply_if(value.count == 0, first, value))
 
-    def _value_statistics(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
+    def _statistics_after_batch(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
         targets = limiters.clip(self.targets(params, statistics, data).value, self.limits.value_target)
         value: Any = statistics.value
         return normalizer.update(value, targets, data.valid, self.config, least_rate=_VALUE_RATE)

@@ -27,10 +27,10 @@ from rlstable.ppo import kl_limiter, reward
 from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import LossGradient, preprocess_batch
-from rlstable.ppo.metrics import report_of, values_of
+from rlstable.ppo.metrics import iteration_metrics, state_report
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.optimizer import Optimizer, held
+from rlstable.ppo.optimizer import Optimizer, count_down_policy_hold
 from rlstable.ppo.records import Batch, Collected, Minibatch
 from rlstable.ppo.rollout import Rollout, TrainingEnv, collect
 from rlstable.ppo.sgd import SGD
@@ -82,45 +82,47 @@ class PPO:
             if ppo.normalize_observations and ppo.updates_normalizer_first:
                 statistics = trust_region.update_statistics(state, state.params, data, collecting=True)
             if ppo.normalize_values:
-                readable = preprocess_batch(self.networks, statistics, data)
-                statistics = self._loss.first_targets(state.params, statistics, readable)
+                preprocessed = preprocess_batch(self.networks, statistics, data)
+                statistics = self._loss.init_value_statistics(state.params, statistics, preprocessed)
             statistics_of_sgd = statistics
-            reference = trust_region.reference(state, statistics, data) if trust_region.measured else None
+            reference = trust_region.reference(state, statistics, data) if trust_region.needs_distance else None
 
             with jax.named_scope("learn"):
                 batch = self._batch(state, statistics, data, reference)
-                learned = sgd.run(state, statistics, batch, guard_state, sharding.own_key(key_sgd))
+                sgd_result = sgd.run(state, statistics, batch, guard_state, sharding.own_key(key_sgd))
                 if ppo.normalize_observations and not ppo.updates_normalizer_first:
-                    statistics = trust_region.update_statistics(state, sgd.params(learned.progress), data)
-                learned, statistics, shift = trust_region.enforce(sgd, state, statistics, data, reference, learned)
-            params = sgd.params(learned.progress)
-            flat_params, flat_opt_state = learned.progress.params, learned.progress.opt_state
+                    statistics = trust_region.update_statistics(state, sgd.params(sgd_result.progress), data)
+                sgd_result, statistics, shift = trust_region.enforce(
+                    sgd, state, statistics, data, reference, sgd_result
+                )
+            params = sgd.params(sgd_result.progress)
+            flat_params, flat_opt_state = sgd_result.progress.params, sgd_result.progress.opt_state
             if ppo.normalize_values:
-                readable = preprocess_batch(self.networks, statistics, data)
-                statistics, params = self._loss.follow_targets(params, statistics, readable)
+                preprocessed = preprocess_batch(self.networks, statistics, data)
+                statistics, params = self._loss.update_value_statistics(params, statistics, preprocessed)
                 flat_params = sgd.flattener.join(params)
 
-            values = values_of(self.config, self.networks, state, statistics_of_sgd, data, learned)
+            values = iteration_metrics(self.config, self.networks, state, statistics_of_sgd, data, sgd_result)
             values |= rollout.metrics | reward_metrics | trust_region.metrics(state, statistics, data, shift)
             context = StateContext(
                 (flat_params, flat_opt_state, (statistics, returns.statistics)),
-                report_of(values, state.normalizer.value, self.networks.action_size),
+                state_report(values, state.normalizer.value, self.networks.action_size),
             )
-            _, healthy, guard_state = fold(self.state_guards, context, learned.guard_state)
-            tuning = kl_limiter.relax(learned.passed_over, learned.tuning)
+            _, healthy, guard_state = fold(self.state_guards, context, sgd_result.guard_state)
+            tuning = kl_limiter.relax(sgd_result.skipped, sgd_result.tuning)
             new_state = dataclasses.replace(
                 state,
                 params=params,
-                opt_state=sgd.opt_state(learned.progress, state.opt_state),
+                opt_state=sgd.opt_state(sgd_result.progress, state.opt_state),
                 normalizer=statistics,
                 env_state=rollout.env_state,
-                tuning=held(tuning) if self.optimizer.separate else tuning,
+                tuning=count_down_policy_hold(tuning) if self.optimizer.separate_rates else tuning,
                 key=key,
                 return_statistics=returns.statistics,
                 running_return=returns.running,
                 incident=rollout.incident,
             )
-            return self._report(new_state, guard_state, learned.progress.accepted, rollout.episodes, values, healthy)
+            return self._report(new_state, guard_state, sgd_result.progress.accepted, rollout.episodes, values, healthy)
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         """One batch of experience."""

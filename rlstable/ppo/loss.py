@@ -12,7 +12,7 @@ from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.guards import limiters, masked
 from rlstable.ppo import gae
-from rlstable.ppo.distance import distance, moments, most
+from rlstable.ppo.distance import distance, moments, sample_cap
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
@@ -222,7 +222,7 @@ def _measures(
     }
     if greatest_kl is not None and minibatch.reference is not None:
         moved = distance(minibatch.reference, moments(distribution))
-        metrics["training/policy_distance"] = mean(jnp.minimum(moved, most(greatest_kl)))
+        metrics["training/policy_distance"] = mean(jnp.minimum(moved, sample_cap(greatest_kl)))
     return metrics
 
 

@@ -19,8 +19,8 @@ from rlstable.ppo.sgd import SGDCarry
 from rlstable.ppo.state import TrainState
 
 
-def values_of(
-    config: Config, networks: Networks, state: TrainState, statistics: Any, data: Collected, learned: SGDCarry
+def iteration_metrics(
+    config: Config, networks: Networks, state: TrainState, statistics: Any, data: Collected, sgd_result: SGDCarry
 ) -> dict[str, jax.Array]:
     """Metrics of learning; means over accepted minibatches are NaN if there was none.
 
@@ -30,7 +30,7 @@ def values_of(
         state: Before the iteration.
         statistics: Those that SGD read observations by.
         data: The experience, as it was collected.
-        learned: What SGD left.
+        sgd_result: What SGD left.
     """
     limits, minibatches = config.guards.limiters, state.tuning.epochs * config.ppo.num_minibatches
     share = masked.share(data.valid)
@@ -38,16 +38,16 @@ def values_of(
     def mean(x: jax.Array) -> jax.Array:
         return sharding.mean(masked.mean(x, data.valid, share))
 
-    accepted = learned.progress.accepted
-    sums = learned.progress.sums
+    accepted = sgd_result.progress.accepted
+    sums = sgd_result.progress.sums
     values = dict(dataclasses.replace(sums, whole=sums.whole / accepted))
     values["training/accepted_share"] = accepted / minibatches
-    if learned.passed_over is not None:
-        values["limiters/kl/active"] = learned.passed_over / minibatches
-        values["training/step_scale"] = learned.tuning.step_scale
+    if sgd_result.skipped is not None:
+        values["limiters/kl/active"] = sgd_result.skipped / minibatches
+        values["training/step_scale"] = sgd_result.tuning.step_scale
     if limits.observation_outlier is not None and config.ppo.normalize_observations:
-        outlying = normalizer.outlying(data.observation, state.normalizer, limits.observation_outlier)
-        values["limiters/observation_outlier/active"] = mean(outlying)
+        outlier_share = normalizer.outlier_share(data.observation, state.normalizer, limits.observation_outlier)
+        values["limiters/observation_outlier/active"] = mean(outlier_share)
     if limits.observation is not None:
         values["limiters/observation/active"] = mean(networks.beyond(statistics, data.observation, limits.observation))
     if data.valid is not None:
@@ -55,7 +55,7 @@ def values_of(
     return values
 
 
-def report_of(values: dict[str, jax.Array], unit: Any, action_size: int) -> Report:
+def state_report(values: dict[str, jax.Array], unit: Any, action_size: int) -> Report:
     """Numbers for the state site; `unit` has the statistics of value targets, if they are normalised."""
     return Report(
         valid_share=values.get("training/valid_share", jnp.ones(())),

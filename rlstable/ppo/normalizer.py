@@ -84,7 +84,7 @@ def update(
         least_rate: Least weight of the batch against all samples before it, for numbers whose scale keeps moving.
     """
     if outlier is not None:
-        observation = _drawn_in(observation, statistics, outlier)
+        observation = _clip_outliers(observation, statistics, outlier)
     leaf = jax.tree.leaves(observation)[0]
     per_device = jnp.int32(leaf.shape[0] * leaf.shape[1]) if valid is None else jnp.sum(valid, dtype=jnp.int32)
     added = sharding.total(per_device)
@@ -149,7 +149,7 @@ def blend(old: Statistics, new: Statistics, share: jax.Array, config: PPOConfig)
     )
 
 
-def left_out(old: Statistics, new: Statistics, rewards: jax.Array, valid: Mask) -> jax.Array:
+def skipped_share(old: Statistics, new: Statistics, rewards: jax.Array, valid: Mask) -> jax.Array:
     """The share of a batch's samples that the statistics did not take in.
 
     Args:
@@ -169,14 +169,14 @@ def _deviation(variance: Any, config: PPOConfig) -> Any:
     return jax.tree.map(lambda v: jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX), variance)
 
 
-def outlying(observation: Any, statistics: Statistics, outlier: float) -> jax.Array:
+def outlier_share(observation: Any, statistics: Statistics, outlier: float) -> jax.Array:
     """The share of elements beyond `outlier` standard deviations, over the elements of one observation, `[...]`."""
     leaves = jax.tree.leaves(normalize(observation, statistics))
     shares = [jnp.mean(limiters.beyond(x, outlier), axis=-1) for x in leaves]
     return jnp.where(statistics.count > 0, sum(shares) / len(shares), 0.0)
 
 
-def _drawn_in(observation: Any, statistics: Statistics, outlier: float) -> Any:
+def _clip_outliers(observation: Any, statistics: Statistics, outlier: float) -> Any:
     """One enormous element would pin the standard deviation for millions of samples to come."""
     seen = statistics.count > 0
 

@@ -57,12 +57,12 @@ class Optimizer:
     Attributes:
         config: Learning rate, schedule, kind of optimizer, `max_grad_norm`.
         limits: Bounds of gradients and updates.
-        separate: Whether policy and critic may come to have rates of their own.
+        separate_rates: Whether policy and critic may come to have rates of their own.
     """
 
     config: PPOConfig
     limits: LimiterConfig
-    separate: bool = False
+    separate_rates: bool = False
 
     @property
     def max_norm(self) -> float | None:
@@ -130,7 +130,7 @@ class Optimizer:
         rate = tuning.learning_rate * tuning.learning_rate_scale
         if config.schedules_by_progress:
             rate = rate * self._schedule(progress())
-        if not self.separate:
+        if not self.separate_rates:
             return Rates(rate, rate)
         slowed = rate * tuning.step_scale
         policy = slowed * self.policy_pace(tuning)
@@ -171,7 +171,7 @@ def _scaled(direction: Any, rates: Rates, layout: ParamFlattener | None) -> Any:
     if rates.policy is rates.value:
         return jax.tree.map(lambda d: -rates.policy * d, direction)
     if layout is not None and layout.joined:
-        return -layout.spread({"policy": rates.policy, "value": rates.value}) * direction
+        return -layout.per_network({"policy": rates.policy, "value": rates.value}) * direction
     return {
         name: jax.tree.map(lambda d, rate=rate: -rate * d, direction[name])
         for name, rate in (("policy", rates.policy), ("value", rates.value))
@@ -186,7 +186,7 @@ def _clip_blocks(gradients: Any, params: Any, limit: float) -> tuple[Any, jax.Ar
     return clipped, jnp.mean(jnp.stack(shortened))
 
 
-def held(tuning: Tuning) -> Tuning:
+def count_down_policy_hold(tuning: Tuning) -> Tuning:
     """The tuning of the next iteration: counts down the iterations in which the policy is held."""
     return dataclasses.replace(tuning, policy_hold=jnp.maximum(tuning.policy_hold - 1, 0))
 

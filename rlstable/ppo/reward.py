@@ -27,7 +27,7 @@ class Returns(NamedTuple):
     running: jax.Array | None
 
 
-def nothing_yet(num_envs: int, config: PPOConfig) -> Returns:
+def init_returns(num_envs: int, config: PPOConfig) -> Returns:
     """Before the first reward."""
     if not config.normalize_rewards:
         return Returns(None, None)

@@ -52,14 +52,14 @@ class SGDCarry(NamedTuple):
         tuning: Numbers that a rejected update does not put back.
         guard_state: By guard.
         key: Random key of the next epoch.
-        passed_over: int32, minibatches since the policy moved too far; None without the KL limiter.
+        skipped: int32, minibatches since the policy moved too far; None without the KL limiter.
     """
 
     progress: SGDState
     tuning: Tuning
     guard_state: dict[str, GuardState]
     key: jax.Array
-    passed_over: jax.Array | None
+    skipped: jax.Array | None
 
 
 class _Step(NamedTuple):
@@ -108,7 +108,7 @@ class SGD:
         """Parameters and optimizer state before the first minibatch."""
         none = jnp.zeros((), jnp.int32)
         flat = self.flattener
-        return SGDState(flat.join(state.params), flat.join_in(state.opt_state), PackedDict.of({}), none)
+        return SGDState(flat.join(state.params), flat.join_subtrees(state.opt_state), PackedDict.of({}), none)
 
     def params(self, progress: SGDState) -> Params:
         """The network parameters by layer."""
@@ -116,7 +116,7 @@ class SGD:
 
     def opt_state(self, progress: SGDState, like: Any) -> Any:
         """The optimizer state by layer; `like` is the one before SGD."""
-        return self.flattener.split_in(progress.opt_state, like)
+        return self.flattener.split_subtrees(progress.opt_state, like)
 
     def run(
         self,
@@ -128,8 +128,8 @@ class SGD:
     ) -> SGDCarry:
         """All epochs over one batch. Their number is traced, so 0 epochs measure collecting without another program."""
         none = jnp.zeros((), jnp.int32)
-        passed_over = None if self.config.guards.limiters.kl is None else none
-        carry = SGDCarry(self.start(state), state.tuning, guard_state, key, passed_over)
+        skipped = None if self.config.guards.limiters.kl is None else none
+        carry = SGDCarry(self.start(state), state.tuning, guard_state, key, skipped)
         # Traced once, for the shapes of its metrics and for the loop.
         gradient = jax.jit(lambda *args: self.gradient(*args), inline=True)
         traced_once = dataclasses.replace(self, gradient=gradient)
@@ -148,18 +148,18 @@ class SGD:
             0,
             state.tuning.epochs,
             lambda _, carried: self._epoch(carried[0], carried[1], batch, step),
-            (carry, None if passed_over is None else carry.progress),
+            (carry, None if skipped is None else carry.progress),
         )
         return carry
 
     def _epoch(
         self,
         carry: SGDCarry,
-        proven: SGDState | None,
+        fallback: SGDState | None,
         batch: Batch,
         step: Callable[[SGDCarry, Minibatch], SGDCarry],
     ) -> tuple[SGDCarry, SGDState | None]:
-        """Shuffles this device's unrolls and takes one step per minibatch; `proven` is what to go back to."""
+        """Shuffles this device's unrolls and takes one step per minibatch; `fallback` is what to go back to."""
         key, key_shuffle, key_loss = jax.random.split(carry.key, 3)
         order = jax.random.permutation(key_shuffle, batch.collected.log_prob.shape[0])
 
@@ -172,8 +172,8 @@ class SGD:
         # Row numbers are shuffled, not the data, so there is no second copy of the batch.
         minibatches = jnp.reshape(order, (self.config.ppo.num_minibatches, -1))
         (after, _), _ = jax.lax.scan(scanned, (carry, key_loss), minibatches)
-        progress, proven = kl_limiter.settle(after.passed_over, carry.progress, proven, after.progress)
-        return after._replace(progress=progress, key=key), proven
+        progress, fallback = kl_limiter.close_epoch(after.skipped, carry.progress, fallback, after.progress)
+        return after._replace(progress=progress, key=key), fallback
 
     def step(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> SGDCarry:
         """One candidate update and the verdict on it."""
@@ -189,10 +189,10 @@ class SGD:
         (new_params, new_opt), ok, guard_state = fold(self.guards, context, carry.guard_state)
         ok = proposed.learnable if ok is True else ok & proposed.learnable
         limit = kl_limiter.limit(self.config, proposed.tuning)
-        updating, passed_over, tuning = kl_limiter.check(carry.passed_over, metrics, proposed.tuning, limit)
+        updating, skipped, tuning = kl_limiter.check(carry.skipped, metrics, proposed.tuning, limit)
         if updating is not True:
             # If a distance is not even a number, a guard may be able to say why.
-            unknown = kl_limiter.still_updating(carry.passed_over) & jnp.isnan(metrics["training/policy_distance"])
+            unknown = kl_limiter.still_updating(carry.skipped) & jnp.isnan(metrics["training/policy_distance"])
             excused |= ~updating & ~unknown
             ok = updating if ok is True else ok & updating
         if excused is not False:
@@ -205,7 +205,7 @@ class SGD:
             sums=_add_where(ok, PackedDict.of(metrics), progress.sums),
             accepted=progress.accepted + jnp.asarray(1 if ok is True else ok, jnp.int32),
         )
-        return SGDCarry(progress, tuning, guard_state, carry.key, passed_over)
+        return SGDCarry(progress, tuning, guard_state, carry.key, skipped)
 
     def _propose(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> _Step:
         """The candidate update of a minibatch, and the tuning after the minibatch."""
@@ -213,7 +213,7 @@ class SGD:
         by_layer, metrics = self.gradient(
             self.params(carry.progress), statistics, minibatch, masked.share(valid), tuning
         )
-        if self.optimizer.separate:
+        if self.optimizer.separate_rates:
             # The moments of a held policy must not gather what the policy would leap by afterwards.
             held = tuning.policy_hold > 0
             by_layer = {**by_layer, "policy": jax.tree.map(lambda g: jnp.where(held, 0.0, g), by_layer["policy"])}
@@ -222,7 +222,7 @@ class SGD:
 
         learnable: Mask = True if valid is None else masked.some(valid)
         excused: Mask = False
-        updating = kl_limiter.still_updating(carry.passed_over)
+        updating = kl_limiter.still_updating(carry.skipped)
         if self.precision.loss_scale is not None:
             finite = jnp.isfinite(norm)
             learnable &= finite

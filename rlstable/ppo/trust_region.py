@@ -19,7 +19,7 @@ from rlstable.device.transforms import apply_if
 from rlstable.guards import masked
 from rlstable.guards.base import select
 from rlstable.ppo import kl_limiter, normalizer
-from rlstable.ppo.distance import ActionMoments, distance, moments, most
+from rlstable.ppo.distance import ActionMoments, distance, moments, sample_cap
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer
@@ -60,7 +60,7 @@ class TrustRegion:
     optimizer: Optimizer
 
     @property
-    def measured(self) -> bool:
+    def needs_distance(self) -> bool:
         """Whether a limiter or a guard needs the distance."""
         return self.config.guards.limiters.kl is not None or self.config.guards.policy.enabled
 
@@ -93,16 +93,16 @@ class TrustRegion:
         statistics, limit = state.normalizer, kl_limiter.limit(self.config, state.tuning)
         outlier = self.config.guards.limiters.observation_outlier
         new = normalizer.update(statistics, data.observation, data.valid, self.config.ppo, outlier)
-        if self.optimizer.separate:
+        if self.optimizer.separate_rates:
             # If the policy is held or slowed, SGD cannot undo what the normaliser's step does to the policy.
             pace = self.optimizer.policy_pace(state.tuning)
             slower = normalizer.blend(statistics, new, pace, self.config.ppo)
             new = select((pace >= 1.0) | (statistics.count == 0), new, slower)
         if limit is None:
             return new
-        sample = sampled(data, data.log_prob.shape)
+        sample = subsample(data, data.log_prob.shape)
         before = moments(sample.distribution) if collecting else self._moments(params, statistics, sample)
-        return bounded(self.networks, params, statistics, new, sample, before, limit, self.config.ppo)
+        return bounded_update(self.networks, params, statistics, new, sample, before, limit, self.config.ppo)
 
     def enforce(
         self,
@@ -111,23 +111,23 @@ class TrustRegion:
         statistics: Statistics,
         data: Collected,
         reference: ActionMoments | None,
-        learned: SGDCarry,
+        sgd_result: SGDCarry,
     ) -> tuple[SGDCarry, Statistics, Shift | None]:
         """Measures how far the iteration moved the policy, and takes back what is beyond the KL limiter's bound.
 
         Statistics that were updated after SGD fit the parameters that SGD left, so both are taken back together.
 
         Args:
-            sgd: That learned.
+            sgd: That sgd_result.
             state: Before the iteration.
             statistics: After the batch.
             data: The batch.
             reference: As `reference` returns it; None if the distance is not measured.
-            learned: What SGD left.
+            sgd_result: What SGD left.
         """
         if reference is None:
-            return learned, statistics, None
-        sample, reference = sampled((data, reference), data.log_prob.shape)
+            return sgd_result, statistics, None
+        sample, reference = subsample((data, reference), data.log_prob.shape)
         before = statistics
         if self.config.ppo.normalize_observations and not self.config.ppo.updates_normalizer_first:
             reference = self.reference(state, statistics, sample)
@@ -137,22 +137,22 @@ class TrustRegion:
         def moved(progress: SGDState, statistics: Statistics) -> Shift:
             return shift(self.networks, sgd.params(progress), statistics, sample, reference, greatest)
 
-        found = moved(learned.progress, statistics)
-        limit = kl_limiter.limit(self.config, learned.tuning)
-        if learned.passed_over is None or limit is None:
-            return learned, statistics, found
+        found = moved(sgd_result.progress, statistics)
+        limit = kl_limiter.limit(self.config, sgd_result.tuning)
+        if sgd_result.skipped is None or limit is None:
+            return sgd_result, statistics, found
         minibatches = state.tuning.epochs * self.config.ppo.num_minibatches
-        over, passed_over, tuning = kl_limiter.close_epoch(
-            learned.passed_over, found.mean, learned.tuning, limit, minibatches
+        over, skipped, tuning = kl_limiter.check_iteration(
+            sgd_result.skipped, found.mean, sgd_result.tuning, limit, minibatches
         )
         start = sgd.start(state)
-        start = start._replace(sums=jax.tree.map(jnp.zeros_like, learned.progress.sums))
+        start = start._replace(sums=jax.tree.map(jnp.zeros_like, sgd_result.progress.sums))
         (progress, statistics), _, found = apply_if(
             over,
             lambda carry: (carry[1], carry[1], moved(*carry[1])),
-            ((learned.progress, statistics), (start, before), found),
+            ((sgd_result.progress, statistics), (start, before), found),
         )
-        return learned._replace(progress=progress, passed_over=passed_over, tuning=tuning), statistics, found
+        return sgd_result._replace(progress=progress, skipped=skipped, tuning=tuning), statistics, found
 
     def metrics(
         self, state: TrainState, statistics: Statistics, data: Collected, shift: Shift | None
@@ -162,8 +162,8 @@ class TrustRegion:
         if shift is not None:
             metrics |= {"training/policy_distance": shift.mean, "training/policy_distance_p99": shift.p99}
         if self.config.guards.limiters.kl is not None and self.config.ppo.normalize_observations:
-            left_out = normalizer.left_out(state.normalizer, statistics, data.reward, data.valid)
-            metrics["limiters/normalizer/active"] = left_out
+            skipped_share = normalizer.skipped_share(state.normalizer, statistics, data.reward, data.valid)
+            metrics["limiters/normalizer/active"] = skipped_share
         return metrics
 
     def _moments(self, params: Params, statistics: Statistics, data: Collected) -> ActionMoments:
@@ -171,7 +171,7 @@ class TrustRegion:
         return moments(self.networks.distribution(params, statistics, observation)[0])
 
 
-def sampled(tree: Any, shape: tuple[int, ...]) -> Any:
+def subsample(tree: Any, shape: tuple[int, ...]) -> Any:
     """Unrolls at equal distances, about `_SAMPLES` steps of them: enough for a mean, and a fraction of a pass.
 
     Args:
@@ -204,7 +204,7 @@ def shift(
     observation = masked.finite(data.observation, data.valid)
     present = moments(networks.distribution(params, statistics, observation)[0])
     moved = distance(reference, present)
-    mean = masked.mean(jnp.minimum(moved, most(limit)), data.valid, masked.share(data.valid))
+    mean = masked.mean(jnp.minimum(moved, sample_cap(limit)), data.valid, masked.share(data.valid))
     if data.valid is None:
         percentile = jnp.quantile(moved, 0.99)
     else:
@@ -214,7 +214,7 @@ def shift(
     return Shift(sharding.mean(mean), sharding.mean(percentile))
 
 
-def bounded(
+def bounded_update(
     networks: Networks,
     params: Params,
     old: Statistics,

@@ -31,7 +31,7 @@ from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
-from rlstable.ppo.build import make_ppo, untrained, with_environments
+from rlstable.ppo.build import init_program, make_ppo, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise.memory_bound import require_memory
@@ -247,7 +247,7 @@ class TrainingSetup:
     def _program_of_untrained(self, env_state: Any) -> Any:
         """Initialises a training state without environments, compiled once for all seeds."""
         if self._untrained is None:
-            self._untrained = untrained(self.ppo, env_state)
+            self._untrained = init_program(self.ppo, env_state)
         return self._untrained
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:

@@ -78,7 +78,7 @@ def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monke
         evaluator.prepare(judged)
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    assert compiled["jit(program)"] == compiled["jit(_untrained)"] == ["resets"]
+    assert compiled["jit(program)"] == compiled["jit(_init_state)"] == ["resets"]
     assert compiled["jit(iteration)"] == ["training"]
     assert compiled["jit(numbered)"] == ["evaluation"]
 

@@ -186,7 +186,7 @@ def test_run_compiles_every_program_once(tmp_path: Path) -> None:
         runner.run()
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    for program in ("jit(program)", "jit(_untrained)", "jit(iteration)", "jit(numbered)"):
+    for program in ("jit(program)", "jit(_init_state)", "jit(iteration)", "jit(numbered)"):
         assert compiled.count(program) == 1, program
     evaluated = [row["step"] for row in runner.single.log.history if "eval/episode_reward" in row]
     assert len(evaluated) == 5

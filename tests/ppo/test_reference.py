@@ -118,11 +118,11 @@ def reference(state, config, env, networks):
 
     (params, opt_state, _), _ = jax.lax.scan(
         epoch,
-        (layout.join(state.params), layout.join_in(state.opt_state), key_sgd),
+        (layout.join(state.params), layout.join_subtrees(state.opt_state), key_sgd),
         None,
         length=config.num_updates_per_batch,
     )
-    params, opt_state = layout.split(params), layout.split_in(opt_state, state.opt_state)
+    params, opt_state = layout.split(params), layout.split_subtrees(opt_state, state.opt_state)
     return params, opt_state, statistics, env_state, state.tuning, key
 
 
