@@ -18,21 +18,21 @@ from rlstable.ppo.state import Slot
 
 # What a step of MuJoCo starts from (its mjSTATE_INTEGRATION), and Brax's coordinates, of which rewards are made. The
 # rest of the physics is computed again; to keep it would cost a copy in every step, bad or not.
-_STARTS_FROM = (
+_INTEGRATION_STATE = (
     "time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos",
     "mocap_quat", "userdata", "q", "qd", "x", "xd",
 )  # fmt: skip
-_COMES_TO = ("qacc", *_STARTS_FROM)
+_STEP_RESULT = ("qacc", *_INTEGRATION_STATE)
 
 
-class Seen(NamedTuple):
+class StepRecord(NamedTuple):
     """One environment step of every environment of this device.
 
     Attributes:
         before: The state that `env.step` took, `[B]`.
         action: What the policy asked for, `[B, A]`.
         after: What `env.step` gave back, before anything is replaced.
-        causes: bool `[causes, B]`, as `causes_of` names them.
+        causes: bool `[causes, B]`, as `cause_names` names them.
         key: The random key of the step, from which its action's noise and its draws from the pool come.
     """
 
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
     key: jax.Array
 
 
-def causes_of(guards: Mapping[str, Guard]) -> list[str]:
+def cause_names(guards: Mapping[str, Guard]) -> list[str]:
     """Causes in the order of a slot's flags, `guard/cause` each."""
     return [f"{name}/{cause}" for name, guard in guards.items() for cause in guard.causes]
 
@@ -83,8 +83,8 @@ def empty(guards: Mapping[str, Guard], state: Any, action_size: int, devices: in
     """
 
     def record(state: Any, action: jax.Array, key: jax.Array) -> Any:
-        causes = jnp.zeros((len(causes_of(guards)), *action.shape[:1]), bool)
-        return _record(Seen(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
+        causes = jnp.zeros((len(cause_names(guards)), *action.shape[:1]), bool)
+        return _record(StepRecord(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
 
     count = state.reward.shape[0]
     action, key = jax.ShapeDtypeStruct((count, action_size), jnp.float32), jax.eval_shape(jax.random.PRNGKey, 0)
@@ -94,7 +94,7 @@ def empty(guards: Mapping[str, Guard], state: Any, action_size: int, devices: in
     return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), PackedRows.of(blank))
 
 
-def catch(slot: Slot, seen: Seen, bad: jax.Array) -> Slot:
+def catch(slot: Slot, seen: StepRecord, bad: jax.Array) -> Slot:
     """Counts the step, and keeps the first bad environment of it if the slot is empty.
 
     Args:
@@ -111,29 +111,29 @@ def catch(slot: Slot, seen: Seen, bad: jax.Array) -> Slot:
     return dataclasses.replace(slot, clock=slot.clock + 1)
 
 
-def _record(seen: Seen, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
+def _record(seen: StepRecord, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
     """Stored arrays of one environment; typed random keys as their integers."""
     kept = {
-        "before": _with(_STARTS_FROM, seen.before),
+        "before": _select_physics(_INTEGRATION_STATE, seen.before),
         "action": seen.action,
-        "after": _with(_COMES_TO, seen.after),
+        "after": _select_physics(_STEP_RESULT, seen.after),
         "causes": seen.causes.T,
     }
-    return _one(kept, index) | {"environment": index, "clock": clock, "key": _plain(seen.key)}
+    return _take(kept, index) | {"environment": index, "clock": clock, "key": _storable(seen.key)}
 
 
-def in_brief(seen: Seen, index: jax.Array | int) -> dict[str, Any]:
+def history_row(seen: StepRecord, index: jax.Array | int) -> dict[str, Any]:
     """Start and reward of one environment's step, of which a history consists."""
     after = seen.after
-    kept = {"before": _with(_STARTS_FROM, seen.before), "action": seen.action}
-    return _one(kept | {"reward": after.reward, "done": after.done}, index)
+    kept = {"before": _select_physics(_INTEGRATION_STATE, seen.before), "action": seen.action}
+    return _take(kept | {"reward": after.reward, "done": after.done}, index)
 
 
-def _one(tree: Any, index: jax.Array | int) -> Any:
-    return jax.tree.map(lambda x: _plain(x[index]), tree)
+def _take(tree: Any, index: jax.Array | int) -> Any:
+    return jax.tree.map(lambda x: _storable(x[index]), tree)
 
 
-def _with(names: tuple[str, ...], state: Any) -> Any:
+def _select_physics(names: tuple[str, ...], state: Any) -> Any:
     """The state with these parts of its physics; with all of it where it is not MuJoCo's."""
     whole = physics(state)
     # MuJoCo's alone has a solver that starts from its last solution.
@@ -144,5 +144,5 @@ def _with(names: tuple[str, ...], state: Any) -> Any:
     return state.replace(**{field: parts})
 
 
-def _plain(x: jax.Array) -> jax.Array:
+def _storable(x: jax.Array) -> jax.Array:
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x

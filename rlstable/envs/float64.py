@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rlstable.guards.env import physics
 
 
-class DoublePhysics:
+class Float64Physics:
     """An environment that computes in float64 and shows float32 outside its physics state.
 
     Actions are widened; observation, reward, done, metrics and `info` are narrowed. What an environment draws inside

@@ -18,9 +18,9 @@ from rlstable.envs.vector import episode_entries
 
 _FIELDS = ("obs", "reward", "done", "metrics", "info")
 _STATE = f"it must return a state with {', '.join(_FIELDS)} and pipeline_state (brax.envs.State) or data (Playground)"
-_OURS = (Path(__file__).resolve().parents[1], Path(jax.__file__).resolve().parent)
+_RLSTABLE_AND_JAX = (Path(__file__).resolve().parents[1], Path(jax.__file__).resolve().parent)
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_NUMBER_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def check(env: Any, name: str) -> None:
@@ -42,7 +42,7 @@ def check(env: Any, name: str) -> None:
         raise ConfigError(f"env.name: {name}: {mistakes[0]}{more}")
 
 
-def raised(error: Exception, name: str, what: str) -> ConfigError:
+def user_code_error(error: Exception, name: str, what: str) -> ConfigError:
     """The error for an exception in the user's code: type, first line of the message, file and line.
 
     Args:
@@ -64,13 +64,13 @@ def _mistakes(env: Any, name: str) -> Iterator[str]:
         return
     found: list[str] = []
     first = _traced(env.reset, name, "reset", found, jax.random.PRNGKey(0))
-    found = found or list(_of_reset(first)) or list(_of_observation_size(env, first))
+    found = found or list(_reset_mistakes(first)) or list(_observation_size_mistakes(env, first))
     if not found:
         added = episode_entries(first.metrics, jax.ShapeDtypeStruct((), jnp.float32))
         before = first.replace(info={**first.info, **added})
         action = jax.ShapeDtypeStruct((size,), jnp.float32)
         after = _traced(env.step, name, "step", found, before, action)
-        found = found or list(_of_step(before, after, added))
+        found = found or list(_step_mistakes(before, after, added))
     yield from found
 
 
@@ -80,7 +80,7 @@ def _action_size(env: Any, name: str) -> tuple[int, str | None]:
     try:
         found = env.action_size
     except Exception as error:
-        raise raised(error, name, "action_size") from error
+        raise user_code_error(error, name, "action_size") from error
     try:
         size = operator.index(found)
     except TypeError:
@@ -96,16 +96,18 @@ def _traced(function: Callable[..., Any], name: str, what: str, mistakes: list[s
         for path, leaf in jax.tree_util.tree_leaves_with_path(found):
             if not isinstance(leaf, typing.get_args(jax.typing.ArrayLike)):
                 kind = type(leaf).__name__
-                mistakes.append(f"{what} returns {_named(path)} as {kind}; only arrays and numbers can be in a state")
+                mistakes.append(
+                    f"{what} returns {_leaf_name(path)} as {kind}; only arrays and numbers can be in a state"
+                )
         return None if mistakes else found
 
     try:
         return jax.eval_shape(arrays_only, *args)
     except Exception as error:
-        raise raised(error, name, what) from error
+        raise user_code_error(error, name, what) from error
 
 
-def _of_reset(state: Any) -> Iterator[str]:
+def _reset_mistakes(state: Any) -> Iterator[str]:
     missing = [field for field in _FIELDS if not hasattr(state, field)]
     if missing or not (hasattr(state, "pipeline_state") or hasattr(state, "data")) or not hasattr(state, "replace"):
         yield f"reset returns {type(state).__name__}; {_STATE}"
@@ -117,20 +119,20 @@ def _of_reset(state: Any) -> Iterator[str]:
     for field in ("reward", "done"):
         leaf = getattr(state, field)
         if getattr(leaf, "shape", None) != () or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            shown = _shown(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            shown = _type_and_shape(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
             yield f"reset returns {field} as {shown}; it must be a float scalar, for example jnp.zeros(())"
     for key, leaf in state.metrics.items():
         if getattr(leaf, "shape", None) != ():
-            shown = _shown(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            shown = _type_and_shape(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
             yield f'reset returns metrics["{key}"] as {shown}; every metric must be a scalar'
     if isinstance(state.obs, jax.ShapeDtypeStruct):
         if len(state.obs.shape) != 1:
-            yield f"reset returns obs as {_shown(state.obs)}; an observation must be a vector"
+            yield f"reset returns obs as {_type_and_shape(state.obs)}; an observation must be a vector"
     elif not isinstance(state.obs, Mapping):
         yield f"reset returns obs as {type(state.obs).__name__}; it must be an array, or a dictionary of arrays"
 
 
-def _of_observation_size(env: Any, state: Any) -> Iterator[str]:
+def _observation_size_mistakes(env: Any, state: Any) -> Iterator[str]:
     """Compares `observation_size` with the observation; Brax's and Playground's own properties derive it from reset."""
     prop = getattr(type(env), "observation_size", None)
     module = getattr(getattr(prop, "fget", None), "__module__", "")
@@ -145,24 +147,26 @@ def _of_observation_size(env: Any, state: Any) -> Iterator[str]:
     if not isinstance(sizes, Mapping) or not isinstance(parts, Mapping):
         return  # cannot be compared, and training does not need it
     for key in sizes.keys() & parts.keys():
-        if hasattr(parts[key], "shape") and not _agree(sizes[key], parts[key].shape):
+        if hasattr(parts[key], "shape") and not _size_fits(sizes[key], parts[key].shape):
             at = "" if whole else f'["{key}"]'
-            found = f"reset returns obs{at} as {_shown(parts[key])}"
+            found = f"reset returns obs{at} as {_type_and_shape(parts[key])}"
             yield f"observation_size{at} is {sizes[key]}, but {found}; make them agree"
 
 
-def _agree(size: Any, shape: tuple[int, ...]) -> bool:
+def _size_fits(size: Any, shape: tuple[int, ...]) -> bool:
     try:
         return operator.index(size) == shape[-1]
     except TypeError:
         return isinstance(size, tuple | list) and tuple(size) == shape
 
 
-def _of_step(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]:
+def _step_mistakes(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]:
     if type(after) is not type(before):
         yield f"step returns {type(after).__name__}; it must return state.replace(...), a {type(before).__name__}"
         return
-    old, new = ({_named(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)} for x in (before, after))
+    old, new = (
+        {_leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)} for x in (before, after)
+    )
     for name in sorted(new.keys() - old.keys()):
         where = name.partition("[")[0].partition(".")[0]
         yield f"step adds {name}, which reset does not have; put it into reset's {where} with the same shape and type"
@@ -174,8 +178,8 @@ def _of_step(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]
         if not any(name.startswith(f'info["{key}"]') for key in counts):
             yield f"step drops {name}, which reset has; return it from every step"
     for name in old:
-        if name in new and (new[name].shape != old[name].shape or _loses(new[name].dtype, old[name].dtype)):
-            change = f"{_shown(old[name])} in reset, {_shown(new[name])} in step"
+        if name in new and (new[name].shape != old[name].shape or _loses_information(new[name].dtype, old[name].dtype)):
+            change = f"{_type_and_shape(old[name])} in reset, {_type_and_shape(new[name])} in step"
             yield f"step changes the shape or type of {name}: {change}; return the same in both"
     if old.keys() == new.keys():
         for field in (*_FIELDS, "pipeline_state" if hasattr(before, "pipeline_state") else "data"):
@@ -185,18 +189,18 @@ def _of_step(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]
                 yield f"step changes the structure of {field}; return the same classes as reset"
 
 
-def _loses(new: Any, old: Any) -> bool:
+def _loses_information(new: Any, old: Any) -> bool:
     """Whether a conversion to the old type drops what the new type can hold: fractions, numbers beyond 0 and 1."""
-    ranks = [rank for kind in (new, old) for rank, above in enumerate(_KINDS) if jnp.issubdtype(kind, above)]
+    ranks = [rank for kind in (new, old) for rank, above in enumerate(_NUMBER_KINDS) if jnp.issubdtype(kind, above)]
     return ranks[0] > ranks[1] if len(ranks) == 2 else bool(new != old)  # random keys are no numbers
 
 
-def _named(path: Any) -> str:
+def _leaf_name(path: Any) -> str:
     """A leaf as the user writes it: `info["speed"]`, `pipeline_state.q`."""
     return jax.tree_util.keystr(path).lstrip(".").replace("'", '"') or "the state"
 
 
-def _shown(leaf: Any) -> str:
+def _type_and_shape(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
@@ -206,7 +210,7 @@ def location(error: Exception) -> str:
     Code outside Python's own folders is taken before an installed package.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    for libraries in ((*_OURS, *_INSTALLED), _OURS):
+    for libraries in ((*_RLSTABLE_AND_JAX, *_INSTALLED), _RLSTABLE_AND_JAX):
         for frame in reversed(frames):
             file, here = Path(frame.filename), Path.cwd()
             if not any(file.is_relative_to(folder) for folder in libraries):

@@ -17,7 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.envs.imported import environment_factory
-from rlstable.envs.interface import location, raised
+from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 
 
@@ -27,12 +27,12 @@ class Loaded(NamedTuple):
     Attributes:
         env: It has Brax's Env interface.
         backend: What computes its physics, as `env.backend` names it; None where the environment has no choice.
-        because: Why `env.backend=auto` came to that; None where there was a better reason than a lack.
+        fallback_reason: Why `env.backend=auto` came to that; None where there was a better reason than a lack.
     """
 
     env: Any
     backend: str | None
-    because: str | None = None
+    fallback_reason: str | None = None
 
 
 def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1) -> Any:
@@ -56,7 +56,7 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
     factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
 
     def build(backend: str | None) -> Any:
-        return _built(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
+        return _construct(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
 
     def native() -> Any:
         try:
@@ -70,7 +70,7 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
         except Exception as error:
             if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
                 raise
-            raise raised(error, config.name, "reset or step") from error
+            raise user_code_error(error, config.name, "reset or step") from error
 
     if backend == "native":
         try:
@@ -92,7 +92,7 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
     return Loaded(env, getattr(env, "backend", None), f"{wanted} cannot simulate {config.name}: {reason}")
 
 
-def _built(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
+def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             # Brax says at every construction that its own engines are not maintained.

@@ -15,12 +15,12 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 
 # What a step starts from, mjSTATE_INTEGRATION, by the names of MjData: what a step moves, and what is put in.
-MOVED = ("time", "qpos", "qvel", "act", "qacc_warmstart")
-PUT_IN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")
+STATE_ARRAYS = ("time", "qpos", "qvel", "act", "qacc_warmstart")
+INPUT_ARRAYS = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")
 # Of a link, which is Brax's name for a body but the world: its place and motion in the world's frame.
-LINKS = ("x_pos", "x_rot", "xd_ang", "xd_vel")
+LINK_ARRAYS = ("x_pos", "x_rot", "xd_ang", "xd_vel")
 # What else every step computes, and an environment may read. The rest of MjData is not computed, or not in all models.
-DERIVED = frozenset(
+DERIVED_ARRAYS = frozenset(
     (
         "qacc", "act_dot", "actuator_force", "actuator_length", "actuator_velocity", "cam_xmat", "cam_xpos", "cdof",
         "cdof_dot", "cinert", "crb", "cvel", "geom_xmat", "geom_xpos", "qacc_smooth", "qfrc_actuator", "qfrc_bias",
@@ -29,7 +29,7 @@ DERIVED = frozenset(
     )
 )  # fmt: skip
 # Those that MuJoCo itself judges.
-_JUDGED = ("qpos", "qvel", "qacc_warmstart")
+_CHECKED_BY_MUJOCO = ("qpos", "qvel", "qacc_warmstart")
 
 
 class Unsupported(Exception):
@@ -48,17 +48,17 @@ class Simulations:
 
     Attributes:
         shapes: Of every array of one simulation, by name.
-        derived: What is computed of `DERIVED`.
+        derived: What is computed of `DERIVED_ARRAYS`.
         fingerprint: Of the model and of `derived`: where it is the same, results are.
         threads: On which one call computes.
 
     Args:
         model: A `mujoco.MjModel`; it is not changed.
         threads: On which one call computes.
-        derived: Names out of `DERIVED`.
+        derived: Names out of `DERIVED_ARRAYS`.
 
     Raises:
-        Unsupported: Plugins, delays or plastic deformation: their state is none of `MOVED`.
+        Unsupported: Plugins, delays or plastic deformation: their state is none of `STATE_ARRAYS`.
     """
 
     def __init__(self, model: Any, threads: int, derived: tuple[str, ...] = ()):
@@ -73,7 +73,7 @@ class Simulations:
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
         self.fingerprint = hashlib.blake2s(binary.tobytes() + repr(derived).encode()).hexdigest()
-        self._free: dict[int, list[_Place]] = {}
+        self._free: dict[int, list[_BatchBuffers]] = {}
         self._lock = threading.Lock()
         self._roots = model.body_rootid[1:]
         kinds = zip(model.jnt_type, model.jnt_qposadr, strict=True)
@@ -81,17 +81,19 @@ class Simulations:
         self._quaternions = [start + before[int(kind)] for kind, start in kinds if int(kind) in before]
         self.derived = derived
         data, links = mujoco.MjData(self._model), model.nbody - 1
-        self.shapes: dict[str, tuple[int, ...]] = {name: np.shape(getattr(data, name)) for name in (*MOVED, *PUT_IN)}
-        self.shapes |= {name: (links, 4 if name == "x_rot" else 3) for name in LINKS}
+        self.shapes: dict[str, tuple[int, ...]] = {
+            name: np.shape(getattr(data, name)) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)
+        }
+        self.shapes |= {name: (links, 4 if name == "x_rot" else 3) for name in LINK_ARRAYS}
         self.shapes |= {name: _shape(name, np.shape(getattr(data, name))) for name in derived}
 
     def step(self, given: Arrays, results: Arrays, frames: int) -> None:
         """Steps every simulation.
 
         Args:
-            given: The state to start from and the controls, `[..., *shape]` each; all of `MOVED` and `PUT_IN` that has
+            given: The state to start from and the controls, `[..., *shape]` each; all of `STATE_ARRAYS` and
                 any elements.
-            results: Arrays to write into: what `MOVED`, `LINKS` and `derived` name, as far as they are there.
+            results: Arrays to write into: what `STATE_ARRAYS`, `LINK_ARRAYS` and `derived` name, as far as they are there.
             frames: Physics steps, with the same controls.
         """
         self._compute(given, results, lambda batch: batch.step(nstep=frames))
@@ -100,15 +102,15 @@ class Simulations:
         """Computes what follows from a first state, without a step. Quaternions come back normalised, as from MJX.
 
         Args:
-            given: Any of `MOVED` and `PUT_IN`, `[..., *shape]` each; the model's own values stand for the rest.
-            results: As for `step`, and what `PUT_IN` names.
+            given: Any of `STATE_ARRAYS` and `INPUT_ARRAYS`, `[..., *shape]` each; the model's own values stand for the rest.
+            results: As for `step`, and what `INPUT_ARRAYS` names.
         """
         self._compute(given, results, lambda batch: batch.forward(), afresh=True)
 
     def _compute(self, given: Arrays, results: Arrays, call: Any, afresh: bool = False) -> None:
         from mujoco.batch import SimulationError
 
-        with self._borrowed(math.prod(given["qpos"].shape[:-1])) as place, np.errstate(all="ignore"):
+        with self._borrow_buffers(math.prod(given["qpos"].shape[:-1])) as place, np.errstate(all="ignore"):
             batch = place.batch
             if afresh:
                 batch.reset(stage=0)
@@ -122,12 +124,12 @@ class Simulations:
                 call(batch)
             if afresh:
                 self._normalise(place.views["qpos"])
-            found = self._found(place, results)
+            found = self._outputs(place, results)
             for name, result in results.items():
                 result[...] = found[name].reshape(result.shape)
             complained = (place.warnings > 1).any(axis=1) | (batch.status != 0)
             if complained.any():
-                self._lose(self._mended(place, complained), results)
+                self._fill_with_nan(self._repaired_by_mujoco(place, complained), results)
 
     def _normalise(self, qpos: np.ndarray) -> None:
         """The quaternions among positions `[rows, nq]`; NaN where there is no direction."""
@@ -135,23 +137,23 @@ class Simulations:
             part = qpos[:, start : start + 4]
             part /= np.linalg.norm(part, axis=1, keepdims=True)
 
-    def _mended(self, place: _Place, warned: np.ndarray) -> np.ndarray:
+    def _repaired_by_mujoco(self, place: _BatchBuffers, warned: np.ndarray) -> np.ndarray:
         """Which of the simulations that MuJoCo complains of show nothing that it would complain of."""
         import mujoco
 
-        for name in _JUDGED:
+        for name in _CHECKED_BY_MUJOCO:
             warned = warned & (np.abs(place.views[name]) <= mujoco.mjMAXVAL).all(axis=1)
         return warned
 
-    def _lose(self, lost: np.ndarray, results: Arrays) -> None:
+    def _fill_with_nan(self, lost: np.ndarray, results: Arrays) -> None:
         """NaN for all numbers of some simulations."""
         for name, result in results.items():
             if np.issubdtype(result.dtype, np.floating):
                 result.reshape(lost.size, *self.shapes[name])[lost] = np.nan
 
-    def _found(self, place: _Place, wanted: Arrays) -> Mapping[str, np.ndarray]:
+    def _outputs(self, place: _BatchBuffers, wanted: Arrays) -> Mapping[str, np.ndarray]:
         """Computed arrays by name. Positions and motions of links are as in Brax, computed in float64."""
-        if not wanted.keys() & set(LINKS):
+        if not wanted.keys() & set(LINK_ARRAYS):
             return place.views
         # MuJoCo has velocities at the centre of mass of the tree that a body is part of.
         arm = place.xpos - place.subtree_com[:, self._roots]
@@ -159,13 +161,13 @@ class Simulations:
         return place.views | found | {"xd_vel": place.slide - _cross(arm, place.turn)}
 
     @contextlib.contextmanager
-    def _borrowed(self, count: int) -> Iterator[_Place]:
+    def _borrow_buffers(self, count: int) -> Iterator[_BatchBuffers]:
         """A free batch of this size; there are as many as concurrent callers, one per device."""
         with self._lock:
             free = self._free.setdefault(count, [])
             place = free.pop() if free else None
         if place is None:
-            place = _Place(self._model, count, min(self.threads, count), self.derived)
+            place = _BatchBuffers(self._model, count, min(self.threads, count), self.derived)
         try:
             yield place
         finally:
@@ -173,12 +175,12 @@ class Simulations:
                 free.append(place)
 
 
-class _Place:
+class _BatchBuffers:
     """A batch of simulations and views of its memory, which take as long to make as a step.
 
     Attributes:
         batch: The `mujoco.batch.Batch`.
-        views: `[rows, *shape]`, of `MOVED`, `PUT_IN` and what is computed of `DERIVED`, by name.
+        views: `[rows, *shape]`, of `STATE_ARRAYS`, `INPUT_ARRAYS` and what is computed of `DERIVED_ARRAYS`, by name.
         warnings: `[rows, kinds]`, how often MuJoCo has complained.
         xpos: `[rows, links, 3]`, where links are; the next three likewise.
         xquat: How they are turned.
@@ -191,7 +193,7 @@ class _Place:
         from mujoco.batch import Batch
 
         self.batch = Batch(model, count, threads)
-        self.views = {name: self.batch.bind(name) for name in (*MOVED, *PUT_IN, *derived)}
+        self.views = {name: self.batch.bind(name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS, *derived)}
         self.warnings = self.batch.warning[:, :, 1]
         self.xpos, self.xquat = (self.batch.bind(name)[:, 1:] for name in ("xpos", "xquat"))
         cvel = self.batch.bind("cvel")[:, 1:]

@@ -20,11 +20,11 @@ from flax import struct
 
 from rlstable.compilation import ffi
 from rlstable.device.machine import share_of_cores
-from rlstable.envs.mujoco_batch import DERIVED, LINKS, MOVED, PUT_IN, Simulations, Unsupported
+from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported
 from rlstable.envs.mujoco_model import model_of
 
 
-class NotCarried(AttributeError):
+class MissingArray(AttributeError):
     """An environment reads a part of the physics that the state has not got."""
 
 
@@ -76,7 +76,7 @@ class State(Base):
         if name.startswith("__") or name == "derived":
             raise AttributeError(name)
         if name not in self.derived:
-            raise NotCarried(name)
+            raise MissingArray(name)
         return self.derived[name]
 
 
@@ -89,18 +89,21 @@ class Pipeline:
 
     def __init__(self, simulations: Simulations):
         self._simulations = simulations
-        self._sized = [name for name in (*MOVED, *PUT_IN) if math.prod(simulations.shapes[name])]
-        moved = [name for name in MOVED if name in self._sized]
-        self._after_step = (*moved, *LINKS, *simulations.derived)
-        self._after_start = (*self._sized, *LINKS, *simulations.derived)
+        self._nonempty = [name for name in (*STATE_ARRAYS, *INPUT_ARRAYS) if math.prod(simulations.shapes[name])]
+        moved = [name for name in STATE_ARRAYS if name in self._nonempty]
+        self._after_step = (*moved, *LINK_ARRAYS, *simulations.derived)
+        self._after_start = (*self._nonempty, *LINK_ARRAYS, *simulations.derived)
 
     def init(self, system: Any, q: Any, qd: Any, act: Any = None, ctrl: Any = None, debug: bool = False) -> State:
         """A first state at rest in its place: positions and velocities as given, all else the model's own."""
         del system, debug
         given = {"qpos": q, "qvel": qd, "act": act, "ctrl": ctrl}
-        given = {name: jnp.asarray(x, float) for name, x in given.items() if x is not None and name in self._sized}
+        given = {name: jnp.asarray(x, float) for name, x in given.items() if x is not None and name in self._nonempty}
         found = self._call("start", self._simulations.start, given, self._after_start)
-        empty = {name: jnp.zeros(like.shape, like.dtype) for name, like in self._like((*MOVED, *PUT_IN)).items()}
+        empty = {
+            name: jnp.zeros(like.shape, like.dtype)
+            for name, like in self._shapes_of((*STATE_ARRAYS, *INPUT_ARRAYS)).items()
+        }
         return _state(**empty | found)
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
@@ -120,28 +123,30 @@ class Pipeline:
         def compute(given: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
             self._simulations.step(given, results, frames)
 
-        before = {name: getattr(state, name) for name in (*MOVED, *PUT_IN)} | {"ctrl": jnp.asarray(action, float)}
-        given = {name: before[name] for name in self._sized}
+        before = {name: getattr(state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)} | {
+            "ctrl": jnp.asarray(action, float)
+        }
+        given = {name: before[name] for name in self._nonempty}
         return _state(**before | self._call(f"step {frames}", compute, given, self._after_step))
 
     def _call(
         self, kind: str, compute: ffi.Compute, given: dict[str, jax.Array], names: tuple[str, ...]
     ) -> dict[str, jax.Array]:
         """Arrays by name that NumPy computes of arrays by name; all that a kind computes is the same computation."""
-        wanted = self._like(names)
+        wanted = self._shapes_of(names)
         if jax.default_backend() == "cpu":
             # Threads change no result, but the last owner of the name computes: an evaluation would bring all of them.
             name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
             return ffi.call(name, compute, given, wanted)
-        return _by_copy(compute, given, wanted)
+        return _call_on_host(compute, given, wanted)
 
-    def _like(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
+    def _shapes_of(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and types by name: those of MJX, physics in float64 where that is what jax makes of a float."""
         shapes, kind = self._simulations.shapes, jnp.result_type(float)
         return {name: jax.ShapeDtypeStruct(shapes[name], jnp.uint8 if name == "eq_active" else kind) for name in names}
 
 
-def _by_copy(compute: ffi.Compute, given: dict[str, jax.Array], wanted: dict[str, Any]) -> dict[str, jax.Array]:
+def _call_on_host(compute: ffi.Compute, given: dict[str, jax.Array], wanted: dict[str, Any]) -> dict[str, jax.Array]:
     """For programs on an accelerator, whose memory NumPy cannot see."""
 
     def run(given: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -159,7 +164,7 @@ def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _state(**found: jax.Array) -> State:
-    derived = {name: found.pop(name) for name in sorted(DERIVED & found.keys())}
+    derived = {name: found.pop(name) for name in sorted(DERIVED_ARRAYS & found.keys())}
     x = Transform(pos=found.pop("x_pos"), rot=found.pop("x_rot"))
     xd = Motion(ang=found.pop("xd_ang"), vel=found.pop("xd_vel"))
     return State(q=found["qpos"], qd=found["qvel"], x=x, xd=xd, derived=derived, **found)
@@ -186,7 +191,7 @@ def with_native_physics(env: Any, devices: int = 1) -> Any:
         missing = _missing(env)
         if missing is None:
             return env
-        if missing not in DERIVED:
+        if missing not in DERIVED_ARRAYS:
             raise Unsupported(f"it reads pipeline_state.{missing}, which is not carried")
         derived = (*derived, missing)
 
@@ -202,6 +207,6 @@ def _missing(env: Any) -> str | None:
     """Names of physics arrays that the environment reads and the state lacks, found by tracing the environment."""
     try:
         jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)).obs, jax.random.PRNGKey(0))
-    except NotCarried as error:
+    except MissingArray as error:
         return str(error)
     return None

@@ -18,7 +18,7 @@ from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
 
 _ATTEMPTS = 10
-_LEAST_SHARE = 0.01
+_MIN_CLEAN_SHARE = 0.01
 _NAME = "resets"
 
 
@@ -92,10 +92,10 @@ class Resets:
                 states, clean = jax.device_get(program(own))
             drawn += self._batch
             found += int(clean.sum())
-            if drawn >= _ATTEMPTS * self._batch and found < _LEAST_SHARE * drawn:
+            if drawn >= _ATTEMPTS * self._batch and found < _MIN_CLEAN_SHARE * drawn:
                 raise ConfigError(
                     f"env.name: {found or 'none'} of {drawn} resets gave a usable first state: "
-                    f"{self._complaint(states)}; "
+                    f"{self._first_problem(states)}; "
                     "mend the environment's reset, or raise the limits under guards.quarantine"
                 )
             wanted = clean if self._env.guards else np.ones_like(clean)
@@ -107,7 +107,7 @@ class Resets:
         """`count` clean first states to draw from; arguments and errors as for `draw`."""
         return pool_of(self.draw(key, count))
 
-    def _complaint(self, states: Any) -> str:
+    def _first_problem(self, states: Any) -> str:
         for label, part in (("observation", states.obs), ("reward", states.reward), ("state", states)):
             leaves = [x for x in jax.tree.leaves(part) if np.issubdtype(np.asarray(x).dtype, np.floating)]
             if not all(np.isfinite(leaf).all() for leaf in leaves):

@@ -49,7 +49,7 @@ class VectorEnv:
     per_pass: int | None = None
 
     @property
-    def draws(self) -> bool:
+    def uses_pool(self) -> bool:
         """Whether anything is ever drawn from the pool of clean first states."""
         return self.reset_from_pool or bool(self.guards)
 
@@ -75,9 +75,9 @@ class VectorEnv:
             action_size: Elements of an action.
             devices: How many slots.
         """
-        return capture.empty(self.guards, inner(state), action_size, devices)
+        return capture.empty(self.guards, without_first_state(state), action_size, devices)
 
-    def catch(self, incident: Slot, seen: capture.Seen, bad: jax.Array) -> Slot:
+    def catch(self, incident: Slot, seen: capture.StepRecord, bad: jax.Array) -> Slot:
         """Puts the first bad environment into the slot if that is empty.
 
         Args:
@@ -104,41 +104,41 @@ class VectorEnv:
         Args:
             state: Batched state, `[B]`.
             action: `[B, A]`.
-            pool: `pool_of` clean first states, or None where `draws` is false.
+            pool: `pool_of` clean first states, or None where `uses_pool` is false.
             key: Random key for what is drawn.
             guard_state: Of `guards`.
             incident: This device's slot for the first bad environment; None to catch none.
         """
         before = state.info
-        state, ok, guard_state, incident = self._act(state, action, guard_state, incident, key)
+        state, ok, guard_state, incident = self._repeat_action(state, action, guard_state, incident, key)
         state = state.replace(info={**state.info, **self._episode(before, state, ok)})
-        state = state.replace(done=jnp.where(self._over(state), 1.0, state.done))
+        state = state.replace(done=jnp.where(self._time_is_up(state), 1.0, state.done))
         if ok is not None:
-            state = _expel(state, ok)
+            state = _truncate_bad(state, ok)
         state = state.replace(info={**state.info, "episode_done": state.done})
-        state = self._renew(state, ok, pool, key)
-        state = _restart(state)
+        state = self._draw_first_states(state, ok, pool, key)
+        state = _reset_finished(state)
         return Step(state, ok, guard_state, incident)
 
-    def _act(
+    def _repeat_action(
         self, state: Any, action: jax.Array, guard_state: Any, incident: Slot | None = None, key: Any = None
     ) -> tuple[Any, jax.Array | None, Any, Slot | None]:
         """Repeats the action. The verdict is sticky: a repeat that looks healthy again does not clear it."""
         kept = {name: state.info[name] for name in _FIRST}
         over = state.done
-        start = inner(state)
+        start = without_first_state(state)
         steps = jnp.where(over > 0, 0.0, start.info["steps"])
         start = start.replace(done=jnp.zeros_like(over), info={**start.info, "steps": steps})
         alive = jnp.ones(over.shape, bool)
 
         def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
             state, alive, guard_state, incident = carry
-            stepped = _like(self._step(state, action), state)
+            stepped = _cast_like(self._step(state, action), state)
             context = EnvContext(stepped, action, alive)
             _, ok, judged = fold(self.guards, context, guard_state)
             if incident is not None:
                 causes = capture.flags(self.guards, context, guard_state, judged)
-                incident = self.catch(incident, capture.Seen(state, action, stepped, causes, key), alive & ~ok)
+                incident = self.catch(incident, capture.StepRecord(state, action, stepped, causes, key), alive & ~ok)
             return (stepped, alive if ok is True else alive & ok, judged, incident), stepped.reward
 
         carry = (start, alive, guard_state, incident)
@@ -172,10 +172,10 @@ class VectorEnv:
             totals[name] = jnp.where(fresh, 0.0, totals[name]) + value
         return {"steps": steps, "truncation": truncation, "episode_metrics": totals}
 
-    def _over(self, state: Any) -> jax.Array:
+    def _time_is_up(self, state: Any) -> jax.Array:
         return state.info["steps"] >= self.episode_length
 
-    def _renew(self, state: Any, ok: jax.Array | None, pool: PackedRows | None, key: jax.Array) -> Any:
+    def _draw_first_states(self, state: Any, ok: jax.Array | None, pool: PackedRows | None, key: jax.Array) -> Any:
         """Gives environments another first state: the bad ones, and with `reset_from_pool` every one that is over.
 
         The rest of their `info` comes with it; of the bad ones the metrics too, which others are still to report.
@@ -194,7 +194,7 @@ class VectorEnv:
             metrics = select(~bad, parts["metrics"], drawn["metrics"])
             return select(~wanted, parts, drawn) | {"metrics": metrics}
 
-        parts = apply_if(jnp.any(wanted), draw, _parts(state))
+        parts = apply_if(jnp.any(wanted), draw, _pool_parts(state))
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
 
 
@@ -209,17 +209,17 @@ def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
     return {"steps": zeros, "truncation": zeros, "episode_done": zeros, "episode_metrics": totals}
 
 
-def inner(state: Any) -> Any:
+def without_first_state(state: Any) -> Any:
     """The environment's own state: everything but the cached first state."""
     return state.replace(info={name: value for name, value in state.info.items() if name not in _FIRST})
 
 
 def pool_of(states: Any) -> PackedRows:
     """A pool of first states on the host, one row for each environment."""
-    return PackedRows.of(_parts(states))
+    return PackedRows.of(_pool_parts(states))
 
 
-def _parts(state: Any) -> dict[str, Any]:
+def _pool_parts(state: Any) -> dict[str, Any]:
     """The cached first state, and what else an environment carries from step to step."""
     info = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
     return {"first": {name: state.info[name] for name in _FIRST}, "info": info, "metrics": state.metrics}
@@ -247,7 +247,7 @@ def _is_key(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or (x.dtype == jnp.uint32 and x.shape[-1:] == (2,))
 
 
-def _expel(state: Any, ok: jax.Array) -> Any:
+def _truncate_bad(state: Any, ok: jax.Array) -> Any:
     """Turns the step of a bad environment into a truncation that is worth nothing."""
     info = dict(state.info)
     info["truncation"] = jnp.where(ok, info["truncation"], 1.0)
@@ -256,7 +256,7 @@ def _expel(state: Any, ok: jax.Array) -> Any:
     return state.replace(reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info)
 
 
-def _restart(state: Any) -> Any:
+def _reset_finished(state: Any) -> Any:
     """Puts the first state where an episode is over, as Brax's AutoResetWrapper does."""
     over = state.done > 0
     first = {"pipeline_state" if hasattr(state, "pipeline_state") else "data": state.info["first_pipeline_state"]}
@@ -264,7 +264,7 @@ def _restart(state: Any) -> Any:
     return state.replace(**select(~over, current, first), obs=select(~over, state.obs, state.info["first_obs"]))
 
 
-def _like(new: Any, old: Any) -> Any:
+def _cast_like(new: Any, old: Any) -> Any:
     """`new` with the types and shapes of `old`: environments return Python floats, weak types and other widths."""
 
     def one(n: Any, o: Any) -> jax.Array:
@@ -326,7 +326,7 @@ def watch_episodes(
     def play(carry: Any, _: None) -> tuple[Any, Any]:
         state, active, episodes, key = carry
         key, next_key = jax.random.split(key)
-        stepped, ok, _states, _slot = env._act(state, policy(state.obs, key), guard_state)
+        stepped, ok, _states, _slot = env._repeat_action(state, policy(state.obs, key), guard_state)
         going = active if ok is None else active & ok
         gained = {**stepped.metrics, "reward": stepped.reward}
         steps = stepped.info["steps"] + env.action_repeat

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.export.function import ACTION, OBSERVATION, PolicyFunction
-from rlstable.export.graph import Untranslatable, to_onnx
+from rlstable.export.graph import UnsupportedOperation, to_onnx
 from rlstable.io.run_folder import write_atomically
 
 # Greatest difference of an action element, by the size of the largest action or of 1, that is put down to the order of
@@ -57,7 +57,7 @@ def write_onnx(function: PolicyFunction, path: Path) -> Written:
 
     try:
         model = to_onnx(function.apply, function.observation_size, (OBSERVATION, ACTION))
-    except Untranslatable as error:
+    except UnsupportedOperation as error:
         raise ConfigError(f"format: {error}; choose format=stablehlo") from error
     onnx.helper.set_model_props(model, function.texts)
     onnx.checker.check_model(model)

@@ -28,7 +28,7 @@ _SCALARS = ((), (1,))  # shapes that ONNX gets as one element behind the batch a
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-class Untranslatable(NotImplementedError):
+class UnsupportedOperation(NotImplementedError):
     """The function computes something that has no translation."""
 
 
@@ -62,7 +62,7 @@ def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -
         names: Of the input and the output.
 
     Raises:
-        Untranslatable: The function computes something for which there is no rule here.
+        UnsupportedOperation: The function computes something for which there is no rule here.
     """
     import onnx
 
@@ -180,7 +180,7 @@ class _Builder:
                 return self._slice(first, params["start_indices"][0], params["limit_indices"][0])
             case "copy" | "stop_gradient" | "reshape" | "broadcast_in_dim" | "squeeze" if value.shape == first.shape:
                 return self.name_of(first)
-        raise Untranslatable(f"no ONNX for {primitive} to {value.shape}")
+        raise UnsupportedOperation(f"no ONNX for {primitive} to {value.shape}")
 
     def _product(self, left: Any, right: Any, dimensions: Any) -> str:
         """A vector times a matrix that is known."""
@@ -188,7 +188,7 @@ class _Builder:
         if isinstance(right, _Value):
             left, right, contracted_left, contracted_right = right, left, contracted_right, contracted_left
         if isinstance(right, _Value) or len(left.shape) != 1 or any(batches) or len(contracted_left) != 1:
-            raise Untranslatable("no ONNX for a product of two values that depend on the observation")
+            raise UnsupportedOperation("no ONNX for a product of two values that depend on the observation")
         matrix = np.moveaxis(right, contracted_right[0], 0)
         return self._node("MatMul", left, matrix if matrix.ndim > 1 else matrix[:, None])
 

@@ -6,9 +6,9 @@ itself knows nothing of it.
 """
 
 from rlstable.faults.env import PROBES, faulty_env
-from rlstable.faults.host import FailingCheckpoints, FailingSink, struck
+from rlstable.faults.host import FailingCheckpoints, FailingSink, strikes
 from rlstable.faults.injection import SITES, Fault, as_data
-from rlstable.faults.training import arm, armed_state, carried_on
+from rlstable.faults.training import after_rollback, arm, armed_state
 
 __all__ = [
     "PROBES",
@@ -16,10 +16,10 @@ __all__ = [
     "FailingCheckpoints",
     "FailingSink",
     "Fault",
+    "after_rollback",
     "arm",
     "armed_state",
     "as_data",
-    "carried_on",
     "faulty_env",
-    "struck",
+    "strikes",
 ]

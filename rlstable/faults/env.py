@@ -39,8 +39,8 @@ class FaultyEnv:
         state = self._env.reset(rng)
         key, key_reset = jax.random.split(jax.random.fold_in(rng, 1))
         hit = self._injection.hits("reset", key_reset)
-        state = _spoil_physics(state, _POSITIONS, hit, self._injection.fault.value)
-        state = state.replace(obs=_spoil_observation(state.obs, hit, self._injection.fault.value))
+        state = _corrupt_physics(state, _POSITIONS, hit, self._injection.fault.value)
+        state = state.replace(obs=_corrupt_observation(state.obs, hit, self._injection.fault.value))
         zero = jnp.zeros(())
         info = {**state.info, _KEY: key, _PROBE: zero}
         return state.replace(info=info, metrics={**state.metrics, _PROBE: zero})
@@ -55,13 +55,13 @@ class FaultyEnv:
         metrics = {name: x for name, x in state.metrics.items() if name != _PROBE}
         state = self._env.step(state.replace(info=info, metrics=metrics), action)
         simulation, warm_start = injection.hits("physics", draw), injection.hits("warm_start", draw)
-        state = _spoil_physics(state, _POSITIONS, simulation, value)
-        state = _spoil_physics(state, ("qacc_warmstart",), warm_start, value)
+        state = _corrupt_physics(state, _POSITIONS, simulation, value)
+        state = _corrupt_physics(state, ("qacc_warmstart",), warm_start, value)
         # A simulation that has gone bad is seen in the same step.
         seen = simulation | injection.hits("observation", draw)
         info = {**state.info, _KEY: key, _PROBE: injection.put("info", draw, probe)}
         return state.replace(
-            obs=_spoil_observation(state.obs, seen, value),
+            obs=_corrupt_observation(state.obs, seen, value),
             reward=injection.put("reward", draw, state.reward),
             done=injection.put("done", draw, state.done),
             metrics={**state.metrics, _PROBE: injection.put("metrics", draw, jnp.zeros(()))},
@@ -69,7 +69,7 @@ class FaultyEnv:
         )
 
 
-def _spoil_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
+def _corrupt_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
     """The first element of the named leaves of the physics, where it has them."""
     simulated = physics(state)
     field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
@@ -78,12 +78,12 @@ def _spoil_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: ja
     return state.replace(**{field: simulated.replace(**spoilt)}) if spoilt else state
 
 
-def _spoil_observation(observation: Any, hit: jax.Array, value: jax.Array) -> Any:
+def _corrupt_observation(observation: Any, hit: jax.Array, value: jax.Array) -> Any:
     """The first element of every part."""
     return jax.tree.map(lambda x: x.at[..., 0].set(jnp.where(hit, value.astype(x.dtype), x[..., 0])), observation)
 
 
-def under(env: Any, injection: Injection) -> VectorEnv:
+def inject_into(env: Any, injection: Injection) -> VectorEnv:
     """The environments with the fault in them."""
     healthy = env.env._env if isinstance(env.env, FaultyEnv) else env.env
     return dataclasses.replace(env, env=FaultyEnv(healthy, injection))
@@ -102,4 +102,4 @@ def faulty_env(env: VectorEnv, config: FaultConfig) -> VectorEnv:
     sample = jax.eval_shape(env.env.reset, jax.random.PRNGKey(0))
     if config.site == "warm_start" and getattr(physics(sample), "qacc_warmstart", None) is None:
         raise ConfigError("fault.site: warm_start needs an environment of MuJoCo's, e.g. env.backend=mjx")
-    return under(env, Injection(as_data(config), jnp.ones((), bool)))
+    return inject_into(env, Injection(as_data(config), jnp.ones((), bool)))

@@ -25,7 +25,7 @@ class FailingCheckpoints(Checkpoints):
         super().__init__(*args)
 
     def _begin(self, save: Any, in_background: bool) -> None:
-        if struck(self._fault, save.iteration):
+        if strikes(self._fault, save.iteration):
             raise OSError(errno.ENOSPC, "No space left on device")
         super()._begin(save, in_background)
 
@@ -38,7 +38,7 @@ class FailingSink:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Raises while the fault lasts."""
-        if struck(self._fault, int(metrics.get("training/iteration") or 0)):
+        if strikes(self._fault, int(metrics.get("training/iteration") or 0)):
             raise ConnectionError("the service does not answer")
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class FailingSink:
         """Has nothing to close."""
 
 
-def struck(config: FaultConfig, iteration: int) -> bool:
+def strikes(config: FaultConfig, iteration: int) -> bool:
     """Whether a fault of the host strikes in an iteration, counted from 1: by its window and by chance."""
     end = np.inf if config.iterations is None else config.start + config.iterations
     chance = np.random.default_rng(iteration).random()

@@ -14,7 +14,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.supervise import MATMUL_LEVELS
 from rlstable.device.counter import WideCounter
 from rlstable.device.transforms import apply_if
-from rlstable.faults.env import under
+from rlstable.faults.env import inject_into
 from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
 from rlstable.guards.base import select
 from rlstable.ppo.iteration import PPO
@@ -38,10 +38,10 @@ class FaultyOptimizer(Optimizer):
     ) -> Candidate:
         """The candidate, in float16 where the fault strikes."""
         healthy = super().candidate(gradients, gradient_norm, opt_state, params, rates, *more)
-        mean, square = (_half(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
-        epsilon = _half(jnp.float32(self.config.optimizer.eps))
+        mean, square = (_to_float16(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
+        epsilon = _to_float16(jnp.float32(self.config.optimizer.eps))
         halved = jax.tree.map(
-            lambda p, m, v: _half(p) - rates.policy * m / (jnp.sqrt(v) + epsilon), params, mean, square
+            lambda p, m, v: _to_float16(p) - rates.policy * m / (jnp.sqrt(v) + epsilon), params, mean, square
         )
         hit = self.injection.hits("adam", _key_of(gradient_norm))
         state = optax.tree.set(healthy.opt_state, mu=mean, nu=square)
@@ -53,7 +53,7 @@ class FaultyOptimizer(Optimizer):
         )
 
 
-def _half(tree: Any) -> Any:
+def _to_float16(tree: Any) -> Any:
     """Numbers as float16 has them, its subnormal ones zero. A mere cast to and fro is removed by the compiler."""
     return jax.tree.map(lambda x: jax.lax.reduce_precision(x, exponent_bits=5, mantissa_bits=10), tree)
 
@@ -114,14 +114,14 @@ class FaultyPPO(PPO):
         active = (iterations >= fault.start) & (iterations < fault.end) & self._precision_is_low
         injection = Injection(fault, active)
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
-        parts["env"] = under(self.env, injection)
+        parts["env"] = inject_into(self.env, injection)
         parts["optimizer"] = FaultyOptimizer(
             self.optimizer.config, self.optimizer.limits, self.optimizer.separate_rates, injection=injection
         )
         strong = injection.active & (fault.site == SITES.index("learning_rate"))
         factor = jnp.where(strong, fault.value, 1.0)
         scale = state.tuning.learning_rate_scale
-        state = _collapsed(state, injection)
+        state = _corrupt_state(state, injection)
         new_state, metrics = _ArmedPPO(**parts, injection=injection).iteration(_with_scale(state, scale * factor))
         return _with_scale(new_state, scale), metrics
 
@@ -132,22 +132,22 @@ class FaultyPPO(PPO):
         return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
 
 
-def _collapsed(state: TrainState, injection: Injection) -> TrainState:
+def _corrupt_state(state: TrainState, injection: Injection) -> TrainState:
     """The state with a scrambled critic or a moved normaliser, if one of these faults strikes in this iteration."""
     value = injection.fault.value
     key_hit, key_noise = jax.random.split(jax.random.fold_in(state.key, SITES.index("critic")))
     critic = apply_if(
         injection.hits("critic", key_hit),
-        lambda params: _scrambled(params, key_noise, value),
+        lambda params: _scramble(params, key_noise, value),
         state.params["value"],
     )
     normalizer = apply_if(
-        injection.hits("normalizer", key_hit), lambda statistics: _moved(statistics, value), state.normalizer
+        injection.hits("normalizer", key_hit), lambda statistics: _shift_statistics(statistics, value), state.normalizer
     )
     return dataclasses.replace(state, params={**state.params, "value": critic}, normalizer=normalizer)
 
 
-def _scrambled(params: Any, key: jax.Array, factor: jax.Array) -> Any:
+def _scramble(params: Any, key: jax.Array, factor: jax.Array) -> Any:
     """Normal random numbers instead of parameters, with the root mean square of each array times a factor."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
@@ -159,7 +159,7 @@ def _scrambled(params: Any, key: jax.Array, factor: jax.Array) -> Any:
     return jax.tree.unflatten(structure, [scramble(x, own) for x, own in zip(leaves, keys, strict=True)])
 
 
-def _moved(statistics: Statistics, value: jax.Array) -> Statistics:
+def _shift_statistics(statistics: Statistics, value: jax.Array) -> Statistics:
     """Observation statistics after a burst of rare observations.
 
     Args:
@@ -176,7 +176,7 @@ def _with_scale(state: TrainState, scale: jax.Array) -> TrainState:
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, learning_rate_scale=scale))
 
 
-def carried_on(state: TrainState, undone: int) -> TrainState:
+def after_rollback(state: TrainState, undone: int) -> TrainState:
     """The state after a rollback over `undone` iterations: what goes wrong in the world is not undone with them."""
     fault: Fault = state.fault
 

@@ -30,7 +30,7 @@ class PolicyEnvironment:
     backend: str | None
 
 
-def make_stage(
+def load_policy_environment(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None
 ) -> PolicyEnvironment:
     """Loads the environment for a run's policy.

@@ -23,7 +23,7 @@ from rlstable.config.schema import validate
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.envs.vector import Episodes, VectorEnv, run_episodes
@@ -74,7 +74,7 @@ class Evaluator:
         report: Callable[..., None],
         programs: Programs | None = None,
     ):
-        def numbered(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
+        def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
             def play_one(own: PolicySnapshot) -> Episodes:
                 # A key for every episode, which starts alike however many passes there are.
                 keys = jax.random.split(jax.random.split(own.key)[1], count)
@@ -82,7 +82,7 @@ class Evaluator:
 
             return vmap_seeds(play_one)(policies)
 
-        self._play = jax.jit(numbered)
+        self._play = jax.jit(play_pass)
         self._programs = programs or Programs(precision)
         self._count = count
         self._precision = precision
@@ -117,7 +117,7 @@ class Evaluator:
                 try:
                     self._compiled = (begun or self._begin(policies)).result()
                 except jax.errors.JaxRuntimeError as error:
-                    self._divide(error)
+                    self._double_passes(error)
 
     def evaluate(self, policies: Sequence[PolicySnapshot]) -> list[EvaluationMetrics]:
         """Evaluates policies.
@@ -151,11 +151,11 @@ class Evaluator:
             try:
                 return self._episodes(tuple(policies))
             except jax.errors.JaxRuntimeError as error:
-                self._divide(error)
+                self._double_passes(error)
 
     def _episodes(self, policies: tuple[PolicySnapshot, ...]) -> list[Episodes]:
         with self._precision.compiled(), interruptible():
-            passes = [jax.device_get(self._compiled(policies, own)) for own in self._numbers()]
+            passes = [jax.device_get(self._compiled(policies, own)) for own in self._episode_numbers()]
         return [
             jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
             for parts in zip(*passes, strict=True)
@@ -163,16 +163,16 @@ class Evaluator:
 
     def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Any]:
         """Starts compiling in another thread."""
-        own, numbers = tuple(policies), self._numbers()[0]
+        own, numbers = tuple(policies), self._episode_numbers()[0]
         return self._programs.build(f"evaluation {len(own)} {len(numbers)}", self._play, lambda: (own, numbers))
 
-    def _numbers(self) -> np.ndarray:
+    def _episode_numbers(self) -> np.ndarray:
         """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""
         share = -(-self._count // self._passes)
         numbers = np.arange(self._passes * share, dtype=np.int32) % self._count
         return numbers.reshape(self._passes, share)
 
-    def _divide(self, error: Exception) -> None:
+    def _double_passes(self, error: Exception) -> None:
         """Twice as many passes from now on, if it was memory that was refused."""
         if not exhausted(error):
             raise error
@@ -184,25 +184,25 @@ class Evaluator:
         self._report("evaluation_divided", passes=self._passes)
 
 
-def policy_of(state: TrainState, key: jax.Array) -> PolicySnapshot:
+def snapshot_of(state: TrainState, key: jax.Array) -> PolicySnapshot:
     """The policy of a training state, to be evaluated in the episodes of a random key."""
     params, statistics = sharding.first_device((state.params, state.normalizer))
     return PolicySnapshot(params, statistics, key)
 
 
-def counts(episodes: Episodes) -> np.ndarray:
+def valid_episodes(episodes: Episodes) -> np.ndarray:
     """Which episodes count, `[B]`: not aborted, and of a finite return, whatever the guard made of it."""
     return np.asarray((episodes.aborted == 0) & np.isfinite(episodes.metrics["reward"]))
 
 
 def returns_of(episodes: Episodes) -> np.ndarray:
     """Returns, `[B]`, NaN where an episode does not count."""
-    return np.where(counts(episodes), np.asarray(episodes.metrics["reward"], np.float64), np.nan)
+    return np.where(valid_episodes(episodes), np.asarray(episodes.metrics["reward"], np.float64), np.nan)
 
 
 def summarize(episodes: Episodes) -> EvaluationMetrics:
     """Mean and standard deviation of every metric over the episodes that count."""
-    kept = counts(episodes)
+    kept = valid_episodes(episodes)
     metrics: EvaluationMetrics = {}
     for name, values in episodes.metrics.items():
         metrics[f"eval/episode_{name}"] = float(values[kept].mean()) if kept.any() else None
@@ -232,7 +232,7 @@ def make_evaluator(
 
     def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
         with precision.narrow():
-            return run_episodes(env, acting(config, networks, params, statistics), keys, jax.random.split(key)[0])
+            return run_episodes(env, make_policy(config, networks, params, statistics), keys, jax.random.split(key)[0])
 
     programs = programs_of(config, sharding.make_mesh(1))
     return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs)
@@ -250,7 +250,7 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
         if config.env.source == "import" and config.eval.env_kwargs:  # without them it is the one of training
             check(single, f"{config.env.name} with eval.env_kwargs")
     env = VectorEnv(
-        DoublePhysics(single) if level(config.precision).x64 else single,
+        Float64Physics(single) if level(config.precision).x64 else single,
         config.env.episode_length,
         config.env.action_repeat,
         env_guards(config.guards) or env_guards(validate(GuardsConfig, {})),
@@ -258,7 +258,9 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
     return faults.faulty_env(env, config.fault) if config.fault.eval else env
 
 
-def acting(config: Config, networks: Networks, params: Any, statistics: Any) -> Callable[[Any, jax.Array], jax.Array]:
+def make_policy(
+    config: Config, networks: Networks, params: Any, statistics: Any
+) -> Callable[[Any, jax.Array], jax.Array]:
     """The acting function: actions `[B, A]` from observations and a random key, traced.
 
     Args:

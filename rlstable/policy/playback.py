@@ -12,8 +12,8 @@ from rich.table import Table
 
 from rlstable.config import ConfigError
 from rlstable.envs.vector import Episodes
-from rlstable.policy.environment import make_stage
-from rlstable.policy.evaluator import PolicySnapshot, counts, make_evaluator
+from rlstable.policy.environment import load_policy_environment
+from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, valid_episodes
 from rlstable.policy.saved_run import SavedRun
 from rlstable.policy.statistics import STATISTICS, Estimate, estimate
 from rlstable.supervise.memory_plan import OutOfMemory
@@ -42,7 +42,7 @@ class EvaluationResult:
     @property
     def kept(self) -> np.ndarray:
         """Which episodes count, `[B]`: those that were not aborted."""
-        return counts(self.episodes)
+        return valid_episodes(self.episodes)
 
     @property
     def returns(self) -> dict[str, Estimate] | None:
@@ -114,7 +114,7 @@ class EvaluationResult:
         return {name: values for name, values in self.episodes.metrics.items() if name != "reward"}
 
 
-def judge(
+def evaluate_run(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
 ) -> EvaluationResult:
     """Plays episodes with a saved policy.
@@ -127,9 +127,9 @@ def judge(
         seed: Of the first states and the samples.
 
     Raises:
-        ConfigError: As for `make_stage`, or memory does not suffice for a single episode.
+        ConfigError: As for `load_policy_environment`, or memory does not suffice for a single episode.
     """
-    stage = make_stage(run, episodes, deterministic, backend)
+    stage = load_policy_environment(run, episodes, deterministic, backend)
     evaluator = make_evaluator(
         stage.config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, stage.env
     )

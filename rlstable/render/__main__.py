@@ -81,25 +81,25 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
     command.note(
         f"playing {options.episodes:,} episodes of the {run.checkpoint}; what has to be compiled takes a while"
     )
-    reel = record(run, options.episodes, options.deterministic, options.backend, options.seed)
+    recorded = record(run, options.episodes, options.deterministic, options.backend, options.seed)
     folder = options.out or options.run / "episodes"
     about = [
         {"episode": one.name, "return": one.total, "steps": len(one.rewards), "aborted": one.aborted}
-        for one in reel.recordings
+        for one in recorded.recordings
     ]
     written: list[dict[str, Any]] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if pages:
-            write_atomically(folder / "episodes.html", page(reel))
+            write_atomically(folder / "episodes.html", page(recorded))
             written.append({"file": str(folder / "episodes.html"), "episodes": about})
         if films:
             from rlstable.render.film import write_film
 
-            for recording, facts in zip(reel.recordings, about, strict=True):
+            for recording, facts in zip(recorded.recordings, about, strict=True):
                 command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
                 path = folder / f"{recording.name}.mp4"
-                write_film(reel, recording, path, options.width, options.height)
+                write_film(recorded, recording, path, options.width, options.height)
                 written.append({"file": str(path), **facts})
     except OSError as error:
         raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.io.run_folder import write_atomically
-from rlstable.render.recording import Recording, Reel
+from rlstable.render.recording import RecordedEpisodes, Recording
 
 # On a GPU's driver or Mesa's, without a display; then in software.
 _WAYS = ("egl", "osmesa")
@@ -31,11 +31,11 @@ _NOT_ENCODED = (
 )
 
 
-def write_film(reel: Reel, recording: Recording, path: Path, width: int, height: int) -> None:
+def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, width: int, height: int) -> None:
     """Draws an episode and writes it as mp4, in real time.
 
     Args:
-        reel: Of which it is one.
+        recorded: Of which it is one.
         recording: The episode.
         path: The file; it is there whole or not at all.
         width: In pixels, even.
@@ -47,14 +47,14 @@ def write_film(reel: Reel, recording: Recording, path: Path, width: int, height:
     require_ffmpeg()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        mujoco.mj_saveModel(reel.model, str(folder / "model.mjb"))
+        mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
         np.savez(
             folder / "episode.npz",
             positions=recording.positions,
             rewards=recording.rewards,
-            seconds=reel.seconds,
+            seconds=recorded.seconds,
             aborted=recording.aborted,
-            title=f"{reel.title}, {recording.name}",
+            title=f"{recorded.title}, {recording.name}",
             size=(width, height),
         )
         _draw(folder)

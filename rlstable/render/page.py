@@ -12,28 +12,28 @@ from typing import Any
 import numpy as np
 
 from rlstable.io.page_data import embedded
-from rlstable.render.recording import Recording, Reel
+from rlstable.render.recording import RecordedEpisodes, Recording
 from rlstable.render.scene import Mesh, Part, Scene, make_scene, poses
 
 _DIGITS = 5  # of a reward, which is read and not computed with
 
 
-def page(reel: Reel) -> str:
+def page(recorded: RecordedEpisodes) -> str:
     """The page of some episodes, as HTML."""
-    scene = make_scene(reel.model)
+    scene = make_scene(recorded.model)
     data = {
-        "title": reel.title,
-        "seconds": reel.seconds,
-        "bodies": int(reel.model.nbody),
+        "title": recorded.title,
+        "seconds": recorded.seconds,
+        "bodies": int(recorded.model.nbody),
         "meshes": [_mesh(mesh) for mesh in scene.meshes],
         "parts": [_part(part) for part in scene.parts],
         "centre": scene.centre.tolist(),
         "extent": scene.extent,
         "followed": scene.followed,
         "floor": _floor(scene),
-        "episodes": [_episode(reel.model, recording) for recording in reel.recordings],
+        "episodes": [_episode(recorded.model, recording) for recording in recorded.recordings],
     }
-    return _template().substitute(title=html.escape(reel.title), data=embedded(data))
+    return _template().substitute(title=html.escape(recorded.title), data=embedded(data))
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from rlstable.device.precision import level
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.vector import Episodes, watch_episodes
 from rlstable.guards.env import physics
-from rlstable.policy.environment import make_stage
-from rlstable.policy.evaluator import acting, counts, evaluation_env
+from rlstable.policy.environment import load_policy_environment
+from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
 from rlstable.policy.saved_run import SavedRun
 from rlstable.supervise.memory_plan import exhausted
 
@@ -43,7 +43,7 @@ class Recording:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reel:
+class RecordedEpisodes:
     """Some episodes of one policy.
 
     Attributes:
@@ -59,7 +59,9 @@ class Reel:
     recordings: tuple[Recording, ...]
 
 
-def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0) -> Reel:
+def record(
+    run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
+) -> RecordedEpisodes:
     """Plays episodes and keeps the best, the median and the worst of them.
 
     An episode that was aborted is worse than any other.
@@ -72,9 +74,9 @@ def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: st
         seed: Of the first states and the samples.
 
     Raises:
-        ConfigError: As for `make_stage`, there is no MuJoCo model that could be drawn, or memory does not suffice.
+        ConfigError: As for `load_policy_environment`, there is no MuJoCo model that could be drawn, or memory does not suffice.
     """
-    stage = make_stage(run, episodes, deterministic, backend)
+    stage = load_policy_environment(run, episodes, deterministic, backend)
     config, name = stage.config, stage.config.env.name
     model = model_of(stage.env)
     if model is None:
@@ -84,7 +86,7 @@ def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: st
     def play(params: Any, statistics: Any, key: jax.Array) -> tuple[Episodes, Any]:
         key_policy, key_resets = jax.random.split(key)
         with precision.narrow():
-            policy = acting(config, run.policy.networks, params, statistics)
+            policy = make_policy(config, run.policy.networks, params, statistics)
             return watch_episodes(env, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
 
     try:
@@ -99,16 +101,16 @@ def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: st
         raise ConfigError(f"run: {name} has {positions.shape[-1]} positions and its MuJoCo model {model.nq}")
     recordings = tuple(
         _recording(label, index, found, positions, rewards, config.env.action_repeat)
-        for label, index in chosen(found).items()
+        for label, index in best_median_worst(found).items()
     )
     physics_name = "" if stage.backend is None else f", {stage.backend}"
     title = f"{name}{physics_name}, step {run.step:,}"
-    return Reel(title, model, _seconds(stage.env, model) * config.env.action_repeat, recordings)
+    return RecordedEpisodes(title, model, _seconds(stage.env, model) * config.env.action_repeat, recordings)
 
 
-def chosen(episodes: Episodes) -> dict[str, int]:
+def best_median_worst(episodes: Episodes) -> dict[str, int]:
     """Which episodes are worth a look, by name: the best, the median, the worst."""
-    returns = np.where(counts(episodes), np.asarray(episodes.metrics["reward"], np.float64), -np.inf)
+    returns = np.where(valid_episodes(episodes), np.asarray(episodes.metrics["reward"], np.float64), -np.inf)
     order = np.argsort(-returns, kind="stable")
     if len(order) == 1:
         return {"episode": int(order[0])}

@@ -24,7 +24,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.envs.resets import Resets
@@ -92,7 +92,7 @@ class TrainingSetup:
             check(single, config.env.name)
         self.precision = level(config.precision)
         self.env = VectorEnv(
-            DoublePhysics(single) if self.precision.x64 else single,
+            Float64Physics(single) if self.precision.x64 else single,
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
@@ -155,7 +155,7 @@ class TrainingSetup:
                 return jax.eval_shape(narrow, *args)
 
         config, pool = self._config, None
-        if self.env.draws:
+        if self.env.uses_pool:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
         env_state = self._first_states()
@@ -254,7 +254,7 @@ class TrainingSetup:
         """First states for every environment, and a pool for every device."""
         key_envs, key_pool = jax.random.split(key)
         env_state = self._resets.draw(key_envs, self._config.ppo.num_envs)
-        return env_state, self._pool(key_pool) if self.env.draws else None
+        return env_state, self._pool(key_pool) if self.env.uses_pool else None
 
     def _pool(self, key: jax.Array) -> Any:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
