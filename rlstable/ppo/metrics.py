@@ -1,9 +1,8 @@
-"""Metrics of an iteration, and the part of them that the state site checks."""
+"""Metrics of an iteration, and the metrics that the guards of the state site check."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,23 +13,24 @@ from rlstable.guards import masked
 from rlstable.guards.state import Report
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
+from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected
 from rlstable.ppo.sgd import SGDCarry
 from rlstable.ppo.state import TrainState
 
 
 def iteration_metrics(
-    config: Config, networks: Networks, state: TrainState, statistics: Any, data: Collected, sgd_result: SGDCarry
+    config: Config, networks: Networks, state: TrainState, statistics: Statistics, data: Collected, sgd_result: SGDCarry
 ) -> dict[str, jax.Array]:
-    """Metrics of learning; means over accepted minibatches are NaN if there was none.
+    """Metrics of SGD, limiters and samples; means over accepted minibatches are NaN if none was accepted.
 
     Args:
         config: The whole configuration.
         networks: Policy and value networks.
-        state: Before the iteration.
-        statistics: Those that SGD read observations by.
-        data: The experience, as it was collected.
-        sgd_result: What SGD left.
+        state: Training state before the iteration.
+        statistics: Observation statistics that SGD used.
+        data: Experience with raw observations.
+        sgd_result: Result of SGD.
     """
     limits, minibatches = config.guards.limiters, state.tuning.epochs * config.ppo.num_minibatches
     share = masked.share(data.valid)
@@ -55,14 +55,20 @@ def iteration_metrics(
     return values
 
 
-def state_report(values: dict[str, jax.Array], unit: Any, action_size: int) -> Report:
-    """Numbers for the state site; `unit` has the statistics of value targets, if they are normalised."""
+def state_report(values: dict[str, jax.Array], targets: Statistics | None, action_size: int) -> Report:
+    """Metrics for the state site.
+
+    Args:
+        values: Metrics of the iteration, by name.
+        targets: Statistics of value targets; None if values are not normalised.
+        action_size: Number of action elements.
+    """
     return Report(
         valid_share=values.get("training/valid_share", jnp.ones(())),
         updated=values["training/accepted_share"] > 0,
         greatest_reward=values["training/reward_greatest"],
-        # In units of rewards, whatever values are learnt in.
-        value_loss=values["training/v_loss"] * (1.0 if unit is None else jnp.square(unit.std)),
+        # In units of rewards, also with normalised values.
+        value_loss=values["training/v_loss"] * (1.0 if targets is None else jnp.square(targets.std)),
         distance=values.get("training/policy_distance", jnp.zeros(())),
         std=values["training/policy_dist_mean_std"],
         entropy=values["training/entropy"] / action_size,
