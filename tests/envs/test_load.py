@@ -168,7 +168,7 @@ def test_user_environment_is_a_class_or_a_function(rooms):
         ("rlstable_test_broken:Room", ["no module 'rlstable_test_no_such_dependency'", "rlstable_test_broken:Room"]),
         ("rlstable_test_rooms:Roam", ["no 'Roam'", "did you mean Room?"]),
         ("rlstable_test_rooms:Zzz", ["no 'Zzz'"]),
-        ("rlstable_test_rooms:SIZE", ["is not called: it is neither a class", "defined in rlstable_test_rooms"]),
+        ("rlstable_test_rooms:SIZE", ["is not called: it must be a class", "defined in rlstable_test_rooms"]),
         ("rlstable_test_rooms:Ruin", ["no method step", "Brax's Env interface"]),
     ],
 )
