@@ -212,7 +212,10 @@ def test_native_state_carries_the_arrays_that_an_environment_reads():
     ("config", "said"),
     [
         ({"source": "import", "name": "toys:PointMass"}, "it has no MuJoCo model"),
-        ({**STICK, "kwargs": {"reads": ("cfrc_ext",)}}, "it reads pipeline_state.cfrc_ext, which is not carried"),
+        (
+            {**STICK, "kwargs": {"reads": ("cfrc_ext",)}},
+            "it reads pipeline_state.cfrc_ext, which native physics",
+        ),
     ],
 )
 def test_environment_that_native_cannot_simulate_is_rejected_or_falls_back(config, said):
