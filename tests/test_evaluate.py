@@ -88,7 +88,7 @@ def test_nothing_is_left_where_all_are_aborted(faulty_dir: Path, tmp_path: Path)
     worth = evaluate_run(open_run(folder, trust=True), 4)
     assert worth.aborted == 4
     assert worth.as_data()["return"] is None
-    assert worth.lines() == ["4 of 4 episodes were aborted: there is no return to speak of"]
+    assert worth.lines() == ["4 of 4 episodes were aborted: no episode has a return"]
 
 
 def test_people_read_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_another_version_is_said(copied: Path) -> None:
 
 def test_a_run_that_saved_nothing_is_said(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ConfigError, match="has no checkpoint; nothing was saved before it ended, or checkpoint=off"):
+    with pytest.raises(ConfigError, match="has no checkpoint; the run ended before its first save"):
         open_run(copied)
 
 
