@@ -112,7 +112,9 @@ def test_memory_error_while_rendering_is_one_line(run_dir: Path, monkeypatch: py
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(jax, "device_get", refuse)
-    with pytest.raises(ConfigError, match="episodes: the device has no memory to play and keep 5; choose fewer"):
+    with pytest.raises(
+        ConfigError, match="episodes: the device has not enough memory to record 5 episodes; choose fewer"
+    ):
         record(open_run(run_dir), 5)
 
 
@@ -131,7 +133,7 @@ def test_recordings_equal_the_evaluated_episodes(run_dir: Path, recorded: Record
 def test_rendering_an_environment_without_a_model_is_an_error(tmp_path: Path) -> None:
     config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, logging={"console": "off"})
     TrainingLoop(config, tmp_path).run()
-    with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model, so that there is nothing to draw"):
+    with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model to draw"):
         record(open_run(tmp_path), 2)
 
 
@@ -227,7 +229,7 @@ def test_next_opengl_backend_is_tried_if_one_fails(
     recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr(film, "_WAYS", ("nonsense", "osmesa"))
+    monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("nonsense", "osmesa"))
     tried: list[str] = []
     run_process = film.subprocess.run
 
@@ -245,9 +247,7 @@ def test_missing_opengl_is_an_error_that_names_the_package(
     recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
-    with pytest.raises(
-        ConfigError, match=r"^format: no OpenGL to draw films with \(nonsense: .*libosmesa6.*format=html"
-    ):
+    with pytest.raises(ConfigError, match=r"^format: no OpenGL for films \(nonsense: .*libosmesa6.*format=html"):
         film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
     assert list(tmp_path.iterdir()) == []
 
@@ -256,7 +256,7 @@ def test_missing_opengl_is_an_error_that_names_the_package(
 def test_failing_ffmpeg_is_reported_as_an_ffmpeg_error(
     recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(film, "_WAYS", ("osmesa",))
+    monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("osmesa",))
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/bin/false")
     with pytest.raises(ConfigError, match=r"^format: ffmpeg could not encode the film \(.*format=html"):
         film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
