@@ -112,9 +112,7 @@ def test_memory_error_while_rendering_is_one_line(run_dir: Path, monkeypatch: py
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(jax, "device_get", refuse)
-    with pytest.raises(
-        ConfigError, match="episodes: the device has not enough memory to record 5 episodes; choose fewer"
-    ):
+    with pytest.raises(ConfigError, match="not enough memory to record 5 episodes; choose fewer"):
         record(open_run(run_dir), 5)
 
 
