@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_intermixed_args(argv)
     with command.working():
         options = command.options(EvaluateOptions, args.words)
-        from rlstable.policy.playback import judge
+        from rlstable.policy.playback import evaluate_run
         from rlstable.policy.saved_run import open_run
 
         run = open_run(options.run, options.which, options.trust)
         command.note(f"playing {options.episodes:,} episodes; what has to be compiled takes a while")
-        worth = judge(run, options.episodes, options.deterministic, options.backend, options.seed)
+        worth = evaluate_run(run, options.episodes, options.deterministic, options.backend, options.seed)
     if args.json:
         command.print_json(worth.as_data())
     else:

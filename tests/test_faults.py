@@ -99,7 +99,7 @@ def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
     vector = faults.faulty_env(vector, config.fault)
     resets, count = Resets(vector, config.ppo.num_envs), config.ppo.num_envs
     env_state = resets.draw(jax.random.PRNGKey(config.seed), count)
-    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.draws else None
+    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.uses_pool else None
     ppo = faults.arm(make_ppo(config, vector, env.action_size))
     return ppo, faults.armed_state(init_state(ppo, jax.random.PRNGKey(config.seed + 2), env_state, pool), config.fault)
 
@@ -456,7 +456,7 @@ def test_rollback_does_not_repeat_a_collapse(site: str, undone: int, guarded: Pr
         if undone <= START
         else placed(dataclasses.replace(guarded.state, fault=faults.as_data(fault)))
     )
-    state = faults.carried_on(good, undone)
+    state = faults.after_rollback(good, undone)
     healthy = placed(
         dataclasses.replace(jax.device_get(state), fault=faults.as_data(FaultConfig(site="physics", start=NEVER)))
     )
@@ -562,4 +562,4 @@ def test_without_a_fault_nothing_is_traced(tmp_path: Path) -> None:
     ],
 )
 def test_the_window_of_a_fault_of_the_host(fault: dict[str, Any], struck: list[int]) -> None:
-    assert [i for i in range(1, 6) if faults.struck(FaultConfig(**fault), i)] == struck
+    assert [i for i in range(1, 6) if faults.strikes(FaultConfig(**fault), i)] == struck

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config.schema import ConfigError
+from rlstable.device.trees import PyTree
 
-PyTree = Any
 GREATEST_NORM = 1e19  # the square, 1e38, is the largest power of ten in float32
 
 

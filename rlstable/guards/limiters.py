@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 
-def clip(x: jax.Array, limit: float | None) -> jax.Array:
+def clip(x: jax.Array, limit: float | jax.Array | None) -> jax.Array:
     """`x` clipped to `[-limit, limit]`. NaN stays NaN for a guard to find."""
     return x if limit is None else jnp.clip(x, -limit, limit)
 

@@ -15,7 +15,7 @@ from rlstable.config.supervise import X64
 from rlstable.device.precision import level
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
-from rlstable.envs.vector import VectorEnv, inner
+from rlstable.envs.vector import VectorEnv, without_first_state
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, is_key
 from rlstable.supervise.bad_values import Bad, bad_ones, group
@@ -179,7 +179,7 @@ def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
 def _inputs(env: Any, config: Config, key: jax.Array) -> Any:
     """A first state as `env.step` takes it."""
     envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
-    return jax.tree.map(lambda x: x[0], inner(envs.reset(key[None])))
+    return jax.tree.map(lambda x: x[0], without_first_state(envs.reset(key[None])))
 
 
 def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray]) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlstable.config import Config
 from rlstable.envs.vector import Episodes
-from rlstable.policy.evaluator import PolicySnapshot, policy_of, returns_of
+from rlstable.policy.evaluator import PolicySnapshot, returns_of, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.keys import SeedKeys
@@ -81,7 +81,7 @@ class ReturnCheck:
         """The best policy and the present one, to be played in the same fresh episodes for `compare`."""
         key = self._keys.comparison
         params, statistics = self._snapshots.best.policy
-        return PolicySnapshot(params, statistics, key), policy_of(state, key)
+        return PolicySnapshot(params, statistics, key), snapshot_of(state, key)
 
     def compare(self, best: Episodes, present: Episodes) -> None:
         """Decides whether the return has collapsed, from paired episodes of the policies of `sides`."""

@@ -18,7 +18,7 @@ from rlstable import faults
 from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
 from rlstable.config import Config
 from rlstable.device import sharding
-from rlstable.envs.capture import causes_of
+from rlstable.envs.capture import cause_names
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
@@ -26,7 +26,7 @@ from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
 from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir
 from rlstable.io.trusted_folders import remember
-from rlstable.policy.evaluator import PolicySnapshot, policy_of
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, Slot, TrainState
 from rlstable.runner.decision import Action, Decision, cause_of
 from rlstable.runner.finish import close
@@ -143,7 +143,7 @@ class SeedRun:
             else:
                 self.supervisor.keep(self.state)
             self.return_check = ReturnCheck(config, self.host, self._keys, self.supervisor.snapshots, self.event)
-            causes = causes_of(self.supervisor.setup.env.guards)
+            causes = cause_names(self.supervisor.setup.env.guards)
             self._incidents = Incidents(
                 run_dir, config, causes, self.supervisor.versions, self.host.incidents, self.event
             )
@@ -168,12 +168,12 @@ class SeedRun:
     @property
     def policy_snapshot(self) -> PolicySnapshot:
         """The present policy, for the evaluation episodes of this iteration."""
-        return policy_of(self.state, self._keys.evaluation)
+        return snapshot_of(self.state, self._keys.evaluation)
 
     @property
     def in_fresh_episodes(self) -> PolicySnapshot:
         """The present policy, for episodes that no evaluation of training plays."""
-        return policy_of(self.state, self._keys.fresh_evaluation)
+        return snapshot_of(self.state, self._keys.fresh_evaluation)
 
     def record_iteration(self, metrics: Metrics, seconds: float) -> bool:
         """Records an iteration, after `state` was replaced by its result.
@@ -381,7 +381,7 @@ class SeedRun:
 def _log_backend(setup: TrainingSetup, event: Callable[..., None]) -> None:
     """Logs which physics `env.backend=auto` chose."""
     loaded = setup.loaded
-    if loaded.because is None:
+    if loaded.fallback_reason is None:
         event("backend_chosen", backend=loaded.backend)
     else:
-        event("backend_fallback", backend=loaded.backend, because=loaded.because)
+        event("backend_fallback", backend=loaded.backend, because=loaded.fallback_reason)

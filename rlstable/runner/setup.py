@@ -24,14 +24,14 @@ from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
-from rlstable.ppo.build import make_ppo, untrained, with_environments
+from rlstable.ppo.build import init_program, make_ppo, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise.memory_bound import require_memory
@@ -92,7 +92,7 @@ class TrainingSetup:
             check(single, config.env.name)
         self.precision = level(config.precision)
         self.env = VectorEnv(
-            DoublePhysics(single) if self.precision.x64 else single,
+            Float64Physics(single) if self.precision.x64 else single,
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
@@ -155,7 +155,7 @@ class TrainingSetup:
                 return jax.eval_shape(narrow, *args)
 
         config, pool = self._config, None
-        if self.env.draws:
+        if self.env.uses_pool:
             # Packed on the host, so from arrays; a pool is small.
             pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
         env_state = self._first_states()
@@ -247,14 +247,14 @@ class TrainingSetup:
     def _program_of_untrained(self, env_state: Any) -> Any:
         """Initialises a training state without environments, compiled once for all seeds."""
         if self._untrained is None:
-            self._untrained = untrained(self.ppo, env_state)
+            self._untrained = init_program(self.ppo, env_state)
         return self._untrained
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""
         key_envs, key_pool = jax.random.split(key)
         env_state = self._resets.draw(key_envs, self._config.ppo.num_envs)
-        return env_state, self._pool(key_pool) if self.env.draws else None
+        return env_state, self._pool(key_pool) if self.env.uses_pool else None
 
     def _pool(self, key: jax.Array) -> Any:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping
 
 from rlstable.device import sharding
-from rlstable.policy.evaluator import PolicySnapshot, policy_of
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program
@@ -83,7 +83,7 @@ class Slots:
         """The policies of all slots, as the evaluator takes them."""
         some = next(iter(training.values())).policy_snapshot.key
         return [
-            training[seed].policy_snapshot if seed in training else policy_of(self._idle[seed], some)
+            training[seed].policy_snapshot if seed in training else snapshot_of(self._idle[seed], some)
             for seed in self._seeds
         ]
 

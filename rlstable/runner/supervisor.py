@@ -127,7 +127,7 @@ class Supervisor:
             state: At any level.
             key: Random key for its pool of first states.
         """
-        return self.setup.convert_state(self.setup.refill_pool(state, key) if self.setup.env.draws else state)
+        return self.setup.convert_state(self.setup.refill_pool(state, key) if self.setup.env.uses_pool else state)
 
     def fitting(self, compile_program: Callable[[], Program]) -> tuple[int | None, Program | None]:
         """Compiles a program and checks it against the memory of the device.
@@ -302,7 +302,7 @@ class Supervisor:
                 state = self._moved(state, before, change, key)
         state = self.setup.reset_envs_and_pool(state, key)
         if state.fault is not None:
-            state = faults.carried_on(state, self._host.iteration - good.iteration)
+            state = faults.after_rollback(state, self._host.iteration - good.iteration)
         state = dataclasses.replace(state, key=jax.random.fold_in(state.key, self._host.attempts.count))
         state = remedies.apply(remedy, state, self.setup.ppo.optimizer)
         return self.setup.convert_state(state)

@@ -245,7 +245,7 @@ class Arena:
         for seed in self._seeds:
             key_envs, key_pool, key = jax.random.split(jax.random.PRNGKey(seed), 3)
             env_state = resets.draw(key_envs, self._config.ppo.num_envs)
-            pool = resets.pool(key_pool, POOL) if self._envs.draws else None
+            pool = resets.pool(key_pool, POOL) if self._envs.uses_pool else None
             state = init_state(self._ppo, key, env_state, pool)
             states.append(jax.device_get(faults.armed_state(state, FaultConfig(**fault))))
         return jax.tree.map(lambda *x: np.stack(x), *states)

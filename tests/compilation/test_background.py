@@ -16,7 +16,7 @@ from quick_compile import quickly
 from toys import mesh, tiny_config
 
 from rlstable.compilation import background
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.runner.setup import TrainingSetup
 
 
@@ -71,16 +71,16 @@ def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monke
         assembly = TrainingSetup(config, mesh(1), None, compiling)
         keys = jax.random.split(jax.random.PRNGKey(0))
         state = assembly.first_state(*keys, config.fault, ahead=True)
-        judged = [policy_of(state, keys[0])]
+        judged = [snapshot_of(state, keys[0])]
         evaluator = make_evaluator(config, assembly.ppo.networks, compiling, lambda *_, **__: None)
         evaluator.begin(judged)
         assembly.compiled(state)
         evaluator.prepare(judged)
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    assert compiled["jit(program)"] == compiled["jit(_untrained)"] == ["resets"]
+    assert compiled["jit(program)"] == compiled["jit(_init_state)"] == ["resets"]
     assert compiled["jit(iteration)"] == ["training"]
-    assert compiled["jit(numbered)"] == ["evaluation"]
+    assert compiled["jit(play_pass)"] == ["evaluation"]
 
 
 ROOT = Path(__file__).resolve().parents[2]

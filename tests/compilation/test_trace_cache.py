@@ -29,7 +29,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
 from rlstable.envs.load import load_env
 from rlstable.policy import evaluator as evaluation
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
@@ -350,7 +350,7 @@ def begun(config: Config, steps: int = 2) -> tuple[Any, Any]:
     for _ in range(steps):
         state, metrics = program(state)
     evaluator = make_evaluator(config, found.ppo.networks, lambda _: contextlib.nullcontext(), print, found.single)
-    (episodes,) = evaluator.play([policy_of(state, jax.random.PRNGKey(2))])
+    (episodes,) = evaluator.play([snapshot_of(state, jax.random.PRNGKey(2))])
     return jax.device_get((state, metrics)), episodes
 
 

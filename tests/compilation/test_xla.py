@@ -21,7 +21,7 @@ from toys import mesh, tiny_config
 from rlstable.compilation import background, xla
 from rlstable.compilation.xla import compiler_options, enable_program_cache, program_cache_folder, quick_options
 from rlstable.config import Config
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.memory import footprint
@@ -49,7 +49,7 @@ def options_used(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     state = assembly.first_state(key, key, config.fault)
     assembly.compiled(state)
     evaluator = make_evaluator(config, assembly.ppo.networks, lambda _: contextlib.nullcontext(), print)
-    evaluator.prepare([policy_of(state, key)])
+    evaluator.prepare([snapshot_of(state, key)])
     return told
 
 
@@ -186,7 +186,7 @@ def test_run_compiles_every_program_once(tmp_path: Path) -> None:
         runner.run()
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    for program in ("jit(program)", "jit(_untrained)", "jit(iteration)", "jit(numbered)"):
+    for program in ("jit(program)", "jit(_init_state)", "jit(iteration)", "jit(play_pass)"):
         assert compiled.count(program) == 1, program
     evaluated = [row["step"] for row in runner.single.log.history if "eval/episode_reward" in row]
     assert len(evaluated) == 5
