@@ -19,7 +19,7 @@ from rlstable.io.run_folder import read_result
 from rlstable.policy.policy import policy_arrays
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.supervise.snapshots import NAMES, Saved
+from rlstable.supervise.snapshots import NAMES, SavedState
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -261,7 +261,7 @@ def test_a_checkpoint_from_before_the_return_watch_goes_back_to_its_last_good_st
         return OldTuning(*(getattr(tuning, name) for name in OldTuning._fields))
 
     saved, origins = now.single.supervisor.snapshots.save(now.single.state, 6)
-    assert isinstance(saved, Saved) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
+    assert isinstance(saved, SavedState) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
     last_good = saved.last_good | {"tuning": old(saved.last_good["tuning"])}
     saved = dataclasses.replace(
         saved, tuning=old(now.single.state.tuning), last_good=last_good, best=None, candidate=None, incident=None

@@ -31,7 +31,7 @@ from rlstable.guards.env import env_guards
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import TrainState
-from rlstable.supervise.memory_plan import OutOfMemory, exhausted
+from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
 EvaluationMetrics = dict[str, float | None]
@@ -174,7 +174,7 @@ class Evaluator:
 
     def _divide(self, error: Exception) -> None:
         """Twice as many passes from now on, if it was memory that was refused."""
-        if not exhausted(error):
+        if not is_out_of_memory(error):
             raise error
         if self._passes >= self._count:
             raise OutOfMemory(

@@ -17,7 +17,7 @@ from rlstable.guards.env import physics
 from rlstable.policy.environment import make_stage
 from rlstable.policy.evaluator import acting, counts, evaluation_env
 from rlstable.policy.saved_run import SavedRun
-from rlstable.supervise.memory_plan import exhausted
+from rlstable.supervise.memory_plan import is_out_of_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: st
             played = jax.jit(play)(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
             found, (positions, rewards) = jax.device_get(played)
     except jax.errors.JaxRuntimeError as error:
-        if not exhausted(error):
+        if not is_out_of_memory(error):
             raise
         raise ConfigError(f"episodes: the device has no memory to play and keep {episodes:,}; choose fewer") from error
     if positions.shape[-1] != model.nq:

@@ -213,7 +213,7 @@ class FleetFolder(SingleFolder):
     def _open_files(self, seeds: list[SeedRun]) -> None:
         assert self._lock is not None
         settings = self._config.model_dump(mode="json")
-        machine = seeds[0].machine if seeds else None
+        machine = seeds[0].programs.machine if seeds else None
         self._folder_check = FolderCheck(self._run_dir, self._lock, self._logbook, settings, machine, self.event)
         remember(self._run_dir / "config.yaml", self._config)  # if that is impossible, every seed logs it
         steps = [run.host.logged_step for run in seeds]

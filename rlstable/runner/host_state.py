@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rlstable.supervise.incident import Caught
-from rlstable.supervise.ladder import Rungs
+from rlstable.supervise.incident import IncidentMemory
+from rlstable.supervise.ladder import LadderMemory
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
@@ -49,9 +49,9 @@ class HostState:
     evaluated: float = 0.0
     wandb_run_id: str | None = None
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
-    rungs: Rungs = dataclasses.field(default_factory=Rungs)
+    rungs: LadderMemory = dataclasses.field(default_factory=LadderMemory)
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
-    incidents: Caught = dataclasses.field(default_factory=Caught)
+    incidents: IncidentMemory = dataclasses.field(default_factory=IncidentMemory)
     watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
     signs: SignMemory = dataclasses.field(default_factory=SignMemory)
     tally: Tally = dataclasses.field(default_factory=Tally)
@@ -61,7 +61,7 @@ class HostState:
         """Environment steps trained, rolled back steps included: never runs backwards."""
         return self.step + self.attempts.lost_steps
 
-    def become(self, other: HostState) -> None:
+    def copy_from(self, other: HostState) -> None:
         """Takes every field of another host state."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(other, field.name))
@@ -71,7 +71,7 @@ class HostState:
         """The state in a checkpoint of any version: missing fields have their defaults, unknown ones are ignored."""
         known = {field.name for field in dataclasses.fields(cls)}
         saved = {name: value for name, value in saved.items() if name in known}
-        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "incidents": Caught}
+        kinds = {"attempts": Attempts, "rungs": LadderMemory, "plan": MemoryPlan, "incidents": IncidentMemory}
         kinds["tally"] = Tally
         if "watch" not in saved and saved.get("best_return") is not None:
             # Saved without a return watch: the return at the start is unknown, so all of the return counts.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rlstable.config.renamed import GUARDS
 from rlstable.device.packed import PackedDict
-from rlstable.supervise.snapshots import NAMES, Saved
+from rlstable.supervise.snapshots import NAMES, SavedState
 
 _OLD = {new: old for old, new in GUARDS.items()}
 
@@ -21,12 +21,12 @@ def has_old_names(settings: Mapping[str, Any]) -> bool:
     return not GUARDS.keys().isdisjoint(settings.get("guards", {}))
 
 
-def under_old_names(template: Saved) -> Saved:
+def under_old_names(template: SavedState) -> SavedState:
     """A template with the guard memories under their old names. Trip counters have no names in a checkpoint."""
     return _each_part(template, lambda part: {"guard_memory": _renamed(part["guard_memory"], _OLD)})
 
 
-def under_new_names(saved: Saved) -> Saved:
+def under_new_names(saved: SavedState) -> SavedState:
     """Renames the guards of a state that was restored into `under_old_names`, and reorders the trip counters."""
 
     def renamed(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def under_new_names(saved: Saved) -> Saved:
     return _each_part(saved, renamed)
 
 
-def _each_part(saved: Saved, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Saved:
+def _each_part(saved: SavedState, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> SavedState:
     """Changes parts of a state and of the snapshots beside it."""
     whole = {field.name: getattr(saved, field.name) for field in dataclasses.fields(saved)}
     beside = {name: whole[name] | change(whole[name]) for name in NAMES if whole[name] is not None}

@@ -77,14 +77,14 @@ class ReturnCheck:
         best = self._snapshots.best
         return (self._watch.suspects or ends_below) and not best.empty and best.iteration < self._host.iteration
 
-    def sides(self, state: TrainState) -> tuple[PolicySnapshot, PolicySnapshot]:
+    def policy_pair(self, state: TrainState) -> tuple[PolicySnapshot, PolicySnapshot]:
         """The best policy and the present one, to be played in the same fresh episodes for `compare`."""
         key = self._keys.comparison
         params, statistics = self._snapshots.best.policy
         return PolicySnapshot(params, statistics, key), policy_of(state, key)
 
     def compare(self, best: Episodes, present: Episodes) -> None:
-        """Decides whether the return has collapsed, from paired episodes of the policies of `sides`."""
+        """Decides whether the return has collapsed, from paired episodes of the policies of `policy_pair`."""
         of_best, of_present = returns_of(best), returns_of(present)
         returns = {
             "best_return": _mean(of_best),

@@ -31,7 +31,7 @@ _NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if nam
 
 
 @dataclasses.dataclass
-class Caught:
+class IncidentMemory:
     """Memory of incidents as plain JSON, saved with the run.
 
     Attributes:
@@ -93,7 +93,7 @@ class Incidents:
         config: Config,
         causes: list[str],
         versions: Mapping[str, str],
-        caught: Caught,
+        caught: IncidentMemory,
         on_event: Callable[..., None],
     ):
         self._folder = run_dir / "incidents"

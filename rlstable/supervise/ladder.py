@@ -31,8 +31,8 @@ class Level(NamedTuple):
         return f"{self.matmul}/{self.network}"
 
 
-class Signs(NamedTuple):
-    """Signs of trouble in an iteration.
+class PrecisionSigns(NamedTuple):
+    """PrecisionSigns of trouble in an iteration.
 
     Attributes:
         bad_state: A state guard found parameters, optimizer or statistics not finite.
@@ -47,7 +47,7 @@ class Signs(NamedTuple):
     scale_collapsed: bool
 
 
-class Change(NamedTuple):
+class LevelChange(NamedTuple):
     """A change of level.
 
     Attributes:
@@ -60,7 +60,7 @@ class Change(NamedTuple):
 
 
 @dataclasses.dataclass
-class Rungs:
+class LadderMemory:
     """Memory of the ladder as plain JSON, saved with the run.
 
     Attributes:
@@ -89,31 +89,31 @@ class Ladder:
     Attributes:
         config: Levels and thresholds.
         start: The configured level.
-        rungs: Memory of the ladder.
+        memory: Memory of the ladder.
         distinct: Returns the levels of matrix products that this device distinguishes; called before the first climb.
         shared: Whether other seeds share the program, so that a climb raises `NeedsOwnProgram`.
     """
 
     config: LadderConfig
     start: Level
-    rungs: Rungs
+    memory: LadderMemory
     distinct: Callable[[tuple[str, ...]], tuple[str, ...]]
     shared: bool = False
 
     def __post_init__(self) -> None:
-        self.rungs.stretch = self.rungs.stretch or self.config.down_after
+        self.memory.stretch = self.memory.stretch or self.config.down_after
         self._matmul: tuple[str, ...] | None = None
 
     @property
     def level(self) -> Level:
         """The present level."""
-        own = self.rungs
+        own = self.memory
         matmul = self.start.matmul if own.matmul == 0 else self._matmul_levels[own.matmul]
         return Level(matmul, self._network_levels[own.network])
 
-    def watch(self, signs: Signs) -> Change | None:
+    def watch(self, signs: PrecisionSigns) -> LevelChange | None:
         """Takes in an iteration; the change that it asks for, if any, is made by this."""
-        own, config = self.rungs, self.config
+        own, config = self.memory, self.config
         cause = self._cause(signs)
         if not config.enabled:
             return None
@@ -123,13 +123,13 @@ class Ladder:
             return self.climb(cause)
         return self._come_down() if own.healthy >= own.stretch else None
 
-    def climb(self, cause: str) -> Change | None:
+    def climb(self, cause: str) -> LevelChange | None:
         """One step up for a cause, or None where that is not possible or has not helped before.
 
         Raises:
             NeedsOwnProgram: A step is possible, but other seeds share the program.
         """
-        own = self.rungs
+        own = self.memory
         own.troubled = 0
         if not self.config.enabled or own.futile:
             return None
@@ -145,24 +145,24 @@ class Ladder:
             own.stretch *= 2
         own.came_down = None
         setattr(own, kind, getattr(own, kind) + 1)
-        return Change(self.level, cause)
+        return LevelChange(self.level, cause)
 
     def can_climb(self) -> bool:
         """Whether there is a level above this one that may help."""
-        return self.config.enabled and not self.rungs.futile and (self._room("matmul") or self._room("network"))
+        return self.config.enabled and not self.memory.futile and (self._room("matmul") or self._room("network"))
 
-    def _give_up(self) -> Change | None:
+    def _give_up(self) -> LevelChange | None:
         """Trouble at the top of both ladders: precision is not its cause, and the cheap level does as well."""
-        own = self.rungs
+        own = self.memory
         own.futile = True
         moved = own.matmul or own.network
         if self.shared:
             return None
         own.matmul = own.network = 0
-        return Change(self.level, "no_relief") if moved else None
+        return LevelChange(self.level, "no_relief") if moved else None
 
-    def _come_down(self) -> Change | None:
-        own = self.rungs
+    def _come_down(self) -> LevelChange | None:
+        own = self.memory
         own.healthy = 0
         own.futile = False
         kind = "matmul" if own.matmul else "network" if own.network else None
@@ -170,9 +170,9 @@ class Ladder:
             return None
         own.came_down = kind
         setattr(own, kind, getattr(own, kind) - 1)
-        return Change(self.level, "healthy")
+        return LevelChange(self.level, "healthy")
 
-    def _cause(self, signs: Signs) -> str | None:
+    def _cause(self, signs: PrecisionSigns) -> str | None:
         config = self.config
         if signs.scale_collapsed:
             return "loss_scale"
@@ -184,7 +184,7 @@ class Ladder:
 
     def _room(self, kind: str) -> bool:
         levels: Mapping[str, Any] = {"matmul": self._matmul_levels, "network": self._network_levels}
-        return getattr(self.rungs, kind) + 1 < len(levels[kind])
+        return getattr(self.memory, kind) + 1 < len(levels[kind])
 
     @property
     def _matmul_levels(self) -> tuple[str, ...]:

@@ -113,12 +113,12 @@ class OutOfMemory(Exception):
     """Training does not fit, however it is divided. Its text says what would."""
 
 
-def exhausted(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether a device has refused memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-class Memory:
+class MemoryPlanner:
     """Compares what training needs with what there is.
 
     Args:

@@ -42,7 +42,7 @@ class Attempts:
     collapse_position: int = 0
 
 
-class Plan(NamedTuple):
+class RetryPlan(NamedTuple):
     """The plan for the next attempt.
 
     Attributes:
@@ -71,7 +71,7 @@ class Recovery:
         at: int,
         applicable: Callable[[Remedy], bool] = lambda _: True,
         collapse: bool = False,
-    ) -> Plan:
+    ) -> RetryPlan:
         """Plans the next attempt.
 
         Args:
@@ -84,10 +84,10 @@ class Recovery:
         config, new = self.config, self._copy(attempts)
         new.recent = [attempt for attempt in new.recent if at - attempt["at"] < config.window]
         if not config.enabled or len(new.recent) >= config.attempts:
-            return Plan(None, new)
+            return RetryPlan(None, new)
         remedy = self._next(new, applicable, collapse)
         if remedy is None:
-            return Plan(None, new)
+            return RetryPlan(None, new)
         new.count += 1
         new.healthy = 0
         if new.relaxed is not None:
@@ -98,7 +98,7 @@ class Recovery:
         new.recent.append({"at": at, "cause": cause, "remedy": written})
         if remedy.lasts:
             new.applied.append(written)
-        return Plan(remedy, new)
+        return RetryPlan(remedy, new)
 
     def after(self, attempts: Attempts, good: bool) -> tuple[Attempts, Remedy | None]:
         """Counts an iteration; after a long healthy stretch, the second item is the remedy to take back.

@@ -122,7 +122,7 @@ class SignMemory:
         spells = {name: Spell(**spell) for name, spell in saved.get("spells", {}).items()}
         return cls(**saved | {"spells": spells})
 
-    def say(self, name: str, step: int, text: str) -> None:
+    def add(self, name: str, step: int, text: str) -> None:
         """Keeps a sign of something that no metric shows."""
         spell = self.spells.setdefault(name, Spell())
         spell.count += 1

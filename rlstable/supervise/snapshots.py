@@ -30,7 +30,7 @@ Origins = Mapping[str, Mapping[str, int] | None]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Saved(TrainState):
+class SavedState(TrainState):
     """A training state with the snapshots beside it, as a checkpoint holds them.
 
     Attributes:
@@ -179,10 +179,10 @@ class Snapshots:
         """
         found = {name: snapshot.to_save(iteration) for name, snapshot in self._by_name.items()}
         beside: dict[str, Any] = {name: kept for name, (kept, _) in found.items() if kept is not None}
-        saved = Saved(**_fields(state), **beside) if beside else state
+        saved = SavedState(**_fields(state), **beside) if beside else state
         return saved, {name: origin for name, (_, origin) in found.items()}
 
-    def load(self, saved: Saved, iteration: int, origins: Origins, **tuning: Any) -> TrainState:
+    def load(self, saved: SavedState, iteration: int, origins: Origins, **tuning: Any) -> TrainState:
         """Reads what `save` returned.
 
         Args:
@@ -203,10 +203,10 @@ class Snapshots:
         return dataclasses.replace(state, tuning=dataclasses.replace(saved.tuning, **tuning))
 
 
-def template(state: TrainState) -> Saved:
+def template(state: TrainState) -> SavedState:
     """The tree of a checkpoint that holds all snapshots; its parts `NAMES` may be missing there."""
     beside: dict[str, Any] = dict.fromkeys(NAMES, _parts(state))
-    return Saved(**_fields(state), **beside)
+    return SavedState(**_fields(state), **beside)
 
 
 def _fields(state: TrainState) -> dict[str, Any]:

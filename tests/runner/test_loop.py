@@ -411,7 +411,7 @@ def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch:
             raise RuntimeError("the device is on fire")
 
     fleet = TrainingLoop(together(), tmp_path)
-    assembly = fleet.seeds[0].supervisor.setup
+    assembly = fleet.seeds[0].programs.setup
     monkeypatch.setattr(assembly, "compiled", lambda *_: Program(Failing(), assembly.precision))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         fleet.run()
@@ -516,7 +516,7 @@ def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -
     config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
     alone = TrainingLoop(config, tmp_path / "seed-1")
     alone.single.host.rungs.network = alone.single.host.rungs.matmul = 0
-    alone.single.supervisor._ladder._matmul = ("default", "highest")
+    alone.single.programs.ladder._matmul = ("default", "highest")
     alone.single.host.rungs.matmul = 1
     alone._save(None)
     alone.single.finish(StopReason.interrupted)
@@ -545,7 +545,7 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
 
 
 def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
+    with pytest.raises(ConfigError, match=r"^seeds: 2 seeds train together on one device, not on 8; set devices=1"):
         TrainingLoop(together(2, devices=8), tmp_path)
 
 
@@ -591,7 +591,7 @@ def test_seeds_that_were_saved_with_different_plans_take_the_smallest(tmp_path: 
     fleet._agree()
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
-    assert len({run.supervisor.program_key for run in fleet.seeds.values()}) == 1
+    assert len({run.programs.key for run in fleet.seeds.values()}) == 1
     fleet.close()
 
 

@@ -11,7 +11,7 @@ from toys import mesh, tiny_config
 from rlstable.config import Config
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint
-from rlstable.supervise.memory_plan import LEVERS, Memory, MemoryPlan, OutOfMemory, exhausted, smaller
+from rlstable.supervise.memory_plan import LEVERS, MemoryPlan, MemoryPlanner, OutOfMemory, is_out_of_memory, smaller
 
 GIB = 2**30
 
@@ -68,8 +68,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return []
 
 
-def make(told: list[Any], devices: int = 1, **kwargs: Any) -> Memory:
-    return Memory(config(**kwargs), mesh(devices), lambda kind, **fields: told.append((kind, fields)))
+def make(told: list[Any], devices: int = 1, **kwargs: Any) -> MemoryPlanner:
+    return MemoryPlanner(config(**kwargs), mesh(devices), lambda kind, **fields: told.append((kind, fields)))
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_levers_are_all_there() -> None:
 
 
 def test_what_counts_as_a_refusal() -> None:
-    assert exhausted(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."))
-    assert not exhausted(RuntimeError("INVALID_ARGUMENT"))
+    assert is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."))
+    assert not is_out_of_memory(RuntimeError("INVALID_ARGUMENT"))

@@ -12,7 +12,7 @@ from toys import assemble, mesh, placed, tiny_config
 
 from rlstable.ppo.state import TrainState
 from rlstable.supervise import snapshots
-from rlstable.supervise.snapshots import NAMES, Saved, Snapshot, Snapshots
+from rlstable.supervise.snapshots import NAMES, SavedState, Snapshot, Snapshots
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -74,8 +74,8 @@ def test_snapshots_that_are_saved_are_loaded_whichever_of_them_are_the_state_its
     beside = {name for name in NAMES if getattr(saved, name, None) is not None}
     assert beside == {name for name, where in zip(NAMES, at, strict=True) if where == "other"}
     # A checkpoint without anything beside its state has the tree of a plain state.
-    assert isinstance(saved, Saved) == bool(beside)
-    read = saved if isinstance(saved, Saved) else Saved(**snapshots._fields(saved))
+    assert isinstance(saved, SavedState) == bool(beside)
+    read = saved if isinstance(saved, SavedState) else SavedState(**snapshots._fields(saved))
     again = Snapshots(mesh())
     same(again.load(read, 9, origins), state)
     for name in NAMES:
@@ -88,7 +88,7 @@ def test_numbers_typed_on_resume_reach_the_snapshots_too(state: TrainState) -> N
     kept = Snapshots(mesh())
     kept.best.keep(moved(state, 1.0), 1, 64)
     saved, origins = kept.save(state, 9)
-    assert isinstance(saved, Saved)
+    assert isinstance(saved, SavedState)
     again = Snapshots(mesh())
     found = again.load(saved, 9, origins, learning_rate=np.float32(0.5))
     assert float(found.tuning.learning_rate) == 0.5
