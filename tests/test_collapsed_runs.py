@@ -161,7 +161,7 @@ def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
     for name in NAMES:
         ours, theirs = (getattr(run.single.supervisor.snapshots, name) for run in (rest, part))
         assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
-        same(ours._kept, theirs._kept)
+        same(ours._parts, theirs._parts)
     rest.run()
     same(rest.single.state, recovered.single.state)
     assert rest.single.host.watch == recovered.single.host.watch

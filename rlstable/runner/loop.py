@@ -108,7 +108,7 @@ class TrainingLoop:
 
     def run(self) -> Result:
         """Trains every seed until it stops. However the run ends, the run folder has the stop reason."""
-        with self._stop_request.listening():
+        with self._stop_request.catching_signals():
             return self._run()
 
     def advance(self) -> dict[int, StopReason]:

@@ -28,7 +28,7 @@ from rlstable.io.trusted_folders import remember
 from rlstable.policy.evaluator import PolicySnapshot, policy_of
 from rlstable.ppo.state import Metrics, Slot, TrainState
 from rlstable.runner.decision import Decision
-from rlstable.runner.finish import close
+from rlstable.runner.finish import finish_files
 from rlstable.runner.host_state import HostState
 from rlstable.runner.keys import SeedKeys
 from rlstable.runner.result import Result
@@ -279,7 +279,7 @@ class SeedRun:
             saved = self.checkpoints.latest() is not None
             taken = self.saving.folder_check.taken
             report = self.config.logging.report
-            close(stop_reason, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
+            finish_files(stop_reason, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
             step, history = self.host.step, self.log.history
             return fields, Result(stop_reason, self.run_dir, step, self.log.last_evaluation, history)
 

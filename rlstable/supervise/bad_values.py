@@ -1,4 +1,4 @@
-"""The numbers of an environment step by name, which of them are bad, and in which order a bad one travels.
+"""Finds the bad numbers of an environment step, in the order in which a bad number spreads from array to array.
 
 Names are as in `io.arrays`: `pipeline_state/qpos`, `obs/state`, `reward`, `info/steps`, and `action`.
 """
@@ -24,13 +24,13 @@ _IN_ORDER = ("ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos
 
 
 class Bad(NamedTuple):
-    """A number that is wrong.
+    """A bad number.
 
     Attributes:
-        array: Its array.
-        place: Its place there.
+        array: Name of the array.
+        place: Index in the array.
         value: The number.
-        why: `not finite`, or beyond which limit.
+        why: `not finite`, or the limit that is exceeded.
     """
 
     array: str
@@ -44,20 +44,20 @@ class Bad(NamedTuple):
 
 
 def group(name: str) -> str:
-    """Kind of an array, in the quarantine's words: action, physics, obs, reward, ..."""
+    """Kind of an array, as the quarantine guard names it: action, physics, obs, reward, ..."""
     head = name.split("/")[0]
     return "physics" if head in _PHYSICS else head
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names in the order in which a bad number travels: action, accelerations, positions, observation, reward."""
+    """Sorts names in the order in which a bad number spreads: action, accelerations, positions, observation, reward."""
 
     def rank(name: str) -> tuple[int, int, str]:
-        own, last = group(name), name.split("/", 1)[-1]
-        main = own == "physics" and last in _IN_ORDER
+        kind, last = group(name), name.split("/", 1)[-1]
+        is_ordered = kind == "physics" and last in _IN_ORDER
         return (
-            _GROUPS.index(own) if own in _GROUPS else len(_GROUPS),
-            _IN_ORDER.index(last) if main else len(_IN_ORDER),
+            _GROUPS.index(kind) if kind in _GROUPS else len(_GROUPS),
+            _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER),
             name,
         )
 
@@ -65,29 +65,29 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def bad_ones(arrays: Arrays, limits: QuarantineConfig) -> list[Bad]:
-    """The first bad number of every array that has one, in the order in which a bad number travels.
+    """The first bad number of each array, in the order in which a bad number spreads.
 
     Args:
-        arrays: Of one environment, after its step.
-        limits: Beyond which a number is bad.
+        arrays: Arrays of one environment after its step, by name.
+        limits: Limits beyond which a number is bad.
     """
     floats = {name: array for name, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
     found = {name: bad for name, array in floats.items() if (bad := _first_bad(name, array, _limit(name, limits)))}
     for kind in ("action", "physics", "metrics", "info"):
-        own = {name: array for name, array in floats.items() if group(name) == kind}
-        if limits.max_other_norm is None or found.keys() & own.keys():
+        of_kind = {name: array for name, array in floats.items() if group(name) == kind}
+        if limits.max_other_norm is None or found.keys() & of_kind.keys():
             continue
         limit = min(limits.max_other_norm, GREATEST_NORM)
-        # Not too large for float64: nothing here is infinite.
-        if math.sqrt(sum(float(np.sum(np.square(array.astype(np.float64)))) for array in own.values())) > limit:
-            name = max(own, key=lambda name: magnitude(own[name]))
-            index, value = _greatest(own[name])
+        # Float64 does not overflow here: all values are finite.
+        if math.sqrt(sum(float(np.sum(np.square(array.astype(np.float64)))) for array in of_kind.values())) > limit:
+            name = max(of_kind, key=lambda name: magnitude(of_kind[name]))
+            index, value = _greatest(of_kind[name])
             found[name] = Bad(name, index, value, f"the norm of all {kind} is beyond {limit:g}")
     return [found[name] for name in in_order(found)]
 
 
 def magnitude(array: np.ndarray) -> float:
-    """The largest finite magnitude, 0 if no number is finite."""
+    """The largest finite absolute value; 0 if no number is finite."""
     finite = np.abs(array[np.isfinite(array)])
     return float(finite.max()) if finite.size else 0.0
 

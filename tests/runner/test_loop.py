@@ -26,8 +26,11 @@ from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
+from rlstable.runner import loop
+from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
+from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -381,18 +384,20 @@ def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path:
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
 
-def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = TrainingLoop(together(), tmp_path)
-    finish, asked = fleet.seeds[1].finish_iteration, []
+def test_error_after_an_iteration_ends_one_seed_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SeedRun] = []
 
-    def fail(*args: Any) -> Any:
-        asked.append(args)
-        if len(asked) == 3:
-            raise OSError("the disk of this one is on fire")
-        return finish(*args)
+    def fail(run: SeedRun, *args: Any) -> Any:
+        if run.config.seed == 1:
+            asked.append(run)
+            if len(asked) == 3:
+                raise OSError("the disk of this one is on fire")
+        return finish_iteration(run, *args)
 
-    fleet.seeds[1].finish_iteration = fail  # type: ignore[method-assign]
-    result = fleet.run()
+    monkeypatch.setattr(loop, "finish_iteration", fail)
+    result = TrainingLoop(together(), tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
     assert (result.stop_reason.exit_code, len(asked)) == (1, 3)
     assert "the disk of this one is on fire" in capsys.readouterr().err

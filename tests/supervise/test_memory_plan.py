@@ -102,7 +102,7 @@ def test_a_lever_is_left_where_it_brings_nothing(told: list[Any]) -> None:
     ]
     assert told[0][1] == {"plan": "gradient_accumulation 4", "needed": "4.0 GiB", "limit": "1.0 GiB"}
     with pytest.raises(
-        OutOfMemory, match=r"^Training needs 1\.9 GiB of 1\.0 GiB with .*; a limit of 2.04 GiB would do"
+        OutOfMemory, match=r"^Training needs 1\.9 GiB of 1\.0 GiB with .*; a limit of 2.04 GiB would be enough"
     ):
         own.smaller(plan, int(1.938 * GIB))
 
@@ -120,7 +120,7 @@ def test_a_device_that_refuses_says_no_number(told: list[Any]) -> None:
 def test_without_adaptation_the_estimate_is_no_verdict_but_a_refusal_is(told: list[Any]) -> None:
     own = make(told, adapt=False)
     assert own.fits(own.needed(program(2.0)))
-    with pytest.raises(OutOfMemory, match=r"supervise\.memory\.adapt=true divides the work"):
+    with pytest.raises(OutOfMemory, match=r"set supervise\.memory\.adapt=true"):
         own.smaller(MemoryPlan(), None)
 
 
