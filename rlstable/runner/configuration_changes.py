@@ -46,12 +46,12 @@ def changes(saved: Any, config: Config, run_dir: Path) -> list[SettingChange]:
     # Seeds that train together take their settings from the parent folder.
     parent = [run_dir.parent] if run_dir in seed_folders(run_dir.parent) else []
     on_disk = [settings for folder in (run_dir, *parent) if (settings := _settings(folder)) is not None]
-    found = []
+    result = []
     for key, old, new in _differences(saved, config, config.model_dump(mode="json"), ""):
         if key.partition(".")[0] not in _NO_TRAINING:
             edited = any(value_at(settings, key) == new for settings in on_disk)
-            found.append(SettingChange(key, old, new, "edited" if edited else "typed"))
-    return found
+            result.append(SettingChange(key, old, new, "edited" if edited else "typed"))
+    return result
 
 
 def value_at(settings: Mapping[str, Any], key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Decides what follows an iteration: continue, end with the best policy, roll back, or stop. Changes no state."""
+"""Decides after an iteration: continue, end with the best policy, roll back, or stop. Changes no state."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def decide(
     recovery: Recovery,
     applicable: Callable[[Remedy], bool],
 ) -> Decision:
-    """Decides what follows an iteration.
+    """Decides after an iteration whether to continue, roll back or stop.
 
     Args:
         cause: From `cause_of`.

@@ -242,7 +242,7 @@ class TrainingLoop:
         self._folder.end_seed(seed, run, stop_reason)
 
     def _agree_on_program(self) -> None:
-        """Ends resumed seeds that need another program; the others take the smallest memory plan of any seed."""
+        """Ends resumed seeds that need another program; the other seeds take the smallest memory plan of any seed."""
         precision = self.config.precision
         for seed, run in self._unfinished.items():
             level = run.programs.level

@@ -39,9 +39,9 @@ def under_new_names(saved: SavedState) -> SavedState:
 
 def _change_parts(saved: SavedState, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> SavedState:
     """Changes parts of a state and of the snapshots beside it."""
-    whole = {field.name: getattr(saved, field.name) for field in dataclasses.fields(saved)}
-    snapshots = {name: whole[name] | change(whole[name]) for name in NAMES if whole[name] is not None}
-    return dataclasses.replace(saved, **change(whole), **snapshots)
+    parts = {field.name: getattr(saved, field.name) for field in dataclasses.fields(saved)}
+    snapshots = {name: parts[name] | change(parts[name]) for name in NAMES if parts[name] is not None}
+    return dataclasses.replace(saved, **change(parts), **snapshots)
 
 
 def _renamed(memory: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Saving:
             self.save(state, None)
 
     def save(self, state: TrainState, score: float | None) -> None:
-        """Saves a state. If the run folder is gone, it is written again first.
+        """Saves a state. If the run folder is missing, it is written again first.
 
         Args:
             state: The training state.
@@ -190,7 +190,7 @@ class Saving:
         return self._since_saved()
 
     def final_stop_reason(self, stop_reason: StopReason, state: TrainState) -> StopReason:
-        """The stop reason after a check of what is saved; `not_saved` replaces one that promises the last state.
+        """The stop reason after a check of the saved states; `not_saved` replaces a reason that promises the last state.
 
         May be called again with the result.
 
@@ -207,7 +207,7 @@ class Saving:
         return stop_reason
 
     def _unless_not_saved(self, stop_reason: StopReason) -> StopReason:
-        """The stop reason, or `not_saved` if no checkpoint has what the stop reason promises.
+        """The stop reason, or `not_saved` if no checkpoint has the state that the stop reason promises.
 
         If the last state was bad, so that it was not saved, a best policy in the folder is enough. If no state
         was ever good, nothing is saved.

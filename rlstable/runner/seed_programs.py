@@ -43,7 +43,7 @@ class SeedPrograms:
         config: The whole configuration.
         mesh: The devices.
         more_guards: The user's guards, by site and name.
-        compiling: Context manager that shows the user what is compiling.
+        compiling: Context manager that shows the name of the program that is compiling.
         event: Called as `event(kind, **fields)`.
         host: The run's host state, with the memory of the ladder and the memory plan.
         factories: Factories of setups and evaluators; None for an ordinary run.

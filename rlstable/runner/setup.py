@@ -73,7 +73,7 @@ class TrainingSetup:
         config: The whole configuration.
         mesh: The devices.
         more_guards: The user's guards, by site and name; None for none.
-        compiling: Context manager that shows the user what is compiling; None for no message.
+        compiling: Context manager that shows the name of the program that is compiling; None for no message.
 
     Raises:
         ConfigError: The environment cannot be made, or does not fit the configuration.

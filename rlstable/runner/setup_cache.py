@@ -47,7 +47,7 @@ class SetupCache:
         config: The whole configuration.
         mesh: The devices.
         more_guards: The user's guards, by site and name.
-        compiling: Context manager that shows the user what is compiling.
+        compiling: Context manager that shows the name of the program that is compiling.
         event: Called as `event(kind, **fields)`.
         factories: Factories of setups and evaluators; None for an ordinary run.
     """

@@ -18,7 +18,7 @@ class StopRequest:
     """Stop requests: signals and the wall-clock limit, also while XLA compiles.
 
     Args:
-        console: Shows what compiles.
+        console: Shows the name of the program that compiles.
         save_and_end: Saves and ends the run; called by another thread while XLA compiles in the main thread.
         signals: Signals that are already caught; None to catch them in `listening`.
         limit: Seconds from now; an iteration that would end later is not started. None for no limit.
@@ -67,7 +67,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Shows what compiles, and reacts to a signal meanwhile."""
+        """Shows the name of the program that compiles, and reacts to signals meanwhile."""
         handler = contextlib.nullcontext() if self._signals is None else self._signals.exit_handler(self._exit)
         with self._console.compiling(name), handler:
             yield

@@ -1,4 +1,4 @@
-"""The supervisor: decides what follows an iteration, and rolls a training state back under a remedy."""
+"""The supervisor: decides after an iteration, and rolls a training state back under a remedy."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Supervisor:
         return self._rolled_back(programs.setup.convert_state(state), good)
 
     def _rolled_back(self, state: TrainState, to: Snapshot) -> TrainState:
-        """Counts what a rollback lost. The logged step, trained and lost steps together, stays the same."""
+        """Counts the steps and iterations that a rollback lost. The logged step, trained and lost steps together, stays the same."""
         host = self._host
         host.attempts.lost_iterations += host.iteration - to.iteration
         host.attempts.lost_steps += host.step - to.step

@@ -70,8 +70,8 @@ class Telemetry:
         last = self._metrics[-1]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, as intended
-            whole = np.nanmean([metrics.values.whole for metrics in self._metrics], axis=0).tolist()
-        means = {name: whole[place] for name, place in last.values.places.items()}
+            packed_means = np.nanmean([metrics.values.whole for metrics in self._metrics], axis=0).tolist()
+        means = {name: packed_means[place] for name, place in last.values.places.items()}
         ended = not np.isnan(means["episode/length"])
         # Without an accepted update, NaN means "no value" and is left out; otherwise a NaN is logged.
         learned = means["training/accepted_share"] > 0

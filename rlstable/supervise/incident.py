@@ -224,15 +224,15 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
 
 def _within(arrays: Mapping[str, np.ndarray], max_mb: float) -> tuple[dict[str, np.ndarray], list[str]]:
     """The arrays that fit, and the names of left out arrays: first `after/`, then `before/`, the largest first."""
-    kept = dict(arrays)
+    fitting = dict(arrays)
     left_out: list[str] = []
     for prefix in ("after/", "before/"):
         for name in sorted((name for name in arrays if name.startswith(prefix)), key=lambda name: -arrays[name].nbytes):
-            if sum(array.nbytes for array in kept.values()) <= max_mb * 1e6:
-                return kept, left_out
+            if sum(array.nbytes for array in fitting.values()) <= max_mb * 1e6:
+                return fitting, left_out
             left_out.append(name)
-            del kept[name]
-    return kept, left_out
+            del fitting[name]
+    return fitting, left_out
 
 
 def read(folder: Path) -> Incident:

@@ -23,8 +23,8 @@ class RunWarning(NamedTuple):
 
 def warnings_of(tally: Tally) -> list[RunWarning]:
     """The warnings of a run, in a fixed order; empty for a healthy one."""
-    found = (_transitions(tally), _evaluations(tally), _return(tally))
-    return [RunWarning(name, text) for name, text in found if text]
+    candidates = (_transitions(tally), _evaluations(tally), _return(tally))
+    return [RunWarning(name, text) for name, text in candidates if text]
 
 
 def _transitions(tally: Tally) -> tuple[str, str]:

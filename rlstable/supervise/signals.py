@@ -24,8 +24,8 @@ class Signals:
     If the process ignores a signal at its start, the signal stays ignored: a script's Ctrl-C does not stop the
     processes that the script has started in the background.
 
-    If another handler of SIGUSR1 or SIGUSR2 exists (submitit queues a job again with it), the signal ends the run too,
-    and the other handler is called once everything is saved. SIGTERM is then left to its handler.
+    If another handler of SIGUSR1 or SIGUSR2 exists (submitit queues a job again with it), the signal ends the run too.
+    The other handler is then called once everything is saved. SIGTERM is then left to its handler.
 
     Args:
         owns_process: Whether the process only runs this training. Then a signal during compilation and any second

@@ -174,16 +174,16 @@ def _of_seed(fields: Mapping[str, Any]) -> str:
 
 def _of_signs(fields: Mapping[str, Any], seeds: Mapping[Any, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """A line per sign of trouble, at most `_MOST_SIGNS`; the same sign of several seeds is one line."""
-    found: dict[str, list[tuple[Any, str]]] = {}
+    by_name: dict[str, list[tuple[Any, str]]] = {}
     for seed, seed_fields in seeds.items() or [(None, fields)]:
         for name, sign in seed_fields.get("signs", {}).items():
-            found.setdefault(name, []).append((seed, sign["text"]))
+            by_name.setdefault(name, []).append((seed, sign["text"]))
     rows = []
-    for logged in list(found.values())[:_MOST_SIGNS]:
+    for logged in list(by_name.values())[:_MOST_SIGNS]:
         names = [str(seed) for seed, _ in logged if seed is not None]
         rows.append(("sign", _seed_prefix(names) + logged[0][1]))
-    if len(found) > _MOST_SIGNS:
-        rows.append(("signs", f"and {len(found) - _MOST_SIGNS:,} more in the report"))
+    if len(by_name) > _MOST_SIGNS:
+        rows.append(("signs", f"and {len(by_name) - _MOST_SIGNS:,} more in the report"))
     return rows
 
 
@@ -193,13 +193,13 @@ def describe_warnings(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     Args:
         fields: Fields as for `describe`.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
+    by_name: dict[str, list[tuple[str, str]]] = {}
     for seed, seed_fields in fields.get("seeds", {}).items() or [("", fields)]:
         for warning in seed_fields.get("warnings", []):
-            found.setdefault(warning["name"], []).append((str(seed), warning["text"]))
+            by_name.setdefault(warning["name"], []).append((str(seed), warning["text"]))
     return [
         ("warning", _seed_prefix([seed for seed, _ in logged if seed]) + f"{name}: {logged[0][1]}")
-        for name, logged in found.items()
+        for name, logged in by_name.items()
     ]
 
 

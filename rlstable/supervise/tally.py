@@ -29,7 +29,7 @@ class Tally:
         void: Evaluations without a finite return.
         trips: Trips by guard and cause.
         limiters: By limiter, the sum of its activity and the number of iterations that reported it.
-        lost: Minibatches rejected in iterations without an accepted update, by what rejected them: a guard's name,
+        lost: Minibatches rejected in iterations without an accepted update, by the cause: a guard's name,
             `limiters/kl` or `SAMPLES`.
     """
 
