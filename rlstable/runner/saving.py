@@ -190,7 +190,7 @@ class Saving:
         return self._since_saved()
 
     def final_stop_reason(self, stop_reason: StopReason, state: TrainState) -> StopReason:
-        """The stop reason after a check of the saved states; `not_saved` replaces a reason that promises the last state.
+        """The stop reason after a check of the saved states; `not_saved` if the last state was promised but not saved.
 
         May be called again with the result.
 

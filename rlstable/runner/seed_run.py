@@ -253,7 +253,7 @@ class SeedRun:
         return StopReason.needs_own_program
 
     def final_stop_reason(self, stop_reason: StopReason) -> StopReason:
-        """The stop reason after a check of the saved states; `not_saved` replaces a reason that promises the last state.
+        """The stop reason after a check of the saved states; `not_saved` if the last state was promised but not saved.
 
         May be called again with the result.
         """

@@ -146,7 +146,7 @@ class Supervisor:
         return self._rolled_back(programs.setup.convert_state(state), good)
 
     def _rolled_back(self, state: TrainState, to: Snapshot) -> TrainState:
-        """Counts the steps and iterations that a rollback lost. The logged step, trained and lost steps together, stays the same."""
+        """Counts lost steps and iterations; the logged step, trained and lost steps together, does not change."""
         host = self._host
         host.attempts.lost_iterations += host.iteration - to.iteration
         host.attempts.lost_steps += host.step - to.step
