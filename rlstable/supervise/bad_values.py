@@ -23,7 +23,7 @@ _GROUPS = ("action", "physics", "obs", "reward", "done", "metrics", "info")
 _IN_ORDER = ("ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q")
 
 
-class Bad(NamedTuple):
+class BadNumber(NamedTuple):
     """A bad number.
 
     Attributes:
@@ -49,7 +49,7 @@ def group(name: str) -> str:
     return "physics" if head in _PHYSICS else head
 
 
-def in_order(names: Iterable[str]) -> list[str]:
+def in_causal_order(names: Iterable[str]) -> list[str]:
     """Sorts names in the order in which a bad number spreads: action, accelerations, positions, observation, reward."""
 
     def rank(name: str) -> tuple[int, int, str]:
@@ -64,7 +64,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=rank)
 
 
-def bad_ones(arrays: Arrays, limits: QuarantineConfig) -> list[Bad]:
+def find_bad_numbers(arrays: Arrays, limits: QuarantineConfig) -> list[BadNumber]:
     """The first bad number of each array, in the order in which a bad number spreads.
 
     Args:
@@ -82,8 +82,8 @@ def bad_ones(arrays: Arrays, limits: QuarantineConfig) -> list[Bad]:
         if math.sqrt(sum(float(np.sum(np.square(array.astype(np.float64)))) for array in of_kind.values())) > limit:
             name = max(of_kind, key=lambda name: magnitude(of_kind[name]))
             index, value = _greatest(of_kind[name])
-            found[name] = Bad(name, index, value, f"the norm of all {kind} is beyond {limit:g}")
-    return [found[name] for name in in_order(found)]
+            found[name] = BadNumber(name, index, value, f"the norm of all {kind} is beyond {limit:g}")
+    return [found[name] for name in in_causal_order(found)]
 
 
 def magnitude(array: np.ndarray) -> float:
@@ -101,7 +101,7 @@ def _limit(name: str, limits: QuarantineConfig) -> float | None:
     return {"obs": limits.max_abs_observation, "reward": limits.max_abs_reward, "done": 1.0}.get(kind)
 
 
-def _first_bad(name: str, array: np.ndarray, limit: float | None) -> Bad | None:
+def _first_bad(name: str, array: np.ndarray, limit: float | None) -> BadNumber | None:
     wrong = ~np.isfinite(array)
     why = NOT_FINITE
     if not wrong.any() and limit is not None:
@@ -109,7 +109,7 @@ def _first_bad(name: str, array: np.ndarray, limit: float | None) -> Bad | None:
     if not wrong.any():
         return None
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return Bad(name, index, float(array[index]), why)
+    return BadNumber(name, index, float(array[index]), why)
 
 
 def _greatest(array: np.ndarray) -> tuple[tuple[int, ...], float]:

@@ -20,7 +20,7 @@ from rlstable.io.archive import pack, unpack
 from rlstable.io.arrays import copy_out
 from rlstable.io.trusted_folders import remember
 from rlstable.ppo.state import Slot
-from rlstable.supervise.bad_values import bad_ones
+from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
 
 FORMAT = 1
@@ -155,7 +155,7 @@ class Incidents:
         after = {name.removeprefix("after/"): x for name, x in arrays.items() if name.startswith("after/")}
         step, repeat = divmod(int(clock), self._config.env.action_repeat)
         unroll, step = divmod(step, self._config.ppo.unroll_length)
-        bad_numbers = bad_ones(after | {"action": arrays["action"]}, limits_of(self._config))
+        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, limits_of(self._config))
         facts = {
             "causes": [cause for cause, flag in zip(self._causes, flags, strict=True) if flag],
             "bad": [{**bad._asdict(), "text": str(bad)} for bad in bad_numbers[:_MOST_BAD]],
