@@ -539,14 +539,14 @@ def test_without_a_fault_nothing_is_traced(tmp_path: Path) -> None:
     runner = TrainingLoop(quick(), tmp_path)
     runner.single.checkpoints.close()
     runner.single.log.logbook.close()
-    assert type(runner.single.supervisor.setup.ppo) is PPO
-    assert type(runner.single.supervisor.setup.ppo.env.env) is PointMass
+    assert type(runner.single.programs.setup.ppo) is PPO
+    assert type(runner.single.programs.setup.ppo.env.env) is PointMass
     assert runner.single.state.fault is None
     plain, _ = assemble(quick())
     addresses = functools.partial(re.sub, r"0x[0-9a-f]+", "")
     text = [
         addresses(str(compiled(ppo).trace(runner.single.state).jaxpr))
-        for ppo in (runner.single.supervisor.setup.ppo, plain)
+        for ppo in (runner.single.programs.setup.ppo, plain)
     ]
     assert text[0] == text[1]
     assert "injection" not in text[0]

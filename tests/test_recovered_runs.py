@@ -131,7 +131,7 @@ def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -
     assert left is not None
     assert (left["cause"], left["exit_code"]) == ("physics_unstable", 5)
     assert left["advice"].startswith(
-        "Went back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
+        "Rolled back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
     )
     assert "timestep" in left["advice"]
     # What is on disk is the last good state.

@@ -222,7 +222,7 @@ def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tup
 
 
 def test_resuming_on_another_number_of_devices_is_a_clear_error(run: tuple[TrainingLoop, Result]) -> None:
-    with pytest.raises(ConfigError, match=r"was trained on 1 devices, here are 2; .* resume it with devices=1"):
+    with pytest.raises(ConfigError, match=r"was trained on 1 devices, not on 2, .*; resume it with devices=1"):
         TrainingLoop(quick(devices=2, resume="auto"), run[1].run_dir)
 
 
@@ -443,7 +443,7 @@ def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -
     row = result.history[-1]
     assert row["training/accepted_share"] == 1.0
     assert ("training/loss_scale" in row) == (network == "float16")
-    program = str(runner.single.supervisor.setup.ppo.networks.dtype)
+    program = str(runner.single.programs.setup.ppo.networks.dtype)
     assert network in program
 
 
@@ -480,7 +480,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
             jax.tree.map(lambda leaf: leaf.delete(), state)
             raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner.single.supervisor.setup, "compiled", lambda _: Program(Failing(), SINGLE))
+    monkeypatch.setattr(runner.single.programs.setup, "compiled", lambda _: Program(Failing(), SINGLE))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)

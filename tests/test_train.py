@@ -73,7 +73,10 @@ BAD_INPUT = {
         [*TINY, "ppo.num_envs=1000000", "ppo.batch_size=1000000", "ppo.unroll_length=1000000"],
         "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
     ),
-    "seeds on several devices": ([*TINY, "devices=2", "seeds=2"], "seeds: 2 train together on one device, here are 2"),
+    "seeds on several devices": (
+        [*TINY, "devices=2", "seeds=2"],
+        "seeds: 2 seeds train together on one device, not on 2; set devices=1",
+    ),
     "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is not a run folder"),
     "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),
     "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name"),

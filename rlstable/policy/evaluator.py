@@ -33,7 +33,7 @@ from rlstable.policy.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
-from rlstable.supervise.memory_plan import OutOfMemory, exhausted
+from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
 EvaluationMetrics = dict[str, float | None]
@@ -174,7 +174,7 @@ class Evaluator:
 
     def _double_passes(self, error: Exception) -> None:
         """Doubles the number of passes if the device refused memory; raises any other error."""
-        if not exhausted(error):
+        if not is_out_of_memory(error):
             raise error
         if self._passes >= self._count:
             raise OutOfMemory(

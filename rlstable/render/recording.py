@@ -17,7 +17,7 @@ from rlstable.guards.env import physics
 from rlstable.policy.environment import load_policy_environment
 from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
 from rlstable.policy.saved_run import SavedRun
-from rlstable.supervise.memory_plan import exhausted
+from rlstable.supervise.memory_plan import is_out_of_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def record(
             played = jax.jit(play)(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
             result, (positions, rewards) = jax.device_get(played)
     except jax.errors.JaxRuntimeError as error:
-        if not exhausted(error):
+        if not is_out_of_memory(error):
             raise
         raise ConfigError(
             f"episodes: the device has not enough memory to record {episodes:,} episodes; choose fewer"

@@ -74,7 +74,7 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
         runner = TrainingLoop(config, folder)
         result = runner.run()
         lines = (Path(folder) / "events.jsonl").read_text().splitlines()
-        networks, best = runner.single.supervisor.setup.ppo.networks, None
+        networks, best = runner.single.programs.setup.ppo.networks, None
         with contextlib.suppress(ConfigError):  # nothing was ever worth saving
             policy = load_policy(folder)
             best = worth(config, networks, policy.params, policy.statistics)

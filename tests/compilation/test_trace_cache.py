@@ -33,9 +33,9 @@ from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
+from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import Factories
-from rlstable.runner.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}
@@ -429,9 +429,9 @@ def test_training_and_evaluation_share_braxs_environments_only(tmp_path: Path) -
 
         builds = Factories(TrainingSetup, evaluator)
         tell = (lambda _: contextlib.nullcontext(), lambda *_, **__: None)
-        supervisor = Supervisor(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
-        assert supervisor.evaluator is None
-        assert given == ([supervisor.setup.single] if shared else [None])
+        programs = SeedPrograms(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
+        assert programs.evaluator is None
+        assert given == ([programs.setup.single] if shared else [None])
 
 
 @dataclasses.dataclass

@@ -61,7 +61,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
 def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     observations = jax.random.normal(jax.random.PRNGKey(3), (100, 4)) * 10
     expected = choose_action(
-        runner.single.supervisor.setup.ppo.networks,
+        runner.single.programs.setup.ppo.networks,
         "default",
         runner.single.state.params,
         runner.single.state.normalizer,

@@ -26,8 +26,11 @@ from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
+from rlstable.runner import loop
+from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
+from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -381,18 +384,20 @@ def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path:
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
 
-def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = TrainingLoop(together(), tmp_path)
-    finish, asked = fleet.seeds[1].finish_iteration, []
+def test_error_after_an_iteration_ends_one_seed_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SeedRun] = []
 
-    def fail(*args: Any) -> Any:
-        asked.append(args)
-        if len(asked) == 3:
-            raise OSError("the disk of this one is on fire")
-        return finish(*args)
+    def fail(run: SeedRun, *args: Any) -> Any:
+        if run.config.seed == 1:
+            asked.append(run)
+            if len(asked) == 3:
+                raise OSError("the disk of this one is on fire")
+        return finish_iteration(run, *args)
 
-    fleet.seeds[1].finish_iteration = fail  # type: ignore[method-assign]
-    result = fleet.run()
+    monkeypatch.setattr(loop, "finish_iteration", fail)
+    result = TrainingLoop(together(), tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
     assert (result.stop_reason.exit_code, len(asked)) == (1, 3)
     assert "the disk of this one is on fire" in capsys.readouterr().err
@@ -411,7 +416,7 @@ def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch:
             raise RuntimeError("the device is on fire")
 
     fleet = TrainingLoop(together(), tmp_path)
-    assembly = fleet.seeds[0].supervisor.setup
+    assembly = fleet.seeds[0].programs.setup
     monkeypatch.setattr(assembly, "compiled", lambda *_: Program(Failing(), assembly.precision))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         fleet.run()
@@ -516,7 +521,7 @@ def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -
     config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
     alone = TrainingLoop(config, tmp_path / "seed-1")
     alone.single.host.rungs.network = alone.single.host.rungs.matmul = 0
-    alone.single.supervisor._ladder._matmul = ("default", "highest")
+    alone.single.programs.ladder._matmul = ("default", "highest")
     alone.single.host.rungs.matmul = 1
     alone._save(None)
     alone.single.finish(StopReason.interrupted)
@@ -545,7 +550,7 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
 
 
 def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
+    with pytest.raises(ConfigError, match=r"^seeds: 2 seeds train together on one device, not on 8; set devices=1"):
         TrainingLoop(together(2, devices=8), tmp_path)
 
 
@@ -600,7 +605,7 @@ def test_seeds_that_were_saved_with_different_plans_take_the_smallest(tmp_path: 
     fleet._agree()
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
-    assert len({run.supervisor.program_key for run in fleet.seeds.values()}) == 1
+    assert len({run.programs.key for run in fleet.seeds.values()}) == 1
     fleet.close()
 
 

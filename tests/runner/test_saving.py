@@ -122,7 +122,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
-    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or see that it can be written; then ")
+    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or check its permissions; then ")
     assert left["signs"]["nothing_saved"]["count"] == 2  # at the second failure in a row and at the fourth
     said = [(event["step"] // ITERATION, event["value"] // ITERATION) for event in events(tmp_path, "sign")]
     assert said == [(5, 2), (7, 4)]

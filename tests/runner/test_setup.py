@@ -54,7 +54,7 @@ def test_the_program_is_the_runners(tmp_path: Path) -> None:
         specs = (SPECS, sharding.REPLICATED)
         return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
 
-    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.supervisor.setup.ppo, runner.single.state)
+    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.programs.setup.ppo, runner.single.state)
 
 
 def test_the_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
