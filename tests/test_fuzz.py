@@ -223,14 +223,14 @@ def survives(trained: Trained, corruption: dict[str, Any]) -> None:
 
 
 @given(corruptions)
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, derandomize=True, database=None)
 def test_one_bad_number_harms_nothing(trained: Trained, corruption: dict[str, Any]) -> None:
     survives(trained, corruption)
 
 
 @pytest.mark.slow
 @given(corruptions)
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=500, database=None)
 def test_500_bad_numbers_harm_nothing(trained: Trained, corruption: dict[str, Any]) -> None:
     survives(trained, corruption)
 
@@ -268,7 +268,7 @@ def with_one(trained: Trained, part: str, leaf: int, index: int, value: float) -
     index=st.integers(0, 2**16),
     value=st.sampled_from((float("nan"), float("inf"), -float("inf"), 1e30)),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 def test_a_bad_training_state_is_found_out_at_once(
     trained: Trained, part: str, leaf: int, index: int, value: float
 ) -> None:
