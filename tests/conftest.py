@@ -1,4 +1,4 @@
-"""What every test process needs before jax is imported: fake devices, no network, shared compiled programs."""
+"""Settings of every test process: eight CPU devices, no network, a shared compilation cache, no time limits."""
 
 import gc
 import os
@@ -14,27 +14,32 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
-# Many tests run the same small program; it is compiled by whichever comes first.
+# Many tests run the same small program: the first test compiles it, the others read it from this cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-# Folders of test runs are none that the user has agreed to; workers of pytest-xdist inherit the first one's.
+# The list of trusted run folders lies here, not in the user's home. Workers of pytest-xdist inherit the folder.
 _CACHE = "RLSTABLE_TESTS_CACHE"
 if _CACHE not in os.environ:
     os.environ[_CACHE] = tempfile.mkdtemp(prefix="rlstable-tests-")
 os.environ["XDG_CACHE_HOME"] = os.environ[_CACHE]
 
-# A script that runs the tests in the background has them ignore Ctrl-C, which some of them send.
+# A shell that starts the tests in the background makes them ignore SIGINT, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from rlstable.compilation import sources  # noqa: E402
 
+# No test depends on the speed of the machine.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
+
 
 @pytest.fixture(scope="module")
 def quick_compile():
-    """Programs are compiled in a sixth of the time and run slower, see `quick_compile.py`."""
+    """Compiles in a sixth of the time to slower programs, see `quick_compile.py`."""
     from quick_compile import quickly
 
     with quickly():
@@ -49,21 +54,20 @@ def _modified_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def shared_programs():
-    """Runs of one configuration share their compiled programs, see `shared_programs.py`."""
+    """Runs of equal configuration share their compiled programs, see `shared_programs.py`."""
     from shared_programs import sharing
 
     with sharing():
         yield
 
 
-# Of the 65,530 mappings that Linux lets a process have; every compiled program takes some, and where there are no more
-# the process is aborted.
+# Every compiled program takes memory mappings. Linux allows 65,530 per process and aborts a process that needs more.
 _MANY_MAPPINGS = 20_000
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs() -> Iterator[None]:
-    """A worker lives through thousands of tests; before it has too many programs it forgets those it has."""
+    """Frees the compiled programs of a worker before the worker runs out of memory mappings."""
     yield
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > _MANY_MAPPINGS:

@@ -1,6 +1,6 @@
-"""Programs that tests of whole runs share: whoever comes first builds one, others of its kind are given it.
+"""Compiled programs shared by tests of whole runs: the first run builds a program, equal runs reuse it.
 
-jax's own cache on the disk saves the compiling alone; tracing, lowering and reading take two seconds a run.
+The compilation cache of JAX on disk saves compiling only; tracing, lowering and reading take two seconds per run.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.runner import loop, setup_cache
 from rlstable.runner.setup import TrainingSetup
 
-# Sections that no program is made of. The seed and a fault's numbers are data of the training state.
+# Sections that are no part of a program. The seed and the numbers of a fault are data of the training state.
 _OF_THE_HOST = ("checkpoint", "logging", "resume", "seed", "seeds", "supervise")
 _DATA_OF_A_FAULT = ("value", "probability", "start", "iterations", "seed")
 
 _programs: dict[Any, Future[Any]] = {}
 _outputs: dict[Any, Any] = {}
-# Guards of a test's own are known by their address, which must not become another's.
+# The repr of a guard defined by a test is its address, so guards are kept alive: no address is used twice.
 _guards: list[Any] = []
 
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
-    """Every run inside shares; a run says that it compiles, whether it does or not."""
+    """Shares the programs of every run inside. Runs log compilations even if nothing is compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingSetup, "__init__", _assemble)
-        patch.setattr(TrainingSetup, "begin", lambda _: None)  # nobody would wait for it
+        patch.setattr(TrainingSetup, "begin", lambda _: None)  # compiling ahead saves nothing here
         patch.setattr(loop, "make_evaluator", _make_evaluator)
         factories = dataclasses.replace(setup_cache.DEFAULT_FACTORIES, evaluator=_make_evaluator)
         patch.setattr(setup_cache, "DEFAULT_FACTORIES", factories)
@@ -44,13 +44,13 @@ def sharing() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Gives all of them up."""
+    """Forgets all programs."""
     for kept in (_programs, _outputs, _guards):
         kept.clear()
 
 
 class _Shared(Programs):
-    """Gives what was built of the same name, configuration and arguments."""
+    """Reuses the program of the same name, configuration and arguments."""
 
     def __init__(self, builder: Programs, origin: Any):
         self._builder = builder
@@ -92,7 +92,7 @@ def _make_evaluator(config: Config, *args: Any) -> Evaluator:
 
 
 def _key(config: Config, *leave_out: str) -> Any:
-    """What a program is made of, as far as the configuration says it."""
+    """The settings that a program depends on."""
     sections = config.model_dump(mode="json")
     for name in (*_OF_THE_HOST, *leave_out):
         del sections[name]
@@ -100,7 +100,7 @@ def _key(config: Config, *leave_out: str) -> Any:
         del sections["fault"][name]
     sections["fault"]["site"] = config.fault.site is not None
     if config.ppo.learning_rate_schedule == "constant" and not config.ppo.learning_rate_warmup:
-        del sections["total_steps"]  # it is no part of such a rate
+        del sections["total_steps"]  # a constant rate does not depend on it
     return json.dumps(sections), jax.config.values["jax_disable_most_optimizations"]
 
 

@@ -63,7 +63,7 @@ def test_clip_before_an_exponential_keeps_the_gradient_finite():
 # --- bounded, outside
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(FLOATS, min_size=8, max_size=8), FLOATS, st.floats(0.125, 10, width=32))
 def test_bounded_equals_clip_and_has_the_gradient_of_the_identity_inside(xs, low, width):
     low, high = np.float32(low), np.float32(low + width)
