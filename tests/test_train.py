@@ -1,4 +1,4 @@
-"""The command line, as a user types it: what it prints, what it exits with, what it leaves."""
+"""The training command as a user types it: its output, exit code and files."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_run_that_inherited_a_recipe_can_still_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its folder and by `resume=auto`, though the same words would start no new run."""
+    """By its folder and by `resume=auto`, although the same command line would be rejected for a new run."""
     own = ["env.source=import", "env.name=toys:PointMass", *TINY[2:]]
     assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "ppo=inverted_pendulum") == 0
     assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "resume=auto", "total_steps=192") == 0
@@ -112,7 +112,7 @@ def test_run_that_inherited_a_recipe_can_still_be_resumed(
     assert capsys.readouterr().err.startswith("rlstable: env.source: import with env=inverted_pendulum")
 
 
-def test_a_torn_configuration_is_one_line_too(
+def test_unreadable_configuration_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "torn").mkdir()
@@ -122,7 +122,7 @@ def test_a_torn_configuration_is_one_line_too(
     assert line.startswith("rlstable: run: torn/config.yaml cannot be read: ")
 
 
-def test_a_run_folder_that_cannot_be_made(
+def test_run_folder_that_cannot_be_made_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -130,7 +130,7 @@ def test_a_run_folder_that_cannot_be_made(
     assert capsys.readouterr().err.startswith("rlstable: hydra.run.dir: cannot write to file")
 
 
-def test_help_and_printed_configuration(
+def test_help_and_cfg_job_print_recipes_and_configuration_without_a_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path, "--help") == 0
@@ -146,7 +146,7 @@ def test_help_and_printed_configuration(
 
 
 @pytest.mark.parametrize("asked", [["--help"], ["env=ant", "--cfg", "job"], ["env=nowhere"], ["ppo.num_envs=0"]])
-def test_what_does_not_train_waits_for_no_jax(tmp_path: Path, asked: list[str]) -> None:
+def test_command_that_does_not_train_does_not_import_jax(tmp_path: Path, asked: list[str]) -> None:
     code = (
         "import sys, rlstable.train as t\n"
         f"sys.argv[1:] = {asked}\n"
@@ -159,15 +159,15 @@ def test_what_does_not_train_waits_for_no_jax(tmp_path: Path, asked: list[str]) 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_an_interrupt_that_nobody_caught_is_a_line_and_its_code(
+def test_uncaught_interrupt_is_one_line_and_exit_code_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second Ctrl-C in a sweep, whose first one the job has heard."""
+    """The second Ctrl-C in a sweep; the job handled the first."""
 
     def main() -> None:
         raise KeyboardInterrupt
 
-    background.build(lambda: None).result()  # or leaving would not wait for what another test began
+    background.build(lambda: None).result()  # waits for background compilation of other tests
     monkeypatch.setattr(train, "main", main)
     with pytest.raises(SystemExit) as stopped:
         train.command()
@@ -175,7 +175,7 @@ def test_an_interrupt_that_nobody_caught_is_a_line_and_its_code(
     assert capsys.readouterr().err == "rlstable: interrupted\n"
 
 
-def test_train_resume_and_what_is_printed(
+def test_command_trains_resumes_and_prints_the_next_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path, *TINY, "env.kwargs={bound: 2.0}") == 0
@@ -202,7 +202,7 @@ def test_train_resume_and_what_is_printed(
     assert "was trained on toys:PointMass, not on ant" in capsys.readouterr().err
 
 
-def test_a_sweep_survives_a_job_that_fails_first(
+def test_sweep_continues_after_a_failing_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path, "-m", *TINY, "seed=-1,1") == 2
@@ -218,17 +218,17 @@ def test_a_sweep_survives_a_job_that_fails_first(
     assert "seed=1" in table
 
 
-def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is taken away takes the jobs that have not begun with it."""
+def test_signal_ends_all_jobs_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that have not started end as well when a node is taken away."""
     from rlstable.runner.loop import TrainingLoop
 
     train = TrainingLoop._train
 
-    def told_to_stop(self: TrainingLoop) -> object:
+    def signalled(self: TrainingLoop) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return train(self)
 
-    monkeypatch.setattr(TrainingLoop, "_train", told_to_stop)
+    monkeypatch.setattr(TrainingLoop, "_train", signalled)
     assert run(monkeypatch, tmp_path, "-m", *TINY, "seed=0,1") == 143
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     results = [json.loads((sweep / name / "result.json").read_text()) for name in ("0", "1")]
@@ -240,8 +240,8 @@ def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatc
     ("number", "name"),
     [(signal.SIGTERM, "preempted"), pytest.param(signal.SIGINT, "interrupted", marks=pytest.mark.slow)],
 )
-def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Path, number: int, name: str) -> None:
-    """The compiler takes seconds, on large tasks minutes, in which a node is taken away."""
+def test_signal_while_a_program_compiles_ends_the_run_at_once(tmp_path: Path, number: int, name: str) -> None:
+    """Compilation takes seconds to minutes; a preempted run must not wait for it."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -267,7 +267,7 @@ def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Pat
 
 
 @pytest.mark.parametrize("word", ["-v", "--verbose"])
-def test_a_verbose_run_says_how_it_learns(
+def test_verbose_run_prints_value_loss_and_distance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
 ) -> None:
     assert run(monkeypatch, tmp_path / "run", *TINY, word, "hydra.run.dir=here") == 0
@@ -275,7 +275,7 @@ def test_a_verbose_run_says_how_it_learns(
     assert [line.split()[:2] for line in told] == [["step", "64"], ["step", "128"]]
 
 
-def test_several_seeds_from_the_command_line(
+def test_command_trains_several_seeds_and_resumes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path / "run", *TINY, "seeds=2", "seed=3", "hydra.run.dir=here") == 0
