@@ -80,7 +80,8 @@ def _assemble(
     _guards.append(guards)
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
     shared = _Shared(
-        self._programs, (_key(config, "eval"), config.tightens, config.separates_rates, kinds, repr(guards), self._mesh)
+        self._programs,
+        (_key(config, "eval"), config.may_tighten_clipping, config.may_separate_rates, kinds, repr(guards), self._mesh),
     )
     self._programs = self._resets._programs = shared
 

@@ -29,7 +29,7 @@ _SHORTER, _LONGER, _LEAST = 0.25, 1.05, 1e-6
 def limit(config: Config, tuning: Tuning) -> jax.Array | float | None:
     """The bound of the policy's mean distance in nats, as tight as a remedy has made it; None for none."""
     configured = config.guards.limiters.kl
-    return configured if configured is None or not config.tightens else configured * tuning.clip_scale
+    return configured if configured is None or not config.may_tighten_clipping else configured * tuning.clip_scale
 
 
 def still_updating(passed_over: jax.Array | None) -> jax.Array | bool:

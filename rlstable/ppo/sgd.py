@@ -234,7 +234,7 @@ class SGD:
         # Progress at the iteration's end: a warm-up must not spend its first iteration at a rate of zero.
         reached = counters.env_steps + self.config.env_steps_per_iteration
         rates = self.optimizer.rates(tuning, lambda: reached.progress(self.config.total_steps))
-        clip_scale = tuning.clip_scale if self.config.tightens else None
+        clip_scale = tuning.clip_scale if self.config.may_tighten_clipping else None
         before = carry.progress
         candidate = self.optimizer.candidate(
             gradients, norm, before.opt_state, before.params, rates, clip_scale, self.flattener
