@@ -81,7 +81,7 @@ def _assemble(
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
     builder = self._programs
     self._programs = _Shared(
-        builder, (_training_key(config), config.tightens, config.separates_rates, kinds, repr(guards), self._mesh)
+        builder, (_training_key(config), config.may_tighten_clipping, config.may_separate_rates, kinds, repr(guards), self._mesh)
     )
     self._resets._programs = _Shared(builder, (_resets_key(config), kinds[2:], repr(self.env.guards)))
 

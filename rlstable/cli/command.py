@@ -44,7 +44,7 @@ def key_parser(name: str, description: str, model: type[Section], epilog: str) -
     return result
 
 
-def options(model: type[Model], words: Sequence[str]) -> Model:
+def options(model: type[Model], arguments: Sequence[str]) -> Model:
     """Parses and checks `key=value` arguments.
 
     The value of a path key is taken literally, except `null`; every other value is read as YAML. A key that takes
@@ -54,12 +54,12 @@ def options(model: type[Model], words: Sequence[str]) -> Model:
         ConfigError: The first mistake, in one line.
     """
     data: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
         kind = str(model.model_fields[key].annotation) if key in model.model_fields else ""
         if not equals:
             raise ConfigError(
-                f"cannot read {word!r}: write key=value" + (f", run={word}" if Path(word).exists() else "")
+                f"cannot read {argument!r}: write key=value" + (f", run={argument}" if Path(argument).exists() else "")
             )
         if not text:
             raise ConfigError(f"{key}: has no value; write {key}=<value>, or leave it out")

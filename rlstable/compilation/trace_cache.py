@@ -44,9 +44,12 @@ _UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # older unfinished files 
 def programs_of(config: Config, mesh: Mesh) -> Programs:
     """Builder of a run's programs: with the trace cache only if a new trace would certainly be the same.
 
-    These cases do not use the cache: an environment of the user, whose sources are unknown; text in an environment's
-    arguments, which may be the path of a model; native physics in float64, which a process registers while tracing;
-    accelerators and several devices, which are untested.
+    These cases do not use the cache:
+
+    - an environment of the user, whose sources are unknown
+    - text in an environment's arguments, which may be the path of a model
+    - native physics in float64, which a process registers while tracing
+    - accelerators and several devices, which are untested
 
     Args:
         config: The run's configuration.

@@ -93,6 +93,6 @@ class FaultConfig(Section, at="fault"):
         return self.model_copy(update={"start": _NEVER, "iterations": None}) if excluded else self
 
     @property
-    def begins(self) -> bool:
+    def can_occur(self) -> bool:
         """Whether the fault can occur in this seed."""
         return self.start < _NEVER

@@ -215,16 +215,16 @@ class Config(Section, at=""):
         return self.ppo.env_steps_per_iteration(self.env.action_repeat)
 
     @property
-    def tightens(self) -> bool:
+    def may_tighten_clipping(self) -> bool:
         """Whether the supervisor may tighten clipping during training; that needs an enabled guard."""
         guards = self.guards
         stopping = (guards.finite_update, guards.finite_state, guards.storm, guards.value_loss, guards.policy)
         recovery = self.supervise.recovery
-        collapses = guards.return_watch.enabled and recovery.tightens_after_collapse
-        return collapses or (recovery.tightens and any(guard.enabled for guard in stopping))
+        collapses = guards.return_watch.enabled and recovery.tightens_clipping_after_collapse
+        return collapses or (recovery.tightens_clipping and any(guard.enabled for guard in stopping))
 
     @property
-    def separates_rates(self) -> bool:
+    def may_separate_rates(self) -> bool:
         """Whether policy and critic may get separate learning rates."""
         guards, recovery = self.guards, self.supervise.recovery
         after_collapse = guards.return_watch.enabled and recovery.enabled

@@ -85,12 +85,12 @@ class RecoveryConfig(Section, at="supervise.recovery"):
         return self
 
     @property
-    def tightens(self) -> bool:
+    def tightens_clipping(self) -> bool:
         """Whether a remedy tightens clipping, so that JAX must trace the clipping bounds."""
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.remedies)
 
     @property
-    def tightens_after_collapse(self) -> bool:
+    def tightens_clipping_after_collapse(self) -> bool:
         """Whether a remedy for a collapsed return tightens clipping."""
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.collapse_remedies)
 

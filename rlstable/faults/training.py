@@ -198,7 +198,7 @@ def arm(ppo: PPO) -> FaultyPPO:
 def armed_state(state: TrainState, config: FaultConfig) -> TrainState:
     """The first training state with a fault; for the site `counters`, counters start just below the fault's value."""
     state = dataclasses.replace(state, fault=as_data(config))
-    if config.site != "counters" or not config.begins:
+    if config.site != "counters" or not config.can_occur:
         return state
     near = WideCounter.of(int(config.number) - 1)
     counters = dataclasses.replace(state.counters, env_steps=near, updates=near, episodes=near)

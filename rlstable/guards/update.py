@@ -38,9 +38,9 @@ class FiniteUpdateGuard:
 
     The guard reads three norms that SGD computes anyway. It checks the gradient before clipping, because clipping turns
     inf into NaN. The squared norm overflows at 1.8e19, so a finite gradient of 1e20, which would freeze Adam's second
-    moment for good, is rejected too. A finite gradient bounds every new moment, and a finite step bounds every new
-    parameter, if the old numbers were finite; the state guard checks the old numbers. With `thorough`, a second pass
-    also checks every number of the candidate.
+    moment for good, is rejected too. The state guard checks that the old numbers are finite. Then a finite
+    gradient bounds every new moment, and a finite step bounds every new parameter. With `thorough`, a second pass also
+    checks every number of the candidate.
 
     Attributes:
         max_parameter_norm: Largest norm of the parameters; None for any finite norm.

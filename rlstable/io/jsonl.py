@@ -124,7 +124,7 @@ class _LineFile:
         line = b"\n" + line if self._torn else line
         self._torn = True
         if self._file.write(line) != len(line):
-            raise OSError("only a part of the line was written; the disk may be full")
+            raise OSError("only a part of the line was written; free space on the disk")
         self._torn = False
         self._count += 1
         if thinning.due(self._count, self._thinned_count):

@@ -52,7 +52,7 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: Mo
         config=config,
         env=env,
         networks=make_networks(config, action_size),
-        optimizer=Optimizer(config.ppo, config.guards.limiters, config.separates_rates),
+        optimizer=Optimizer(config.ppo, config.guards.limiters, config.may_separate_rates),
         precision=level(config.precision),
         batch_guards={**batch_guards(config.guards), **more.get("batch", {})},
         update_guards={**update_guards(config.guards), **more.get("update", {})},

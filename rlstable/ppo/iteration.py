@@ -176,7 +176,7 @@ class PPO:
     def _loss(self) -> LossGradient:
         config, networks = self.config, self.networks.without_preprocessing
         scaled = self.precision.loss_scale is not None
-        return LossGradient(networks, config.ppo, config.guards.limiters, scaled, config.tightens)
+        return LossGradient(networks, config.ppo, config.guards.limiters, scaled, config.may_tighten_clipping)
 
     @property
     def _guards(self) -> dict[str, Guard]:

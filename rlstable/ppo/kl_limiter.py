@@ -30,7 +30,7 @@ _SHRINK, _GROW, _MIN_STEP_SCALE = 0.25, 1.05, 1e-6
 def limit(config: Config, tuning: Tuning) -> jax.Array | float | None:
     """Largest mean distance of the policy in nats, tightened by remedies; None for no limit."""
     configured = config.guards.limiters.kl
-    return configured if configured is None or not config.tightens else configured * tuning.clip_scale
+    return configured if configured is None or not config.may_tighten_clipping else configured * tuning.clip_scale
 
 
 def still_updating(skipped: jax.Array | None) -> jax.Array | bool:

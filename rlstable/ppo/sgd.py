@@ -249,7 +249,7 @@ class SGD:
         # Schedules use the steps at the iteration's end: the first iteration of a warm-up must not have rate 0.
         env_steps = counters.env_steps + self.config.env_steps_per_iteration
         rates = self.optimizer.rates(tuning, lambda: env_steps.progress(self.config.total_steps))
-        clip_scale = tuning.clip_scale if self.config.tightens else None
+        clip_scale = tuning.clip_scale if self.config.may_tighten_clipping else None
         before = carry.progress
         candidate = self.optimizer.candidate(
             flat_gradients, norm, before.opt_state, before.params, rates, clip_scale, self.flattener

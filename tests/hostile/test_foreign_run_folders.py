@@ -133,7 +133,7 @@ def test_function_of_the_standard_library_is_never_called(
     name(stranger, "os:system", {"command": "touch called"})
     main, words, agree = COMMANDS[command]
     assert exit_code(main, *words(stranger), *([agree] if agreed else [])) == 2
-    said = "is in Python's standard library" if agreed else "env.name=os:system, and is not known"
+    said = "is in Python's standard library" if agreed else "env.name=os:system, and is not in this user's list"
     assert said in capsys.readouterr().err
     assert not Path("called").exists()
 

@@ -45,4 +45,4 @@ def test_reminder_thread_ends_when_no_operation_is_left() -> None:
             until(lambda: told)
         until(lambda: teller._thread is None)
         told.clear()
-    assert not teller._under_way
+    assert not teller._running

@@ -15,7 +15,7 @@ from rlstable.io.writer import Writer
 def test_writer_makes_its_calls_in_order_in_one_thread() -> None:
     writer, made = Writer(), []
     for number in range(100):
-        give = writer.ahead if number % 3 else writer.soon
+        give = writer.submit_bounded if number % 3 else writer.submit
         give(lambda number: made.append((number, threading.get_ident())), number)
     writer.wait()
     assert [number for number, _ in made] == list(range(100))
@@ -31,7 +31,7 @@ def test_training_waits_for_a_stalled_disk_only_when_the_queue_is_full() -> None
     writer.submit_bounded(goes_on.wait)
     writer.submit_bounded(made.append, 1)
     writer.submit_bounded(made.append, 2)
-    fourth = threading.Thread(target=writer.ahead, args=(made.append, 3))
+    fourth = threading.Thread(target=writer.submit_bounded, args=(made.append, 3))
     fourth.start()
     fourth.join(0.2)
     assert fourth.is_alive()  # it waits for room
