@@ -185,7 +185,7 @@ def test_large_actions_and_steep_policies_are_written(size: float, distribution:
     assert written.path.exists()
     bent = dataclasses.replace(function, apply=lambda x: function.apply(x) * (1 + 1e-3))
     with pytest.raises(ConfigError, match="not written"):
-        formats._agreement(function, bent.actions, "bent")
+        formats._largest_difference(function, bent.actions, "bent")
 
 
 def test_what_onnx_cannot_say_is_one_line(run_dir: Path, tmp_path: Path) -> None:
