@@ -100,7 +100,7 @@ def test_every_kind_of_policy(sections: dict[str, Any], tmp_path: Path) -> None:
     trained_in = sections.get("precision", {}).get("network", "float32")
     assert function.metadata["precision"] == {"computes_in": "float32", "trained_in": trained_in}
     own = np.asarray(
-        load_policy(tmp_path / "run").act({"finite_state": function.samples} if "env" in sections else function.samples)
+        load_policy(tmp_path / "run").act({"state": function.samples} if "env" in sections else function.samples)
     )
     close = 1e-5 if trained_in == "float32" else 0.1  # bfloat16 has three digits, and some samples are far out
     np.testing.assert_allclose(onnx_actions(onnx, function.samples), own, atol=close)
