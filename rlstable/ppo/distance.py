@@ -1,7 +1,7 @@
 """Policy distance: the distance in nats between the actions that two policies apply to the environment.
 
-The KL divergence of the raw Gaussians measures this distance badly. A mean that moves from -11.30 to -11.11 before the
-tanh, at a standard deviation of 0.001, has a KL of 18,000 nats and yields the same action. So the distance compares
+The KL divergence of the raw Gaussians measures this distance badly. Example: before the tanh a mean moves from -11.30
+to -11.11, at a standard deviation of 0.001. The KL is 18,000 nats, and the action is the same. So the distance compares
 mean and variance of the *squashed* action, and ignores differences finer than `RESOLUTION`. If the policy is noisy and
 not saturated, the distance is close to the KL divergence, so the usual trust-region limits apply.
 """

@@ -120,7 +120,7 @@ class LossGradient:
     def init_value_statistics(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
         """Initialises the statistics of value targets from the first batch; later batches change nothing here.
 
-        Initially values have unit 1, whatever the rewards of the task are. Without this step the value targets of the
+        Initially values have unit 1 in every task. Without this step the value targets of the
         first iteration would have another magnitude, and the critic's gradient would dominate the policy's.
 
         Args:

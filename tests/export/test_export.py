@@ -100,7 +100,7 @@ def test_every_kind_of_policy(sections: dict[str, Any], tmp_path: Path) -> None:
     trained_in = sections.get("precision", {}).get("network", "float32")
     assert function.metadata["precision"] == {"computes_in": "float32", "trained_in": trained_in}
     own = np.asarray(
-        load_policy(tmp_path / "run").act({"finite_state": function.samples} if "env" in sections else function.samples)
+        load_policy(tmp_path / "run").act({"state": function.samples} if "env" in sections else function.samples)
     )
     close = 1e-5 if trained_in == "float32" else 0.1  # bfloat16 has three digits, and some samples are far out
     np.testing.assert_allclose(onnx_actions(onnx, function.samples), own, atol=close)
@@ -185,7 +185,7 @@ def test_large_actions_and_steep_policies_are_written(size: float, distribution:
     assert written.path.exists()
     bent = dataclasses.replace(function, apply=lambda x: function.apply(x) * (1 + 1e-3))
     with pytest.raises(ConfigError, match="not written"):
-        formats._agreement(function, bent.actions, "bent")
+        formats._largest_difference(function, bent.actions, "bent")
 
 
 def test_what_onnx_cannot_say_is_one_line(run_dir: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Refusing(Evaluator):
         yield
 
     def _episodes(self, judged: tuple[PolicySnapshot, ...]) -> list[Episodes]:
-        if self._numbers().shape[1] > self._room:
+        if self._episode_numbers().shape[1] > self._room:
             raise jax.errors.JaxRuntimeError(self._error)
         return super()._episodes(judged)
 
@@ -70,7 +70,7 @@ def test_evaluation_in_several_passes_plays_the_same_episodes(count: int, room: 
 
 
 def test_evaluation_without_memory_for_one_episode_is_an_error() -> None:
-    with pytest.raises(OutOfMemory, match=r"a single evaluation episode; .*eval\.num_evals=0"):
+    with pytest.raises(OutOfMemory, match=r"one evaluation episode; .*eval\.num_evals=0"):
         Refusing(4, 0).evaluate(POLICY)
 
 
@@ -106,11 +106,11 @@ def test_evaluation_compiles_once_in_another_thread(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_there)
     own.begin(POLICY)
     own.begin(POLICY)
-    assert own._begun is not None
-    own._begun.result()
+    assert own._building is not None
+    own._building.result()
     [row], [expected] = own.evaluate(POLICY), whole.evaluate(POLICY)
     own.begin(POLICY)
-    assert own._begun is None
+    assert own._building is None
     assert row["eval/episode_reward"] == expected["eval/episode_reward"]
     assert own.waited == 0 and whole.waited == 1
     assert len(threads) == 2 and all(name.startswith("compiling") for name in threads)
