@@ -101,11 +101,11 @@ def test_what_was_begun_is_the_program_and_given_out_once() -> None:
 
     assembly = TrainingSetup(tiny_config(), mesh(), compiling=compiling)
     state = assembly.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), tiny_config().fault, ahead=True)
-    assert told == ["resets"] and assembly._begun is not None
-    begun = assembly._begun.result()
+    assert told == ["resets"] and assembly._training is not None
+    begun = assembly._training.result()
     program = assembly.compiled(state)
     assert program.executable is begun
-    assert told == ["resets", "training"] and assembly._begun is None
+    assert told == ["resets", "training"] and assembly._training is None
     assert np.isfinite(program(state)[1].values["training/total_loss"])
 
 
@@ -123,7 +123,7 @@ def test_what_the_states_lack_is_said_before_anything_compiles() -> None:
     assembly = TrainingSetup(config, mesh())
     with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
         assembly.begin()
-    assert assembly._begun is None
+    assert assembly._training is None
 
 
 def test_what_cannot_be_compiled_is_an_error_of_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
