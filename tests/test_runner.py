@@ -22,6 +22,8 @@ from rlstable.device.precision import SINGLE
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy.policy import policy_arrays
+from rlstable.runner import loop
+from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
 from rlstable.runner.seed_run import SeedRun, mesh_of
@@ -273,20 +275,20 @@ def test_run_waits_for_compilation_only_at_complete_iterations(tmp_path: Path, m
     """The run waits for the evaluation program before the iteration; a save after it would lack counts and resets."""
     iterated: list[int] = []
     seen: list[tuple[str, int, int]] = []
-    compiling, finish = StopRequest.compiling, SeedRun.finish_iteration
+    compiling = StopRequest.compiling
 
     def look(self: StopRequest, name: str) -> Any:
         if name in ("training", "evaluation"):
             seen.append((name, runner.single.host.iteration, len(iterated)))
         return compiling(self, name)
 
-    def after(self: SeedRun, *args: Any) -> Any:
-        ending = finish(self, *args)
-        iterated.append(self.host.iteration)  # only now the iteration is complete
-        return ending
+    def after(run: SeedRun, *args: Any) -> Any:
+        stop_reason = finish_iteration(run, *args)
+        iterated.append(run.host.iteration)
+        return stop_reason
 
     monkeypatch.setattr(StopRequest, "compiling", look)
-    monkeypatch.setattr(SeedRun, "finish_iteration", after)
+    monkeypatch.setattr(loop, "finish_iteration", after)
     runner = TrainingLoop(quick(), tmp_path)
     runner.run()
     # Evaluation compiles in the background; the run waits for it only if training was quicker.

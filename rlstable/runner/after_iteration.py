@@ -53,7 +53,8 @@ def _stop(run: SeedRun, decision: Decision) -> StopReason | None:
     if decision.plan is not None:
         run.host.attempts = decision.plan.attempts
     if decision.stop_reason is StopReason.policy_collapsed:
-        run.saving.save(run.state, run.take_best_policy())
+        score = run.take_best_policy()
+        run.saving.save(run.state, score)
         run.checkpoints.wait()
     return decision.stop_reason
 
