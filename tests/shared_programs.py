@@ -80,9 +80,8 @@ def _assemble(
     _guards.append(guards)
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
     builder = self._programs
-    self._programs = _Shared(
-        builder, (_training_key(config), config.may_tighten_clipping, config.may_separate_rates, kinds, repr(guards), self._mesh)
-    )
+    allowed = config.may_tighten_clipping, config.may_separate_rates
+    self._programs = _Shared(builder, (_training_key(config), allowed, kinds, repr(guards), self._mesh))
     self._resets._programs = _Shared(builder, (_resets_key(config), kinds[2:], repr(self.env.guards)))
 
 

@@ -15,7 +15,7 @@ from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.replay.engines import step_again
-from rlstable.replay.report import judge
+from rlstable.replay.report import compare
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise import incident
@@ -158,6 +158,6 @@ def test_what_is_caught_after_the_precision_has_climbed_is_float64(tmp_path: Pat
     kinds = [one.arrays["before/pipeline_state/q"].dtype.name for one in found]
     assert kinds == ["float32", "float64", "float32"]
     for one, engine in zip(found, ("float32", "float64", "float32"), strict=True):
-        report = judge(one, step_again(one))
+        report = compare(one, step_again(one))
         assert report.same == f"{engine}: bit for bit what the run had"
         assert [bad.array for bad in report.bad[engine]] == ["obs"]

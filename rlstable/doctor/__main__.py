@@ -1,7 +1,7 @@
-"""The command: `python -m rlstable.doctor env=humanoid`, what this machine and this model are fit for.
+"""The command `python -m rlstable.doctor env=humanoid`: checks this machine and this model before a run.
 
-It composes the configuration as `rlstable.train` does, trains nothing, and exits with 0 where training can begin, 1
-where something would make it fail, 2 for a mistake in the configuration.
+It composes the configuration as `rlstable.train` does, and trains nothing. The exit code is 0 if training can begin, 1
+if training would fail, 2 for an error in the configuration.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Examines, prints, and exits with the report's code."""
+    """Examines the configuration, prints the report and exits with its code."""
     args = _arguments(argv)
     with command.working():
         from rlstable.cli.compose import compose
 
-        config = compose(args.overrides)  # before jax and brax, for which a mistake need not wait
+        config = compose(args.overrides)  # before importing JAX and Brax, so that errors appear at once
         from rlstable.doctor.checkup import examine
 
         report = examine(config, not args.no_compile, command.note)
@@ -44,18 +44,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser(
         "doctor",
-        "Examines device, arithmetic, memory and physics before a run, and says what would go wrong.",
+        "Examines device, arithmetic, memory and physics before a run, and reports problems.",
         _EPILOG,
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to train, as for rlstable.train")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for rlstable.train")
     parser.add_argument(
-        "--no-compile", action="store_true", help="leave out what is compiled: memory estimate and random play"
+        "--no-compile", action="store_true", help="skip the checks that compile: memory estimate and random actions"
     )
     return parser.parse_intermixed_args(argv)
 
 
 def show(report: Any, terminal: Any = None) -> None:
-    """Prints a report for people.
+    """Prints a report as text.
 
     Args:
         report: A `rlstable.doctor.checkup.Report`.

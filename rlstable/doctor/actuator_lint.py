@@ -1,4 +1,4 @@
-"""Checks of actuators: what bounds them, and whether a joint can follow."""
+"""Checks of actuators: their limits, and how far they move a joint in one timestep."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from rlstable.doctor.finding import Finding, names, short
 from rlstable.doctor.inertia import inverse_masses
 
-# Turn in one timestep, from rest and at full force, in radians or metres: beyond this a step is a jump.
+# Greatest plausible motion in one timestep, from rest and at full force, in radians or metres.
 _JUMP = 0.5
 
 
 def on_joints(model: Any) -> list[int]:
-    """Actuators that drive a hinge or a slide."""
+    """Returns the actuators that drive a hinge or a slide."""
     import mujoco
 
     single = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
@@ -27,17 +27,17 @@ def on_joints(model: Any) -> list[int]:
 
 
 def actuators(model: Any) -> list[Finding]:
-    """Actuators that take any command, and those that move a joint too far within one timestep."""
+    """Finds actuators without limits, and actuators that move a joint too far within one timestep."""
     found = []
-    open_ended = [i for i in range(model.nu) if not model.actuator_ctrllimited[i]]
-    unbounded = [i for i in open_ended if not model.actuator_forcelimited[i]]
+    unlimited = [i for i in range(model.nu) if not model.actuator_ctrllimited[i]]
+    unbounded = [i for i in unlimited if not model.actuator_forcelimited[i]]
     if unbounded:
         found.append(
             Finding(
                 "warning",
                 "actuator limit",
                 names(model, "actuator", unbounded),
-                "neither the command nor the force is limited: one wild action is one wild force",
+                "neither the command nor the force is limited: one extreme action is one extreme force",
                 "ctrlrange, and forcerange from the motor's data sheet",
             )
         )
@@ -59,7 +59,7 @@ def actuators(model: Any) -> list[Finding]:
 
 
 def _jump(model: Any, i: int, inverse_mass: np.ndarray) -> float:
-    """How far an actuator moves its joint in one timestep, from rest at `qpos0` with all of its command."""
+    """Returns how far an actuator moves its joint in one timestep, from rest at `qpos0` with full command."""
     joint = model.actuator_trnid[i, 0]
     dof = model.jnt_dofadr[joint]
     if model.actuator_ctrllimited[i]:

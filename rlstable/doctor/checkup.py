@@ -1,4 +1,4 @@
-"""Examines a configuration on this machine before anything is trained: arithmetic, physics, rewards, memory."""
+"""Examines a configuration on this machine before training: arithmetic, physics, rewards, memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Memory:
     """Memory that the training program needs and memory that is available, in bytes.
 
     Attributes:
-        footprint: Of the compiled program per device; None where it was not compiled or the backend does not say.
-        needed: At most, over all devices that share the limit.
-        limit: Bytes that may be used; None if unknown.
-        live: In use now; None likewise.
-        per_environment: State that each environment keeps between steps.
-        rows: Experience of one iteration at least, over all devices.
+        footprint: Memory of the compiled program per device; None if not compiled or not reported by the backend.
+        needed: Upper bound over all devices that share the limit; None if unknown.
+        limit: Usable memory; None if unknown.
+        live: Memory in use now; None if unknown.
+        per_environment: State of each environment between steps.
+        rows: Lower bound of the experience of one iteration, over all devices.
     """
 
     footprint: Footprint | None
@@ -44,18 +44,18 @@ class Memory:
 
     @property
     def share(self) -> float | None:
-        """Part of the limit that is needed."""
+        """Share of the limit that training needs."""
         return None if self.needed is None or not self.limit else self.needed / self.limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Environments:
-    """How many environments may run in parallel.
+    """Number of environments that can run in parallel.
 
     Attributes:
         configured: `ppo.num_envs`.
-        most: The largest allowed number that fits for certain; None where that is not known, or none does.
-        allowed: Every number that divides the batch and that the devices divide.
+        most: The largest allowed number that certainly fits; None if unknown or if none fits.
+        allowed: All numbers that divide the batch and are multiples of the number of devices.
     """
 
     configured: int
@@ -65,17 +65,17 @@ class Environments:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything that was found.
+    """The results of all checks.
 
     Attributes:
         task: Name of the environment.
-        engine: What simulates it.
+        engine: Physics engine.
         surroundings: Devices, versions, settings.
         products: Accuracy of matrix products by level.
-        x64_error: Of a float64 product under `jax.enable_x64()`, 0 where it works.
-        memory: None where the program could not be examined.
-        environments: Likewise.
-        findings: The worst first.
+        x64_error: Error of a float64 product under `jax.enable_x64()`; 0 if float64 works.
+        memory: Memory of training; None if the program could not be built.
+        environments: Number of environments; None if the program could not be built.
+        findings: Findings, worst first.
     """
 
     task: str
@@ -88,12 +88,12 @@ class Report:
     findings: tuple[Finding, ...]
 
     def count(self, severity: str) -> int:
-        """How many findings there are of a severity."""
+        """Returns the number of findings of a severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """The report in a line."""
+        """The report in one line."""
         errors, warnings = self.count("error"), self.count("warning")
         too_large = any(finding.severity == "error" and finding.check == "memory" for finding in self.findings)
         head = "will not fit" if too_large else "not ready" if errors else "ready"
@@ -103,45 +103,45 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 where training can begin, 1 where something would make it fail."""
+        """0 if training can begin, 1 if training would fail."""
         return 1 if self.count("error") else 0
 
 
-def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Examines everything.
+def examine(config: Config, compiles: bool = True, notify: Callable[[str], None] = lambda _: None) -> Report:
+    """Runs all checks.
 
     Args:
-        config: What would be trained.
-        compiles: Whether to compile the training program for its memory, which takes from seconds to minutes.
-        tell: Hears what is being done.
+        config: The configuration.
+        compiles: Whether to compile the training program for its memory, which takes seconds to minutes.
+        notify: Called with messages about the progress.
 
     Raises:
-        ConfigError: The configuration cannot work, as `rlstable.train` would say it.
+        ConfigError: The configuration cannot work; the message is that of `rlstable.train`.
     """
     mesh = sharding.make_mesh(config.devices)
     config.require_devices(mesh.size)
-    not_kept = enable_program_cache(config.compile_cache)  # what is compiled here need not be compiled where it trains
-    if not_kept is not None:
-        tell(f"what is compiled is not kept for training (compile_cache): {not_kept}")
-    assembly = TrainingSetup(config, mesh)
-    env = assembly.single
-    tell("measuring matrix products")
+    not_cached = enable_program_cache(config.compile_cache)  # training then finds the programs compiled here
+    if not_cached is not None:
+        notify(f"compiled programs are not cached for training (compile_cache): {not_cached}")
+    setup = TrainingSetup(config, mesh)
+    env = setup.single
+    notify("measuring matrix products")
     products, x64_error = arithmetic.measure(), arithmetic.measure_x64()
     around = surroundings()
     engine = str(getattr(env, "backend", "mjx"))
     findings = [*_machine(around), *_precision(config, products, x64_error), *_physics(env, engine)]
     usage = environments = None
     try:
-        usage = _memory(config, assembly, mesh, compiles, tell)
+        usage = _memory(config, setup, mesh, compiles, notify)
         if compiles:
-            tell("playing random actions for the scale of the rewards")
+            notify("playing random actions to measure the scale of rewards")
             findings += reward_scale.lint(config, env)
     except ConfigError:
         raise
-    except Exception as error:  # whatever it is, training would end by it
-        said = next(iter(str(error).strip().splitlines()), "no message")
-        what = f"the training program cannot be built: {type(error).__name__}: {said}"
-        findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints where it comes from"))
+    except Exception as error:  # any error here would also end training
+        message = next(iter(str(error).strip().splitlines()), "no message")
+        what = f"the training program cannot be built: {type(error).__name__}: {message}"
+        findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints the traceback"))
     if usage is not None:
         environments = _environments(config, usage, mesh.size)
         findings += _fits(usage, environments, config.supervise.memory.adapt)
@@ -158,8 +158,8 @@ def _machine(around: Surroundings) -> list[Finding]:
                 "warning",
                 "device",
                 around.nvidia,
-                f"an NVIDIA GPU is here, but jax computes on {around.devices}",
-                'pip install -e ".[cuda12]", and see that JAX_PLATFORMS does not hide it',
+                f"there is an NVIDIA GPU, but JAX computes on {around.devices}",
+                'pip install -e ".[cuda12]", and check that JAX_PLATFORMS does not hide the GPU',
             )
         )
     if "JAX_DEFAULT_MATMUL_PRECISION" in around.settings:
@@ -168,8 +168,8 @@ def _machine(around: Surroundings) -> list[Finding]:
                 "warning",
                 "precision",
                 (),
-                "JAX_DEFAULT_MATMUL_PRECISION is set, but training does not heed it",
-                "unset it, and say precision.matmul=default, high or highest",
+                "JAX_DEFAULT_MATMUL_PRECISION is set, but training ignores it",
+                "unset it, and use precision.matmul=default, high or highest",
             )
         )
     return found
@@ -183,8 +183,8 @@ def _precision(config: Config, products: dict[str, Accuracy], x64_error: float) 
                 "warning" if name == level else "note",
                 "precision",
                 (),
-                f"precision.matmul={name} delivers no more than {kind} here",
-                "another version of jax or of the driver, or NVIDIA_TF32_OVERRIDE=0",
+                f"precision.matmul={name} delivers only {kind} on this device",
+                "another version of JAX or of the driver, or NVIDIA_TF32_OVERRIDE=0",
                 {"bits": products[name].bits},
             )
         )
@@ -195,33 +195,33 @@ def _precision(config: Config, products: dict[str, Accuracy], x64_error: float) 
                 "precision",
                 (),
                 f"matrix products are {products[level].kind}, {products[level].bits:.0f} bits instead of 24",
-                "quicker, and mostly good enough; precision=highest if a task learns elsewhere and not here",
+                "fast and usually accurate enough; precision=highest if a task learns only on other devices",
                 {"bits": products[level].bits},
             )
         )
     if x64_error > 0:
-        said = "is refused" if math.isinf(x64_error) else f"is off by {x64_error:.1g}"
-        found.append(Finding("note", "precision", (), f"float64 {said} on this device", "nothing, unless you need it"))
+        problem = "is rejected" if math.isinf(x64_error) else f"has an error of {x64_error:.1g}"
+        found.append(Finding("note", "precision", (), f"float64 {problem} on this device", "nothing if you need none"))
     return found
 
 
 def _physics(env: Any, engine: str) -> list[Finding]:
     model = model_of(env)
     if model is None:
-        what = "the environment has no MuJoCo model (sys.mj_model or mj_model), so its physics was not examined"
-        return [Finding("note", "physics", (), what, "nothing, if it needs none")]
+        what = "the environment has no MuJoCo model (sys.mj_model or mj_model), so that its physics was not examined"
+        return [Finding("note", "physics", (), what, "nothing, if the environment needs no MuJoCo")]
     return lint(model, engine)
 
 
-def _memory(config: Config, assembly: TrainingSetup, mesh: Any, compiles: bool, tell: Callable[[str], None]) -> Memory:
-    tell("tracing the environment")
-    shapes = assembly.shapes()
+def _memory(config: Config, setup: TrainingSetup, mesh: Any, compiles: bool, notify: Callable[[str], None]) -> Memory:
+    notify("tracing the environment")
+    shapes = setup.shapes()
     needs = None
     if compiles:
-        tell("compiling the training program for its memory (--no-compile leaves it out)")
-        needs = memory.footprint(assembly.compiled(shapes).executable)
+        notify("compiling the training program to estimate its memory (--no-compile skips this)")
+        needs = memory.footprint(setup.compiled(shapes).executable)
     device = mesh.devices.flat[0]
-    networks = assembly.ppo.networks
+    networks = setup.ppo.networks
     rows, _ = experience_bytes(config, networks.select(shapes.env_state.obs), networks.action_size)
     return Memory(
         footprint=needs,
@@ -234,9 +234,10 @@ def _memory(config: Config, assembly: TrainingSetup, mesh: Any, compiles: bool, 
 
 
 def _environments(config: Config, usage: Memory, devices: int) -> Environments:
-    """The most that fits even if all memory grew in proportion, which it does not: much of it is the batch's.
+    """Returns the numbers of environments, with a lower bound of the largest number that fits.
 
-    Nothing is said of how much fewer would save, since that would err on the wrong side.
+    The bound assumes that all memory grows with the number of environments, but the batch's memory does not. The same
+    assumption would overestimate the savings of fewer environments, so that no estimate is made of them.
     """
     rows = config.ppo.rows
     allowed = tuple(n for n in range(devices, rows + 1, devices) if rows % n == 0)
@@ -252,7 +253,7 @@ def _fits(usage: Memory, environments: Environments, adapts: bool) -> list[Findi
     divided = ", and will be divided" if adapts and usage.share > FULL else ""
     batch = "a smaller ppo.batch_size, ppo.num_minibatches or ppo.unroll_length"
     fewer = "a smaller ppo.num_envs"
-    # What weighs more comes first.
+    # The advice begins with the larger part.
     heavier = usage.rows >= usage.per_environment * environments.configured
     return [
         Finding(

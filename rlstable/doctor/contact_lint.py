@@ -1,4 +1,4 @@
-"""Checks of a model's contacts: how many MJX works through in every step, and which touch before anything has moved."""
+"""Checks of a model's contacts: how many MJX computes in every step, and which geoms overlap at the start."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from rlstable.doctor.finding import Finding, Severity, names
 
-# A robot that walks needs its feet on the floor, 4 to 16 contacts; MJX computes every candidate in every step, touching
-# or not, with four solver rows each. Brax's tasks have 0 to 15.
+# A walking robot needs 4 to 16 contacts of its feet. MJX computes every candidate in every step, even without contact,
+# with four solver rows each. Brax's tasks have 0 to 15 contacts.
 _MANY, _TOO_MANY = 40, 150
-# Overlap that the constraint solver has to push apart in the first step, in metres.
+# Least reported overlap at the start, in metres. The solver pushes overlapping geoms apart in the first step.
 _DEEP = 1e-3
-# Contacts that MJX sets aside for a pair of shapes (`ncon` of its collision functions, MJX 3.17). Shapes are
+# Contacts that MJX reserves for a pair of shapes (`ncon` of its collision functions, MJX 3.17). Shapes are
 # plane 0, height field 1, sphere 2, capsule 3, ellipsoid 4, cylinder 5, box 6, mesh 7 in `mjtGeom`.
 _PER_PAIR = {
     (0, 3): 2, (0, 5): 3, (0, 6): 4, (0, 7): 4, (1, 2): 4, (1, 3): 4, (1, 6): 4, (1, 7): 4,
@@ -23,10 +23,10 @@ _PER_PAIR = {
 
 
 def candidates(model: Any) -> list[tuple[int, int]]:
-    """Pairs of geoms that may touch, as MuJoCo filters them before it looks at positions, the lower shape type first.
+    """Returns the pairs of geoms that can touch, the lower shape type first, as MuJoCo filters them without positions.
 
-    By `contype` and `conaffinity`; not within a body nor between parent and child, world excepted; not what `exclude`
-    names; and every `pair`. MJX computes all of these in every step.
+    `contype` and `conaffinity` select pairs. Pairs within a body, between parent and child (except the world) and in
+    `exclude` are left out. Every `pair` is added. MJX computes all of these pairs in every step.
     """
     import mujoco
 
@@ -63,7 +63,7 @@ def _parent(model: Any, weld: int) -> int:
 
 
 def contact_count(model: Any, pairs: list[tuple[int, int]]) -> int:
-    """Contacts that MJX has room for in every environment, touching or not, its own caps (`<custom>`) included."""
+    """Returns the contacts that MJX reserves in every environment, with the model's cap (`max_contact_points`)."""
     import mujoco
 
     total = 0
@@ -76,7 +76,7 @@ def contact_count(model: Any, pairs: list[tuple[int, int]]) -> int:
 
 
 def contacts(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
-    """How many contacts there are to compute, and which of them overlap where the model starts.
+    """Finds too many contacts, and geoms that overlap at the start.
 
     Args:
         model: A `mujoco.MjModel`.
@@ -86,7 +86,7 @@ def contacts(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
     found = []
     if count > _MANY:
         among = [pair for pair in pairs if all(_moves(model, geom) for geom in pair)]
-        advice = "collide feet and hands only: contype and conaffinity 0 elsewhere, or <pair> for what must touch"
+        advice = "let only feet and hands collide: contype and conaffinity 0 elsewhere, or <pair> for what must touch"
         found.append(
             Finding(
                 "warning" if count > _TOO_MANY else "note",
@@ -106,7 +106,7 @@ def _moves(model: Any, geom: int) -> bool:
 
 
 def _overlaps(model: Any) -> list[Finding]:
-    """Geoms that overlap at `qpos0`: within the robot they will rub for ever, against the world they are pushed out."""
+    """Finds geoms that overlap at `qpos0`: those within the robot always rub, those in the world are pushed out."""
     import mujoco
 
     data = mujoco.MjData(model)
@@ -123,7 +123,7 @@ def _overlaps(model: Any) -> list[Finding]:
     found = []
     kinds: tuple[tuple[dict[tuple[int, int], float], Severity, str, str], ...] = (
         (inside, "warning", "overlap each other", "<exclude> for these two bodies, or thinner collision geoms"),
-        (outside, "note", "overlap in the world", "start higher, or let the environment's reset do so"),
+        (outside, "note", "overlap in the world", "start higher, or raise the robot in the environment's reset"),
     )
     for overlap, severity, what, advice in kinds:
         if overlap:

@@ -1,8 +1,8 @@
-"""Checks of a model in time: springs, dampers and constraints against the timestep, and the solver.
+"""Checks of a model's dynamics: springs, dampers and constraints against the timestep, and the solver.
 
 The bounds of stability are those of one degree of freedom, x'' = -(k x + c x') / m with m the effective mass at
-`qpos0`. MuJoCo advances velocity first and position with the new velocity, so a spring is stable
-while sqrt(k / m) dt < 2; an explicit damper while c dt / m < 2. RK4 reaches 2.8 in both. `implicitfast` takes dampers
+`qpos0`. MuJoCo advances the velocity first and the position with the new velocity, so that a spring is stable if
+sqrt(k / m) dt < 2, and an explicit damper if c dt / m < 2. With RK4 both limits are 2.8. `implicitfast` takes dampers
 implicitly, `discrete` (MuJoCo 3.13 and later) springs too. See "Numerical integration" in MuJoCo's documentation.
 """
 
@@ -16,25 +16,25 @@ from rlstable.doctor.actuator_lint import on_joints
 from rlstable.doctor.finding import Finding, Severity, names, short
 from rlstable.doctor.inertia import inverse_masses
 
-# Bounds of sqrt(k/m) dt and c dt/m: 2 and 2.8 are the limits of stability (RK4's is 2.78 for a damper). Ten steps per
-# period of an oscillation are what one wants at least: 2 pi / 10.
+# Bounds of sqrt(k/m) dt and c dt/m: 2 and 2.8 are the limits of stability (RK4's is 2.78 for a damper). A period of an
+# oscillation should have at least ten steps: 2 pi / 10.
 _UNSTABLE, _UNSTABLE_RK4 = 2.0, 2.8
 _TEN_STEPS = 0.6
-# An explicit damper overshoots zero, so that velocity changes its sign in every step, from here on.
+# From this bound on an explicit damper overshoots zero, so that the velocity changes its sign in every step.
 _OVERSHOOT = 1.0
-# MuJoCo's `refsafe`: the time constant of a constraint is at least so many timesteps.
+# MuJoCo's `refsafe`: least time constant of a constraint, in timesteps.
 _REFSAFE = 2.0
 _DEFAULT_SOLREF = (0.02, 1.0)
-# Pyramidal cones mix normal and friction directions; MuJoCo's documentation advises against a high ratio with them.
+# Pyramidal cones mix normal and friction directions; MuJoCo's documentation advises against a high ratio for them.
 _IMPRATIO = 10.0
 # MJX advises few iterations (Newton 1 to 6 in the tasks of Brax and Playground); CG needs more of them than Newton.
 _MANY_ITERATIONS, _MANY_LINE_SEARCHES, _FEW_CG = 20, 20, 4
-# What MuJoCo Warp raises the tolerance to, since float32 does not resolve less.
+# MuJoCo Warp raises the tolerance to this value, because float32 does not resolve less.
 _FLOAT32_TOLERANCE = 1e-6
 
 
 def springs_and_dampers(model: Any) -> list[Finding]:
-    """Stiffness and damping of joints and of their servo actuators against the timestep."""
+    """Checks stiffness and damping of joints and of their servo actuators against the timestep."""
     import mujoco
 
     kinds, flags = mujoco.mjtIntegrator, mujoco.mjtDisableBit
@@ -47,7 +47,7 @@ def springs_and_dampers(model: Any) -> list[Finding]:
     if integrator != getattr(kinds, "mjINT_DISCRETE", None):
         phase = dt * np.sqrt(np.maximum(stiffness + servo_stiffness, 0.0) * inverse_mass)
         found += _springs(model, phase, servo_stiffness, inverse_mass, limit)
-    # Euler takes joint damping implicitly unless told not to, and never an actuator's; RK4 takes all explicitly.
+    # Euler integrates joint damping implicitly unless `eulerdamp` is off, actuator damping explicitly. RK4 is explicit.
     explicit = np.zeros(model.nv)
     if integrator in (kinds.mjINT_EULER, kinds.mjINT_RK4):
         explicit += servo_damping
@@ -59,18 +59,18 @@ def springs_and_dampers(model: Any) -> list[Finding]:
 def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, inverse_mass: np.ndarray, limit: float) -> list[Finding]:
     found = []
     kinds: tuple[tuple[float, float, Severity, str], ...] = (
-        (limit, np.inf, "error", "oscillates faster than the timestep can follow and will blow up"),
-        (_TEN_STEPS, limit, "warning", "oscillates with fewer than ten timesteps to a period"),
+        (limit, np.inf, "error", "oscillates too fast for the timestep and will blow up"),
+        (_TEN_STEPS, limit, "warning", "oscillates with fewer than ten timesteps per period"),
     )
     for least, most, severity, what in kinds:
         bad = np.flatnonzero((phase >= least) & (phase < most))
         if bad.size:
             worst = float(phase[bad].max())
-            # Mass that the inertia of a rotor would have to add for an oscillation of ten steps.
+            # Armature that would slow the oscillation to ten steps per period.
             excess = (phase[bad] / _TEN_STEPS) ** 2
             armature = float(np.max((excess - 1) / inverse_mass[bad]))
             slower = model.opt.timestep * _TEN_STEPS / worst
-            blame = "the actuators' kp" if servo[bad].any() else "joint stiffness"
+            cause = "the actuators' kp" if servo[bad].any() else "joint stiffness"
             found.append(
                 Finding(
                     severity,
@@ -78,7 +78,7 @@ def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, inverse_mass: np.
                     _joints(model, bad),
                     f"{what}: sqrt(k/m) * timestep is {short(worst)}; stable below {limit:g}, good below "
                     f"{_TEN_STEPS:g}",
-                    f"timestep {slower:.1g} s, or {blame} {short(excess.max())} times less, "
+                    f"timestep {slower:.1g} s, or {cause} {short(excess.max())} times less, "
                     f"or armature {short(armature)} more",
                     {"phase_per_step": worst, "limit": limit},
                 )
@@ -89,8 +89,8 @@ def _springs(model: Any, phase: np.ndarray, servo: np.ndarray, inverse_mass: np.
 def _dampers(model: Any, decay: np.ndarray, inverse_mass: np.ndarray, limit: float) -> list[Finding]:
     found = []
     kinds: tuple[tuple[float, float, Severity, str], ...] = (
-        (limit, np.inf, "error", "is damped more than the timestep can follow and will blow up"),
-        (_OVERSHOOT, limit, "warning", "is damped past zero within one timestep, and so trembles"),
+        (limit, np.inf, "error", "is damped too strongly for the timestep and will blow up"),
+        (_OVERSHOOT, limit, "warning", "is damped past zero within one timestep and trembles"),
     )
     for least, most, severity, what in kinds:
         bad = np.flatnonzero((decay >= least) & (decay < most))
@@ -112,7 +112,7 @@ def _dampers(model: Any, decay: np.ndarray, inverse_mass: np.ndarray, limit: flo
 
 
 def _servos(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Stiffness and damping that position and velocity actuators add to each degree of freedom."""
+    """Returns the stiffness and damping that actuators add to each degree of freedom."""
     import mujoco
 
     stiffness, damping = np.zeros(model.nv), np.zeros(model.nv)
@@ -126,11 +126,11 @@ def _servos(model: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def constraint_times(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
-    """Time constants of contacts, joint limits and equalities (`solref`) against the timestep.
+    """Checks time constants of contacts, joint limits and equalities (`solref`) against the timestep.
 
     Args:
         model: A `mujoco.MjModel`.
-        pairs: Geoms that may touch.
+        pairs: Pairs of geoms that can touch.
     """
     import mujoco
 
@@ -146,7 +146,7 @@ def constraint_times(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
     found = []
     for kind, what, indices, solref in groups:
         short = [int(i) for i in indices if _too_quick(solref[i], model.opt.timestep)]
-        # Explicit choices apart from MuJoCo's default, which the model did not ask for.
+        # The model's explicit values and MuJoCo's default are separate findings.
         for chosen in (True, False):
             some = [i for i in short if (tuple(solref[i]) != _DEFAULT_SOLREF) is chosen]
             if some:
@@ -157,9 +157,9 @@ def constraint_times(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
 def _too_quick(solref: np.ndarray, dt: float) -> bool:
     time, ratio = solref
     if time > 0:
-        # A hundredth of slack: 0.02 is twice 0.01, and options pass through float32.
+        # With a tolerance of 1 %, because options pass through float32.
         return bool(time < 0.99 * _REFSAFE * dt)
-    # (-stiffness, -damping); these are the bounds above for a critically damped constraint in the other form.
+    # The form (-stiffness, -damping), with the same bounds for a critically damped constraint.
     return bool(np.sqrt(-time) * dt > 0.5 or -ratio * dt > 1.0)
 
 
@@ -171,19 +171,19 @@ def _too_short(model: Any, subject: tuple[str, ...], what: str, solref: np.ndarr
     unsafe = direct or bool(model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_REFSAFE)
     numbers = {"timestep": float(dt), "solref": float(solref[:, 0].min())}
     if direct:
-        said = f"stiffness or damping of {what} is more than a timestep of {dt:g} s can follow"
+        text = f"stiffness or damping of {what} is too great for a timestep of {dt:g} s"
         advice = f"solref as a time constant of {_REFSAFE * dt:g} s or more, or a shorter timestep"
     else:
         time = float(solref[:, 0].min())
         outcome = "will ring or blow up (refsafe is off)" if unsafe else f"are softened to {_REFSAFE * dt:g} s"
-        said = f"the time constant of {what} is {time:g} s, less than two timesteps of {dt:g} s: they {outcome}"
+        text = f"the time constant of {what} is {time:g} s, less than two timesteps of {dt:g} s: they {outcome}"
         advice = f"timestep {time / _REFSAFE:g} s or shorter, or solref of {_REFSAFE * dt:g} s or more"
     severity: Severity = "warning" if unsafe or chosen else "note"
-    return Finding(severity, "constraint time", subject, said, advice, numbers)
+    return Finding(severity, "constraint time", subject, text, advice, numbers)
 
 
 def solver(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
-    """The constraint solver's iterations, tolerance and cones, and what MJX has not; arguments as above."""
+    """Checks the solver's iterations, tolerance and cones, and options that MJX lacks; see `constraint_times`."""
     import mujoco
 
     option, found = model.opt, []
@@ -198,7 +198,7 @@ def solver(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
         add("error", "integrator=implicit is not in MJX", "integrator=implicitfast")
     constrained = bool(pairs or model.neq or model.jnt_limited.any() or model.tendon_limited.any())
     if constrained and (option.iterations > _MANY_ITERATIONS or option.ls_iterations > _MANY_LINE_SEARCHES):
-        # Float32 does not get below a finer tolerance, so that iterations may run to their end.
+        # float32 never reaches a finer tolerance, so that all iterations can run.
         fine = 0 < option.tolerance < _FLOAT32_TOLERANCE and option.iterations > _MANY_ITERATIONS
         add(
             "note",
@@ -206,7 +206,7 @@ def solver(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
             "in a batch all environments wait for the slowest",
             "iterations 4 to 8 with Newton, ls_iterations 8"
             + (f", tolerance {_FLOAT32_TOLERANCE:g}" if fine else "")
-            + ": quicker on MJX; see that the motion stays the same",
+            + ": faster on MJX; check that the motion stays the same",
             iterations=option.iterations,
             ls_iterations=option.ls_iterations,
             tolerance=option.tolerance,
@@ -215,7 +215,7 @@ def solver(model: Any, pairs: list[tuple[int, int]]) -> list[Finding]:
         add(
             "warning",
             f"{option.iterations} iterations of the CG solver leave contacts soft and constraints open",
-            "solver=Newton, which needs fewer, or more iterations",
+            "solver=Newton, which needs fewer iterations, or more iterations",
             iterations=option.iterations,
         )
     if option.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL and option.impratio > _IMPRATIO:

@@ -1,4 +1,4 @@
-"""One finding of a check: severity, place, text, and what to do about it."""
+"""A finding of a check: severity, subject, text and advice."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Severity = Literal["note", "warning", "error"]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing worth knowing.
+    """A finding.
 
     Attributes:
-        severity: `note` is good to know, `warning` costs training quality or speed or may blow up, `error` will fail.
+        severity: `note` is good to know, `warning` costs quality or speed or can blow up, `error` will fail.
         check: Short name of the check, the same for every model.
-        subject: Names of what it is about; empty for the model as a whole.
-        what: What was found, with its numbers.
-        advice: What to do, in one line.
-        numbers: The numbers by name, in SI units, for programs.
+        subject: Names of the elements; empty for the model as a whole.
+        what: Text with the numbers.
+        advice: Advice in one line.
+        numbers: Numbers by name in SI units, for programs.
     """
 
     severity: Severity
@@ -31,12 +31,12 @@ class Finding:
 
 
 def names(model: Any, kind: str, indices: Iterable[int]) -> tuple[str, ...]:
-    """Names of a MuJoCo model's elements; what has none is called by its kind and number, `geom 3`.
+    """Returns names of a MuJoCo model's elements; an element without a name is called by kind and index: `geom 3`.
 
     Args:
         model: A `mujoco.MjModel`.
         kind: `body`, `joint`, `geom`, `actuator` or `equality`.
-        indices: Which.
+        indices: Indices of the elements.
     """
     import mujoco
 
@@ -52,11 +52,11 @@ def names(model: Any, kind: str, indices: Iterable[int]) -> tuple[str, ...]:
 
 
 def short(value: float) -> str:
-    """Three digits without powers of ten for what is large: `0.0125`, `2.8`, `1,400`."""
+    """Returns a number with three digits and without large powers of ten: `0.0125`, `2.8`, `1,400`."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def listed(words: Sequence[str], most: int = 4) -> str:
-    """Words with commas, the rest as a number: `a, b, c, d and 3 more`."""
+    """Returns the first words and the number of further words: `a, b, c, d and 3 more`."""
     rest = len(words) - most
     return ", ".join(words[:most]) + (f" and {rest} more" if rest > 0 else "")

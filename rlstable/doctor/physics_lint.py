@@ -1,4 +1,4 @@
-"""Examines the physics of a model for what makes simulations blow up, drift or crawl. Nothing is simulated for it."""
+"""Runs all checks of a model's physics without simulating it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SEVERITIES = ("error", "warning", "note")
 
 
 def lint(model: Any, engine: str = "mjx") -> list[Finding]:
-    """Everything found in a model, the worst first.
+    """Returns all findings about a model, worst first.
 
     Args:
         model: A `mujoco.MjModel`; it is not changed.
-        engine: What will simulate it. Brax's own (`spring`, `generalized`, `positional`) have their own contacts and
-            integrators, so that for them only structure and actuators are judged.
+        engine: Physics engine. Brax's engines (`spring`, `generalized`, `positional`) have other contacts and
+            integrators than MuJoCo, so that for them only structure and actuators are checked.
     """
     found = [*structure_lint.joints(model), *structure_lint.masses(model), *actuator_lint.actuators(model)]
     if engine == "mjx":

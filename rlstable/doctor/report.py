@@ -1,4 +1,4 @@
-"""A report as tables for a terminal, and as plain data for programs."""
+"""A report as tables for a terminal and as data for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 def sections(report: Report) -> list[tuple[str, Any]]:
-    """Titles and what stands below them, in the order in which they are read."""
+    """Returns the titles and contents of the sections, in order."""
     return [
         ("Machine", _machine(report)),
         ("Matrix products", _products(report)),
@@ -37,7 +37,7 @@ def _machine(report: Report) -> Table:
         *(("nvidia-smi", line) for line in around.nvidia),
         ("processor", around.processor),
         ("versions", ", ".join(f"{name} {version}" for name, version in around.versions.items())),
-        ("settings", ", ".join(f"{name}={value}" for name, value in settings.items()) or "none that change numbers"),
+        ("settings", ", ".join(f"{name}={value}" for name, value in settings.items()) or "none that change results"),
     ]
     return _pairs(rows)
 
@@ -49,7 +49,7 @@ def _products(report: Report) -> Table:
         table.add_column(header, no_wrap=True, justify="right" if header in numeric else "left")
     distinct, undelivered = arithmetic.distinct_levels(report.products), arithmetic.undelivered(report.products)
     for level, accuracy in report.products.items():
-        remark = "not what it asks for" if level in undelivered else ""
+        remark = "less than requested" if level in undelivered else ""
         if not remark and level not in distinct:
             remark = "no better than above"
         numbers = (f"{accuracy.bits:.1f}", f"{accuracy.rms_error:.1e}", f"{accuracy.max_error:.1e}")
@@ -61,8 +61,8 @@ def _products(report: Report) -> Table:
 
 def _memory(memory: Memory | None, environments: Environments | None) -> Table:
     if memory is None or environments is None:
-        return _pairs([("", "not known, since the training program cannot be built")])
-    limit = "not known" if memory.limit is None else readable(memory.limit)
+        return _pairs([("", "unknown, because the training program cannot be built")])
+    limit = "unknown" if memory.limit is None else readable(memory.limit)
     if memory.needed is None or memory.footprint is None:
         rows = [("training", "not estimated"), ("limit", limit)]
     else:
@@ -70,7 +70,7 @@ def _memory(memory: Memory | None, environments: Environments | None) -> Table:
         share = "" if memory.share is None else f", {_percent(memory.share)} of the limit"
         rows = [
             ("training", f"{readable(memory.needed)}{share}"),
-            ("of it, per device", f"{readable(parts.arguments)} of state, {readable(parts.temporary)} while it runs"),
+            ("per device", f"{readable(parts.arguments)} of state, {readable(parts.temporary)} while the program runs"),
             ("limit", limit),
         ]
     if memory.live is not None:
@@ -89,15 +89,15 @@ def _percent(share: float) -> str:
 
 def _advice(environments: Environments) -> str:
     configured, top = environments.configured, environments.allowed[-1]
-    said = f"{configured:,} configured, {top:,} at most for this batch (batch_size * num_minibatches)"
+    text = f"{configured:,} configured, {top:,} at most for this batch (batch_size * num_minibatches)"
     if environments.most is None or environments.most <= configured:
-        return said
-    return f"{said}; memory is enough for {'these' if environments.most == top else f'{environments.most:,}'}"
+        return text
+    return f"{text}; memory is enough for {'these' if environments.most == top else f'{environments.most:,}'}"
 
 
 def _findings(report: Report) -> Any:
     if not report.findings:
-        return Text("  nothing to say")
+        return Text("  no findings")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -120,7 +120,7 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report as plain data for JSON; what is not finite becomes null."""
+    """Returns the report as data for JSON; numbers that are not finite become null."""
     memory_data = None
     if report.memory is not None:
         peak = report.memory.footprint and {"peak": report.memory.footprint.peak}

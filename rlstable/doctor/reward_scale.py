@@ -1,4 +1,4 @@
-"""Scale of the rewards: plays random actions and says where value targets would be far from 1."""
+"""Plays random actions and warns if value targets would be far from 1."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STEPS = 100
 
 
 def lint(config: Config, env: Any) -> list[Finding]:
-    """Plays `_EPISODES` episodes of at most `_STEPS` random actions, and judges their rewards as training would.
+    """Plays `_EPISODES` episodes of at most `_STEPS` random actions, and checks their rewards as training would.
 
     Args:
-        config: What would be trained.
+        config: The configuration.
         env: One environment with Brax's interface.
     """
     sign = reward_scale(config)
@@ -39,7 +39,7 @@ def lint(config: Config, env: Any) -> list[Finding]:
 
 
 def _play(env: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rewards `[T, B]` of random actions, and whether the episode was still going on before the step."""
+    """Returns rewards `[T, B]` of random actions, and whether the episode was alive before the step."""
     key_reset, key_actions = jax.random.split(key)
 
     def step(carry: tuple[Any, jax.Array], key: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:

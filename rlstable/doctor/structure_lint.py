@@ -1,4 +1,4 @@
-"""Checks of what a model is made of: joint limits, loops, masses, and whether float32 is enough for them."""
+"""Checks of a model's structure: joint limits, loops, masses, and the condition of the mass matrix in float32."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from rlstable.doctor.finding import Finding, names
 from rlstable.doctor.inertia import inverse_masses, mass_matrix
 
-# Lighter moving bodies are mistakes of units more often than parts of a robot, in kg and kg m². Inertias are those of a
-# 1 g sphere of 5 mm.
+# Bounds in kg and kg m² of a 1 g sphere of 5 mm. Lighter moving bodies are more often errors of units than parts of a
+# robot.
 _LIGHT, _SMALL_INERTIA = 1e-3, 1e-8
-# A body that carries another so many times its own mass makes the mass matrix ill-conditioned.
+# Mass ratios of a body to its parent from which the mass matrix is ill-conditioned.
 _LOAD, _HEAVY_LOAD = 1e3, 1e4
-# float32 has 24 bits: solving with a matrix of condition number c loses a relative 6e-8 * c. Beyond 2e5 that is
-# a percent of the acceleration, beyond 2e7 all of it.
+# float32 has 24 bits: solving with a matrix of condition number c has a relative error of 6e-8 * c. Beyond 2e5 the
+# error is 1 % of the acceleration, beyond 2e7 the whole acceleration.
 _CONDITION, _SINGULAR = 2e5, 2e7
-# How far an equality constraint may be from satisfied at the start, in metres or radians.
+# Greatest gap of an equality constraint at the start, in metres or radians.
 _OPEN = 1e-3
 
 
 def joints(model: Any) -> list[Finding]:
-    """Hinges and slides without limits, those that carry a base through the plane left out."""
+    """Finds hinges and slides without limits, except the joints that move a base in the plane."""
     import mujoco
 
     kinds = mujoco.mjtJoint
@@ -36,14 +36,14 @@ def joints(model: Any) -> list[Finding]:
             "note",
             "unlimited joint",
             names(model, "joint", free),
-            "no limit: the position can grow without bound, and an observation with it",
-            "range, if it is not a wheel; for one that turns freely observe sine and cosine, or the velocity only",
+            "no limit: the position and its observation can grow without bound",
+            "range, if the joint is not a wheel; for a wheel observe sine and cosine, or only the velocity",
         )
     ]
 
 
 def equalities(model: Any) -> list[Finding]:
-    """Loops closed by `connect` or `weld`, and constraints that do not hold where the model starts."""
+    """Finds loops closed by `connect` or `weld`, and equality constraints that do not hold at the start."""
     import mujoco
 
     closing = (int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD))
@@ -56,7 +56,7 @@ def equalities(model: Any) -> list[Finding]:
                 "note",
                 "closed loop",
                 names(model, "equality", loops),
-                "a kinematic loop is closed by a soft constraint: hard pushes open it, few iterations leave it open",
+                "a soft constraint closes a kinematic loop: hard pushes open it, few solver iterations leave it open",
                 "4 solver iterations or more, a timestep of 4 ms or less; reset to poses that close the loop",
             )
         )
@@ -71,8 +71,8 @@ def equalities(model: Any) -> list[Finding]:
                 "warning",
                 "open equality",
                 names(model, "equality", open_),
-                f"does not hold at qpos0, by up to {max(open_.values()):.2g} m or rad, and is pulled shut with force",
-                "anchor and relpose that fit qpos0, or a keyframe in which it holds and a reset to that",
+                f"does not hold at qpos0, by up to {max(open_.values()):.2g} m or rad; the solver forces it shut",
+                "anchor and relpose that fit qpos0, or a keyframe in which the constraint holds and a reset to it",
                 {"gap": max(open_.values())},
             )
         )
@@ -93,10 +93,10 @@ def _follows_mocap(model: Any, a: int, b: int) -> bool:
 
 
 def masses(model: Any) -> list[Finding]:
-    """Bodies that are very light, or carry much more than themselves, and the mass matrix that float32 has to solve."""
+    """Finds very light bodies, great mass ratios, and a mass matrix that float32 cannot solve accurately."""
     found = []
     moving = np.flatnonzero(model.body_dofnum > 0)
-    # A body may be a mere joint of the ones welded to it or of a chain of joints: what counts is what it carries.
+    # A body can exist only for a joint of its children, so that the mass of its subtree counts.
     light = [
         i
         for i in moving.tolist()
@@ -126,7 +126,7 @@ def _turns(model: Any, body: int) -> bool:
 
 
 def _rotor(model: Any, body: int) -> bool:
-    """Whether armature makes up for a small inertia in all of a body's joints."""
+    """Returns whether all joints of a body have armature, which compensates a small inertia."""
     start = model.body_dofadr[body]
     return bool((model.dof_armature[start : start + model.body_dofnum[body]] > _SMALL_INERTIA).all())
 
@@ -135,7 +135,7 @@ def _loads(model: Any, moving: np.ndarray) -> list[Finding]:
     parents = model.body_parentid[moving]
     carried = moving[(parents > 0) & (model.body_mass[parents] > 0)]
     ratio = model.body_mass[carried] / model.body_mass[model.body_parentid[carried]]
-    # Several joints in a row are often written as nested bodies of next to no mass, which armature makes sound.
+    # Several joints in a row are often written as nested bodies of almost no mass, which is sound with armature.
     bare = np.array([not _rotor(model, model.body_parentid[i]) for i in carried], bool)
     bad = np.flatnonzero((ratio > _LOAD) & bare)
     if not bad.size:
@@ -147,14 +147,14 @@ def _loads(model: Any, moving: np.ndarray) -> list[Finding]:
             "mass ratio",
             names(model, "body", carried[bad]),
             f"has up to {worst:,.0f} times the mass of the body that carries it",
-            "more mass for the lighter one, armature for the joint between, or several joints in one body",
+            "more mass for the lighter body, armature for the joint between them, or several joints in one body",
             {"ratio": worst},
         )
     ]
 
 
 def _condition(model: Any) -> list[Finding]:
-    """The mass matrix at `qpos0`, scaled to a unit diagonal, since factorising it does not depend on units."""
+    """Checks the mass matrix at `qpos0`, scaled to a unit diagonal, because units do not affect its factorisation."""
     if not model.nv:
         return []
     matrix = mass_matrix(model)
@@ -162,7 +162,7 @@ def _condition(model: Any) -> list[Finding]:
     number = float(np.linalg.cond(matrix * scale[:, None] * scale))
     if not number > _CONDITION:
         return []
-    # Where rounding hurts most: what the other joints' motion leaves next to no mass to, of all that it has.
+    # Rounding hurts most where the free motion of other joints leaves the smallest share of a joint's mass.
     left = 1.0 / (inverse_masses(model) * np.diag(matrix))
     worst = np.flatnonzero(left < 10 * left.min())
     lost = min(1.0, 6e-8 * number)
@@ -172,7 +172,7 @@ def _condition(model: Any) -> list[Finding]:
             "mass matrix",
             names(model, "joint", dict.fromkeys(model.dof_jntid[worst].tolist())),
             f"condition number {number:.1g} at qpos0: float32 loses about {100 * lost:.0f} % of an acceleration",
-            "armature for these joints, fewer joints in a row without mass between, or masses closer to each other",
+            "armature for these joints, fewer joints in a row without mass between them, or masses of similar size",
             {"condition": number},
         )
     ]

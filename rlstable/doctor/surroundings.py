@@ -1,4 +1,4 @@
-"""The surroundings of a run: devices and drivers, versions, and the settings that change numbers or memory."""
+"""Devices and drivers, versions, and the settings that change results or memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _FLAGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_debug_nans")
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """The first lines of a report.
+    """The machine and its settings.
 
     Attributes:
-        devices: What jax computes on, one line.
-        driver: What jax's backend says of its driver and runtime.
-        nvidia: What `nvidia-smi` says of each GPU: name, driver, memory. Empty where there is none.
-        processor: The CPU's name, and how many cores this process may use.
-        versions: By package.
-        settings: Flags of jax, and environment variables that are set.
+        devices: Devices of JAX in one line.
+        driver: Driver and runtime of JAX's backend.
+        nvidia: Name, driver and memory of each GPU by `nvidia-smi`; empty without GPUs.
+        processor: Name of the CPU, and the number of cores that this process can use.
+        versions: Versions by package.
+        settings: JAX flags, and environment variables that are set.
     """
 
     devices: str
@@ -44,12 +44,12 @@ class Surroundings:
 
     @property
     def gpu_unused(self) -> bool:
-        """Whether there is an NVIDIA GPU that this jax does not see."""
+        """Whether there is an NVIDIA GPU that JAX does not use."""
         return bool(self.nvidia) and "gpu" not in self.devices
 
 
 def surroundings(environment: Mapping[str, str] = os.environ) -> Surroundings:
-    """Looks around.
+    """Collects the facts about this machine.
 
     Args:
         environment: Environment variables.
@@ -61,7 +61,7 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Surroundings:
 
 
 def _devices() -> tuple[str, str]:
-    """All that is asked of jax about its devices."""
+    """Returns devices and driver."""
     found = jax.devices()
     first = found[0]
     name = first.platform if first.device_kind == first.platform else f"{first.platform} ({first.device_kind})"

@@ -1,1 +1,1 @@
-"""Steps a bad simulation again: `python -m rlstable.replay <incident>`."""
+"""Replays the step of an incident: `python -m rlstable.replay <incident>`."""

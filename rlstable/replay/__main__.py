@@ -1,6 +1,6 @@
-"""The command: `python -m rlstable.replay runs/.../incidents/<name>`, a bad step once more, in three engines.
+"""The command `python -m rlstable.replay runs/.../incidents/<name>`: replays a bad step in three engines.
 
-It exits with 0 where the step was done again, whatever came of it, and 2 where it cannot be.
+The exit code is 0 if the step was replayed, with any outcome, and 2 if it cannot be replayed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _EPILOG = """
 examples:
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --json > step.json
-  python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --history       the 100 steps before it, too
+  python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --history       also the 100 steps before
 """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Steps again, prints, and exits."""
+    """Replays the step and prints the report."""
     args = _arguments(argv)
     with command.working():
         from rlstable.io.trusted_folders import require_trust
@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         incident = read(args.incident)
         require_trust(incident.facts_file, incident.config, args.trust, "--trust")
         from rlstable.replay.engines import step_again
-        from rlstable.replay.report import as_data, judge
+        from rlstable.replay.report import as_data, compare
 
-        command.note("stepping it again; what has to be compiled takes a minute or two")
-        report = judge(incident, step_again(incident))
+        command.note("replaying the step; compilation takes a minute or two")
+        report = compare(incident, step_again(incident))
         history = None
         if args.history is not None:
             from rlstable.replay.history import make
@@ -53,38 +53,38 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser(
         "replay",
-        "Does a bad step again, in float32, float64 and C MuJoCo, and says what went bad first.",
+        "Replays a bad step in float32, float64 and C MuJoCo, and reports what went bad first.",
         _EPILOG,
     )
-    parser.add_argument("incident", type=Path, help="its folder")
+    parser.add_argument("incident", type=Path, help="folder of the incident")
     parser.add_argument(
         "--history",
         type=_steps,
         nargs="?",
         const=100,
         metavar="N",
-        help="train again up to it, and keep the N steps before it (100) in history.npz beside it",
+        help="also retrain up to the incident, and save the N steps before it (default: 100) in its history.npz",
     )
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="needed once for an incident that another user made and that names Python code; look at it first",
+        help="trust an incident of another user that names Python code; needed once; read that code first",
     )
     return parser.parse_args(argv)
 
 
 def _steps(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; the incident comes first, then --history N")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; put the incident before --history N")
     return int(text)
 
 
 def show(report: Any, history: Any = None, terminal: Any = None) -> None:
-    """Prints a report for people.
+    """Prints a report as text.
 
     Args:
         report: A `rlstable.replay.report.Report`.
-        history: A `rlstable.replay.history.History`; None for none.
+        history: A `rlstable.replay.history.History`, or None.
         terminal: A rich console; standard output if None.
     """
     from rich.text import Text
@@ -97,7 +97,7 @@ def show(report: Any, history: Any = None, terminal: Any = None) -> None:
     terminal.print(Text(f"\n{report.incident.config.env.name}: {where}, environment {facts['environment']}", "bold"))
     terminal.print(Text(f"  tripped: {', '.join(facts['causes'])}"))
     if facts["fault"] is not None:
-        terminal.print(Text(f"  the run injected fault.site={facts['fault']}; here it is left out"))
+        terminal.print(Text(f"  the run injected fault.site={facts['fault']}; the replay leaves it out"))
     terminal.print()
     terminal.print(table(report))
     terminal.print(Text(f"\n  first: {report.first}"))

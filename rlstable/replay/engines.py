@@ -1,4 +1,4 @@
-"""One environment step, again, from saved arrays: in jax as it was and in float64, and in C MuJoCo."""
+"""Replays one environment step from saved arrays: in JAX as in the run, in JAX with float64, and in C MuJoCo."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
     Attributes:
         engine: Its name.
         arrays: The state after the step, by name.
-        bad: What is bad in it.
-        note: What else there is to say; empty if nothing.
+        bad: Bad values in the state.
+        note: A remark; empty without one.
     """
 
     engine: str
@@ -46,35 +46,35 @@ class Outcome(NamedTuple):
 
 
 def own_engine(incident: Incident) -> str:
-    """The engine that computes as the run did."""
+    """Returns the engine with the run's arithmetic."""
     return FLOAT64 if incident.facts["precision"]["matmul"] == X64 else FLOAT32
 
 
 def step_again(incident: Incident) -> list[Outcome]:
-    """The step in every engine that has the environment's physics.
+    """Replays the step in every engine that has the environment's physics.
 
     Raises:
-        ConfigError: The environment cannot be built here, or is not the one that the incident is of.
+        ConfigError: The environment cannot be built here, or differs from the incident's.
     """
-    before = _whole(incident)
+    before = _state_before(incident)
     outcomes = [in_jax(incident, before, FLOAT32), in_jax(incident, before, FLOAT64)]
     in_c = in_mujoco(incident, outcomes[1].arrays)
     return outcomes if in_c is None else [*outcomes, in_c]
 
 
 def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) -> Outcome:
-    """The step by the environment itself.
+    """Replays the step with the environment itself.
 
     Args:
-        incident: What is stepped.
+        incident: The incident.
         before: The whole state before the step.
-        engine: `float32`, with the matrix products of the run, or `float64`, the model included.
+        engine: `float32`, with the matrix products of the run, or `float64`, with the model in float64, too.
 
     Raises:
-        ConfigError: The environment is not the one that the incident is of.
+        ConfigError: The environment differs from the incident's.
     """
     config, wide = incident.config, engine == FLOAT64
-    # A run in float64 has its model in float32 all the same.
+    # The model of a run in float64 is in float32.
     with jax.enable_x64(wide and own_engine(incident) != FLOAT64):
         env = load_env(config.env)
     traced = level(config.precision.model_copy(update=incident.facts["precision"])).traced()
@@ -82,7 +82,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
         template = jax.eval_shape(lambda key: _inputs(env, config, key), jax.random.PRNGKey(0))
         state = _restored(template, incident, before)
         action = jnp.asarray(incident.arrays["action"], jnp.float64 if wide else jnp.float32)
-        # One of a batch, as in the run.
+        # In a batch, as in the run.
         stepped = jax.jit(jax.vmap(env.step))(jax.tree.map(lambda x: x[None], state), action[None])
         after = jax.tree.map(lambda x: x[0], stepped)
         arrays = {
@@ -91,7 +91,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
         }
     arrays["action"] = incident.arrays["action"]
     note = (
-        "the environment draws random numbers in its step, here others than in float32"
+        "the environment draws random numbers in its step, which differ between float32 and float64"
         if wide and _draws(incident)
         else ""
     )
@@ -99,18 +99,18 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
 
 
 def _draws(incident: Incident) -> bool:
-    """Whether the environment has a random key that its step moved on."""
+    """Returns whether the step changed a random key of the environment."""
     before, after = incident.part("before"), incident.part("after")
     keys = (name for name, x in before.items() if x.dtype == np.uint32 and name.split("/")[-1] not in PROBES)
     return any(name in after and not np.array_equal(before[name], after[name]) for name in keys)
 
 
 def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome | None:
-    """The physics of the step in C MuJoCo, with the environment's own options; None where it has not MuJoCo's physics.
+    """Replays the physics of the step in C MuJoCo with the environment's options; None without MuJoCo's physics.
 
     Args:
-        incident: What is stepped.
-        replayed: The same step by the environment, whose controls are taken: they are made of the action in there.
+        incident: The incident.
+        replayed: Arrays of the same step in JAX. They include the controls, which depend on the action.
     """
     import mujoco
 
@@ -120,17 +120,17 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
     root, model = _physics_of(before), model_of(env)
     if root is None or model is None:
         return None
-    # It would put the first state in the place of a bad one, as if nothing had been.
+    # MuJoCo would silently replace a bad state by the first state.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     data = mujoco.MjData(model)
-    given = {**before, f"{root}/ctrl": replayed.get(f"{root}/ctrl", before.get(f"{root}/ctrl"))}
+    inputs = {**before, f"{root}/ctrl": replayed.get(f"{root}/ctrl", before.get(f"{root}/ctrl"))}
     for name in _INPUTS:
-        array, place = given.get(f"{root}/{name}"), getattr(data, name)
-        if array is not None and array.size and array.shape == place.shape:
-            place[...] = array
+        array, field = inputs.get(f"{root}/{name}"), getattr(data, name)
+        if array is not None and array.size and array.shape == field.shape:
+            field[...] = array
     if f"{root}/time" in before:
         data.time = float(before[f"{root}/time"])
-    frames = int(getattr(env, "_n_frames", getattr(env, "n_substeps", 1)))  # Brax's name, and Playground's
+    frames = int(getattr(env, "_n_frames", getattr(env, "n_substeps", 1)))  # the names of Brax and Playground
     limits, note = limits_of(incident.config), ""
     for frame in range(frames):
         _step_quietly(mujoco, model, data)
@@ -139,14 +139,14 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
             note = f"first in physics step {frame + 1} of {frames}: {bad[0]}"
     arrays = {}
     for path, array in replayed.items():
-        own = getattr(data, path.removeprefix(f"{root}/"), None) if path.startswith(f"{root}/") else None
-        if isinstance(own, np.ndarray) and own.shape == array.shape:
-            arrays[path] = np.array(own)
+        field = getattr(data, path.removeprefix(f"{root}/"), None) if path.startswith(f"{root}/") else None
+        if isinstance(field, np.ndarray) and field.shape == array.shape:
+            arrays[path] = np.array(field)
     return Outcome(C, arrays, find_bad_numbers(arrays, limits), note)
 
 
 def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:
-    """A step without MuJoCo's warnings of bad numbers, which it writes into a file in the working folder."""
+    """Steps without MuJoCo's warnings about bad numbers, which MuJoCo writes to a file in the working folder."""
     mujoco.set_mju_user_warning(lambda _: None)
     try:
         mujoco.mj_step(model, data)
@@ -154,10 +154,11 @@ def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:
         mujoco.set_mju_user_warning(None)
 
 
-def _whole(incident: Incident) -> dict[str, np.ndarray]:
-    """The state before the step; without what an injected fault adds.
+def _state_before(incident: Incident) -> dict[str, np.ndarray]:
+    """Returns the state before the step, without the arrays of injected faults.
 
-    Of MuJoCo's physics only the start of a step is stored. The rest is a first state's, and computed again.
+    An incident stores only the inputs of MuJoCo's step. All other arrays come from a first state; the step computes
+    them again.
     """
     saved = {name: x for name, x in incident.part("before").items() if name.rsplit("/", 1)[-1] not in PROBES}
     if _physics_of(saved) is None:
@@ -172,21 +173,21 @@ def _whole(incident: Incident) -> dict[str, np.ndarray]:
 
 
 def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
-    """The name under which a state has MuJoCo's physics, None where it has another one's."""
+    """Returns the name of MuJoCo's physics in a state; None with other physics."""
     return next((root for root in ("pipeline_state", "data") if f"{root}/qacc_warmstart" in before), None)
 
 
 def _inputs(env: Any, config: Config, key: jax.Array) -> Any:
-    """A first state as `env.step` takes it."""
+    """Returns a first state as `env.step` takes it."""
     envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
     return jax.tree.map(lambda x: x[0], without_first_state(envs.reset(key[None])))
 
 
 def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray]) -> Any:
-    """The state before the step.
+    """Returns the state before the step as the environment's pytree.
 
     Raises:
-        ConfigError: It is not that of this environment, or not whole.
+        ConfigError: The saved state does not fit this environment, or is incomplete.
     """
     folder, name, left = incident.folder, incident.config.env.name, dict(before)
     wanted, structure = jax.tree_util.tree_flatten_with_path(template)
@@ -196,19 +197,19 @@ def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray
         array = left.pop(leaf.path, None)
         if array is None and f"before/{leaf.path}" in incident.facts["left_out"]:
             raise ConfigError(
-                f"{folder}: {leaf.path} was left out for its size, so that the step cannot be done again; "
-                "raise supervise.incident.max_mb for the next one"
+                f"{folder}: {leaf.path} was left out for its size, so that the step cannot be replayed; "
+                "raise supervise.incident.max_mb for later incidents"
             )
         if array is None or array.shape != leaf.shape:
-            there = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+            saved = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise ConfigError(
-                f"{folder}: is not of this {name}: {leaf.path} is {leaf} here and {there} there; "
+                f"{folder}: the incident does not fit this {name}: {leaf.path} is {leaf} here, {saved} there; "
                 "replay it with the code that the run was trained with"
             )
         leaves.append(_as(array, like))
     if left:
         raise ConfigError(
-            f"{folder}: is not of this {name}, which has no {next(iter(left))}; "
+            f"{folder}: the incident does not fit this {name}, which has no {next(iter(left))}; "
             "replay it with the code that the run was trained with"
         )
     return jax.tree_util.tree_unflatten(structure, leaves)
@@ -223,7 +224,7 @@ def _as(array: np.ndarray, like: Any) -> jax.Array:
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
-    """Leaves by name; typed random keys as the integers they are made of."""
+    """Returns the leaves by name, with typed random keys as integers."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(describe(path, x).path, _data(x)) for path, x in paths]
 

@@ -1,4 +1,4 @@
-"""The steps of an environment before the one in which it went bad, as files in the incident's folder."""
+"""Saves the steps of an environment before its bad step in the incident's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstable.io.archive import pack, unpack
 from rlstable.io.run_folder import write_atomically
 from rlstable.io.versions import differences, versions
 from rlstable.replay.report import SAME, compared
-from rlstable.replay.rerun import Rerun, Tell, run_again
+from rlstable.replay.rerun import Notify, Rerun, run_again
 from rlstable.supervise.incident import FORMAT, Incident
 
 _FACTS, _ARRAYS = "history.json", "history.npz"
@@ -24,11 +24,11 @@ class History(NamedTuple):
     """Steps before an incident.
 
     Attributes:
-        incident: Which.
-        facts: What stands in `history.json`: how many `steps` there are of those that were `asked` for, where the
-            history `begins`, whether it is `exact`, and what `as_in_the_run` says of the bad step at its end.
-        arrays: By name, `[steps, ...]`, the last one just before the bad step: `before/...` the state that a step took,
-            `action`, and the `reward` and `done` that came of it.
+        incident: The incident.
+        facts: Content of `history.json`: the number of `steps`, the number `asked` for, where the history `begins`,
+            whether it is `exact`, and in `as_in_the_run` the comparison of the bad step with the run's.
+        arrays: Arrays by name, `[steps, ...]`, without the bad step: `before/...` is the state before a step,
+            `action` its action, `reward` and `done` its results.
     """
 
     incident: Incident
@@ -36,22 +36,22 @@ class History(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def make(incident: Incident, asked: int, tell: Tell) -> History:
-    """Trains again up to the incident, and writes the steps before it into its folder.
+def make(incident: Incident, asked: int, notify: Notify) -> History:
+    """Retrains up to the incident, and writes the steps before the bad step into the incident's folder.
 
     Args:
-        incident: Which.
-        asked: How many steps; fewer where the episode has fewer.
-        tell: Called with what takes long, and with what is wrong on the way and can be made do with.
+        incident: The incident.
+        asked: Number of steps; a shorter episode has fewer.
+        notify: Called with messages about long operations and about problems that do not stop the rerun.
 
     Raises:
-        ConfigError: Training again does not come to the incident, or the history cannot be written.
+        ConfigError: The rerun does not reach the incident, or the history cannot be written.
     """
     if not os.access(incident.folder, os.W_OK):
-        raise ConfigError(f"{incident.folder}: cannot be written, and the history is kept in it; make it writable")
+        raise ConfigError(f"{incident.folder}: the history cannot be saved there; make the folder writable")
     age = _age(incident)
     wanted = asked if age is None else min(asked, age)
-    rerun = run_again(incident, wanted, tell)
+    rerun = run_again(incident, wanted, notify)
     arrays = {name: x[:-1] for name, x in rerun.steps.items()}
     room = incident.config.supervise.incident.max_mb * 1e6
     left = min(len(arrays["action"]), int(room // sum(x[-1].nbytes for x in rerun.steps.values())))
@@ -79,21 +79,21 @@ def make(incident: Incident, asked: int, tell: Tell) -> History:
 
 
 def read(incident: Incident) -> History:
-    """Reads the history that was made of an incident.
+    """Reads the history of an incident.
 
     Raises:
-        ConfigError: There is none, or it is not what was written.
+        ConfigError: The history is missing or damaged.
     """
     try:
         return History(incident, *unpack(incident.folder / _FACTS, incident.folder / _ARRAYS, FORMAT))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{incident.folder}: has no history yet; make it by python -m rlstable.replay {incident.folder} --history"
+            f"{incident.folder}: there is no history yet; run python -m rlstable.replay {incident.folder} --history"
         ) from error
 
 
 def _age(incident: Incident) -> int | None:
-    """How many steps the episode had before the bad one; None where that was left out for its size."""
+    """Returns the steps of the episode before the bad step; None if the incident lacks the count."""
     steps = incident.arrays.get("before/info/steps")
     return None if steps is None else int(steps) + int(incident.facts["repeat"])
 

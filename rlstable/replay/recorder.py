@@ -1,4 +1,4 @@
-"""Training that also records: a program of the same mathematics that keeps the last steps of one environment."""
+"""Training that records the last steps of one environment, with the same results as training without recording."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from rlstable.runner.setup_cache import Factories
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Recording(Slot):
-    """A slot, and beside it the last steps of one environment of every device.
+    """An incident slot with the last steps of one environment per device.
 
     Attributes:
-        written: int32 `[devices]`, steps so far, repeats of an action counted.
-        steps: A ring of them, matrices `[devices, length, n]`: step `i` is in row `i % length`.
+        written: Steps so far with repeats of an action, int32 `[devices]`.
+        steps: Ring buffer of steps, matrices `[devices, length, n]`: step `i` is in row `i % length`.
     """
 
     written: Any
     steps: PackedRows
 
     def last(self, device: int) -> Any:
-        """All steps of a device that are still there, the oldest first; for a recording on the host."""
+        """Returns the recorded steps of a device, oldest first; the recording must be on the host."""
         length = next(iter(self.steps.matrices.values())).shape[1]
         written = int(self.written[device])
-        own = dataclasses.replace(self.steps, matrices={kind: x[device] for kind, x in self.steps.matrices.items()})
-        return own.take(np.arange(max(written - length, 0), written) % length)
+        rows = dataclasses.replace(self.steps, matrices={kind: x[device] for kind, x in self.steps.matrices.items()})
+        return rows.take(np.arange(max(written - length, 0), written) % length)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedEnv(VectorEnv):
-    """Environments of which one is recorded.
+    """Environments; one of them is recorded on every device.
 
     Attributes:
-        watched: Which, counted on its device; every device records one.
-        length: How many steps are kept.
+        watched: Index of the recorded environment on its device.
+        length: Number of steps in the ring buffer.
     """
 
     watched: int
     length: int
 
     def empty_slot(self, state: Any, action_size: int, devices: int) -> Recording:
-        """Empty slots for incidents and steps of every device, on the host.
+        """Returns empty slots for incidents and steps of every device, on the host.
 
         Args:
-            state: Batched state, `[B]`; only its shapes are looked at.
+            state: Batched state, `[B]`; only its shapes matter.
             action_size: Elements of an action.
-            devices: How many slots.
+            devices: Number of devices.
         """
         slot = super().empty_slot(state, action_size, devices)
 
@@ -65,7 +65,7 @@ class RecordedEnv(VectorEnv):
             return capture.history_row(capture.StepRecord(state, action, state, action, action), self.watched)
 
         action = jax.ShapeDtypeStruct((state.reward.shape[0], action_size), jnp.float32)
-        with jax.enable_x64(True):  # so that float64 stays what it is
+        with jax.enable_x64(True):  # so that float64 arrays keep their type
             shapes = jax.eval_shape(step, without_first_state(state), action)
         rows = PackedRows.of(jax.tree.map(lambda x: np.zeros((devices * self.length, *x.shape), x.dtype), shapes))
         ring = {kind: x.reshape(devices, self.length, -1) for kind, x in rows.matrices.items()}
@@ -73,12 +73,12 @@ class RecordedEnv(VectorEnv):
         return Recording(slot.taken, slot.clock, slot.record, np.zeros(devices, np.int32), steps)
 
     def catch(self, incident: Slot, seen: capture.StepRecord, bad: jax.Array) -> Recording:
-        """Records the step, and catches as in training.
+        """Records the step, then catches incidents as in training.
 
         Args:
-            incident: A `Recording` of this device.
+            incident: The `Recording` of this device.
             seen: One step of every environment.
-            bad: bool `[B]`, which went bad in it.
+            bad: Environments that went bad in the step, bool `[B]`.
         """
         assert isinstance(incident, Recording)
         slot = super().catch(Slot(incident.taken, incident.clock, incident.record), seen, bad)
@@ -88,19 +88,19 @@ class RecordedEnv(VectorEnv):
             row = PackedRows.of(jax.tree.map(lambda x: x[None], capture.history_row(seen, self.watched)))
             return {kind: x.at[0, written % self.length].set(row.matrices[kind][0]) for kind, x in ring.items()}
 
-        # In a loop, as what is caught is: what is read there has been computed and stored as in training. Read in the
-        # open, it could be fused with what it is computed from, and be rounded otherwise.
+        # `apply_if` runs `write` in a loop, as training does for incidents: XLA computes and stores the arrays as in
+        # training. Without the loop XLA could fuse `write` with their computation, which would change the rounding.
         ring = apply_if(written >= 0, write, incident.steps.matrices)
         steps = dataclasses.replace(incident.steps, matrices=ring)
         return Recording(slot.taken, slot.clock, slot.record, incident.written + 1, steps)
 
 
 def recording(watched: int, length: int) -> Factories:
-    """Factories of training that records; for `TrainingLoop`.
+    """Returns the factories of recording training, for `TrainingLoop`.
 
     Args:
-        watched: Which environment, counted on its device.
-        length: How many steps are kept.
+        watched: Index of the recorded environment on its device.
+        length: Number of steps in the ring buffer.
     """
 
     def record(*args: Any) -> TrainingSetup:

@@ -1,4 +1,4 @@
-"""Compares a step in each engine side by side, and names the origin of the bad number."""
+"""Compares the replayed step of all engines and names the origin of the bad number."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rlstable.supervise.incident import Incident, limits_of
 BEFORE, RUN = "before", "in the run"
 SAME = "bit for bit what the run had"
 MAIN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")
-_MOST_OTHERS = 5  # bad arrays that are shown besides
+_MOST_OTHERS = 5  # further bad arrays in the table
 
 
 class Report(NamedTuple):
-    """An incident stepped again.
+    """A replayed incident.
 
     Attributes:
-        incident: Which.
-        columns: Arrays by name: before the step, what the run had after it, and what each engine has.
-        bad: What is bad, by column.
-        same: Whether the engine that computes as the run did gives what the run had, or how far apart they are.
-        first: Which quantity went bad first, and in which engines.
-        conclusion: What that says.
-        notes: What else an engine said, by engine.
+        incident: The incident.
+        columns: Arrays by column: before the step, after the step in the run, and after the step in each engine.
+        bad: Bad values by column.
+        same: Comparison of the run with the engine that has the run's arithmetic.
+        first: The quantity that went bad first, and its engines.
+        conclusion: The origin of the bad number.
+        notes: Remarks by engine.
     """
 
     incident: Incident
@@ -41,7 +41,7 @@ class Report(NamedTuple):
     notes: dict[str, str]
 
 
-def judge(incident: Incident, outcomes: list[Outcome]) -> Report:
+def compare(incident: Incident, outcomes: list[Outcome]) -> Report:
     """Compares the engines."""
     action = {"action": incident.arrays["action"]}
     columns: dict[str, Mapping[str, np.ndarray]] = {
@@ -65,7 +65,7 @@ def judge(incident: Incident, outcomes: list[Outcome]) -> Report:
 
 
 def compared(run: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]) -> str:
-    """`SAME`, or how far the arrays that both have are apart."""
+    """Returns `SAME`, or the greatest difference of the arrays that both have."""
     names = [name for name in in_causal_order(run) if name in again]
     different = [name for name in names if run[name].tobytes() != again[name].astype(run[name].dtype).tobytes()]
     different = [
@@ -85,7 +85,7 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _distance(run: np.ndarray, again: np.ndarray) -> float:
-    """Difference as a share of the magnitude; infinite if only one of the two is finite."""
+    """Returns the difference as a share of the magnitude; infinite if only one array is finite."""
     run, again = run.astype(np.float64), again.astype(np.float64)
     if not np.array_equal(np.isfinite(run), np.isfinite(again)):
         return float("inf")
@@ -96,7 +96,7 @@ def _distance(run: np.ndarray, again: np.ndarray) -> float:
 def _first(bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
     found = [engine for engine in engines if bad[engine]]
     if not found:
-        return "nothing is bad in any of them"
+        return "no engine has a bad value"
     by_engine = {engine: bad[engine][0].array for engine in found}
     array = in_causal_order(by_engine.values())[0]
     where = [engine for engine in found if any(one.array == array for one in bad[engine])]
@@ -106,29 +106,29 @@ def _first(bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
 
 
 def conclude(incident: Incident, bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
-    """One sentence: where the bad number comes from, and what to do."""
-    again, own = [engine for engine in engines if bad[engine]], own_engine(incident)
+    """Returns a sentence with the origin of the bad number and the advice."""
+    replayed, own = [engine for engine in engines if bad[engine]], own_engine(incident)
     if any(one.array == "action" for one in bad[RUN]):
-        return "the action was bad before the step: the policy gave it, look at the update and state guards' trips."
-    if not again:
+        return "the action was bad before the step: the policy is the cause; see the trips of update and state guards."
+    if not replayed:
         if incident.facts["fault"] is not None:
             return (
-                f"not reproduced: the run injected fault.site={incident.facts['fault']} on purpose, and without it the "
-                "step is healthy."
+                f"not reproduced: the run injected fault.site={incident.facts['fault']}; without the fault the step "
+                "is healthy."
             )
         return "not reproduced: the bad number did not come from the step (hardware, another version of a library)."
-    if own not in again:
-        return f"bad in {_listed(again)} only, not in {own} as in the run: another version of a library, or chance."
-    if again == [FLOAT32]:
-        return "bad in float32 only: try precision=highest, then physics in float64, precision.matmul=x64."
+    if own not in replayed:
+        return f"bad in {_listed(replayed)} only, not in {own} as the run was: another version of a library, or chance."
+    if replayed == [FLOAT32]:
+        return "bad in float32 only: try precision=highest, then float64 physics (precision.matmul=x64)."
     if not any(group(one.array) == "physics" for one in bad[own]):
         return f"the physics is fine and {bad[own][0].array} is bad: look at how the environment computes it."
     if C not in engines:
-        return f"bad in {_listed(again)}: the model itself, or the environment's code; see python -m rlstable.doctor."
-    if C in again:
+        return f"bad in {_listed(replayed)}: the model or the environment's code; see python -m rlstable.doctor."
+    if C in replayed:
         return "bad in all three: the model itself; see python -m rlstable.doctor."
     return (
-        "bad in MJX, whatever the precision, and not in C MuJoCo: MJX's solver or contacts; try more solver iterations "
+        "bad in MJX at both precisions but not in C MuJoCo: MJX's solver or contacts; try more solver iterations "
         "and see python -m rlstable.doctor."
     )
 
@@ -138,10 +138,9 @@ def _listed(names: list[str]) -> str:
 
 
 def rows(report: Report) -> list[tuple[str, list[str]]]:
-    """The table: quantities in the order in which a bad number travels, each with one cell per column."""
-    names = in_causal_order(
-        {name for arrays in report.columns.values() for name, array in arrays.items() if array.size}
-    )
+    """Returns the rows of the table in the order in which a bad number spreads, with one cell per column."""
+    filled = {name for arrays in report.columns.values() for name, array in arrays.items() if array.size}
+    names = in_causal_order(filled)
     main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in MAIN]
     others = [one.array for name in report.columns for one in report.bad[name] if one.array not in main]
     chosen = in_causal_order([*main, *list(dict.fromkeys(others))[:_MOST_OTHERS]])
@@ -160,9 +159,9 @@ def _cell(report: Report, column: str, name: str) -> str:
 
 
 def table(report: Report) -> Table:
-    """For a terminal; what is bad is red."""
+    """Returns the table for a terminal; bad values are red."""
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    shown.add_column("  largest magnitude, or what is bad", no_wrap=True)
+    shown.add_column("  largest magnitude, or bad value", no_wrap=True)
     for column in report.columns:
         shown.add_column(column, justify="right", no_wrap=True)
     for name, cells in rows(report):
@@ -173,7 +172,7 @@ def table(report: Report) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report as plain data for JSON; what is not finite becomes text."""
+    """Returns the report as data for JSON; numbers that are not finite become text."""
     facts = report.incident.facts
     return {
         "incident": str(report.incident.folder),

@@ -1,4 +1,4 @@
-"""Reruns the steps to an incident: trains again from the checkpoint before it, in a separate folder."""
+"""Retrains from the checkpoint before an incident up to the incident, in a separate folder."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rlstable.runner.setup_cache import Factories
 from rlstable.supervise.incident import Incident
 from rlstable.supervise.stop_reasons import StopReason
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
-class Place(NamedTuple):
-    """A moment of a run: both count, since after a rollback the run comes by the same iteration again.
+class Position(NamedTuple):
+    """A position in a run. After a rollback the run repeats iterations, so that both fields count.
 
     Attributes:
-        iteration: Iterations done, without those that were given up.
-        lost: Those that were.
+        iteration: Iterations done, without rolled back iterations.
+        lost: Rolled back iterations.
     """
 
     iteration: int
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
     @property
     def at(self) -> int:
-        """Iterations done in all; it never runs backwards."""
+        """Iterations done in total, which never decrease."""
         return self.iteration + self.lost
 
 
@@ -50,39 +50,37 @@ class Rerun(NamedTuple):
 
     Attributes:
         steps: Arrays by path, `[steps, ...]`, the bad step last.
-        start: Where it began; at iteration 0 from the seed.
-        restarted: Whether recording was restarted, as it is when another precision changes the arrays of the physics.
+        start: Position at which the rerun began; iteration 0 is the seed.
+        restarted: Whether the recording restarted, because another precision changed the physics arrays.
     """
 
     steps: dict[str, np.ndarray]
-    start: Place
+    start: Position
     restarted: bool = False
 
 
-class _ThereAgain(Exception):
-    """The iteration of the incident has been run again."""
+class _IncidentReached(Exception):
+    """The rerun has reached the incident's iteration."""
 
 
-def run_again(incident: Incident, count: int, tell: Tell) -> Rerun:
-    """Trains again up to the incident's iteration, and records its environment.
-
-    The run's folder is only read.
+def run_again(incident: Incident, count: int, notify: Notify) -> Rerun:
+    """Retrains up to the incident's iteration and records its environment; the run's folder is only read.
 
     Args:
-        incident: Which.
-        count: Steps before the bad one that are wanted.
-        tell: Called with what takes long, and with what is wrong on the way and can be made do with.
+        incident: The incident.
+        count: Number of steps before the bad step.
+        notify: Called with messages about long operations and about problems that do not stop the rerun.
 
     Raises:
-        ConfigError: The run's folder is not there, or training again does not come to the incident.
+        ConfigError: The run's folder is missing, or the rerun does not reach the incident.
     """
     run_dir, facts = _run_of(incident), incident.facts
-    bad = Place(facts["iteration"], facts["lost_iterations"])
+    bad = Position(facts["iteration"], facts["lost_iterations"])
     per_iteration, step = _steps_of_an_iteration(incident)
-    start = starting_place(run_dir, bad.at, -(-max(count - step, 0) // per_iteration), tell)
-    lost = f" and {bad.lost - start.lost} that were given up" if bad.lost > start.lost else ""
-    tell(f"training iterations {start.iteration + 1} to {bad.iteration}{lost} again, after what has to be compiled")
-    # Of the last iteration everything is recorded, and cut on the host.
+    start = rerun_start(run_dir, bad.at, -(-max(count - step, 0) // per_iteration), notify)
+    lost = f" and {bad.lost - start.lost} rolled back iterations" if bad.lost > start.lost else ""
+    notify(f"compiling, then training iterations {start.iteration + 1} to {bad.iteration}{lost} again")
+    # The whole last iteration is recorded; the host cuts off the steps after the bad step.
     length = per_iteration + max(count - step, 0)
     watched = facts["environment"] - facts["device"] * (facts["num_envs"] // facts["devices"])
     with tempfile.TemporaryDirectory() as name:
@@ -103,38 +101,38 @@ def _run_of(incident: Incident) -> Path:
     run_dir = folder.parent.parent
     if folder.parent.name != "incidents" or not (run_dir / "config.yaml").is_file():
         raise ConfigError(
-            f"{incident.folder}: has not its run's folder around it, of whose checkpoints the history is made; "
+            f"{incident.folder}: the incident is not in a run folder, whose checkpoints the history needs; "
             "give runs/.../incidents/<name>"
         )
     if "lost_iterations" not in incident.facts:
         raise ConfigError(
-            f"{incident.folder}: was written by an rlstable that did not note where in the run it is; "
-            "only incidents of newer runs have a history"
+            f"{incident.folder}: an old version of rlstable wrote this incident without its position in the run; "
+            "only incidents of newer runs can have a history"
         )
     return run_dir
 
 
 def _steps_of_an_iteration(incident: Incident) -> tuple[int, int]:
-    """How many steps an environment takes in an iteration, and how many of them come before the bad one."""
+    """Returns the steps of an environment in an iteration, and the steps before the bad step."""
     facts, ppo, repeat = incident.facts, incident.config.ppo, incident.config.env.action_repeat
     per_unroll = ppo.unroll_length * repeat
     step = facts["unroll"] * per_unroll + facts["step"] * repeat + facts["repeat"]
     return ppo.rows // facts["num_envs"] * per_unroll, step
 
 
-def starting_place(run_dir: Path, before: int, reach: int, tell: Tell) -> Place:
-    """The start of a rerun: the newest checkpoint before all wanted steps.
+def rerun_start(run_dir: Path, before: int, reach: int, notify: Notify) -> Position:
+    """Returns the start of a rerun: the newest checkpoint before all wanted steps.
 
-    Where there is none, it is the beginning of the run if that is hardly further, and the oldest checkpoint before the
-    incident if not: a whole run again for a few more steps would be too long a way.
+    Without such a checkpoint the rerun starts at the beginning of the run if it is near, or else at the oldest
+    checkpoint before the incident, because retraining a whole run for a few more steps would take too long.
 
     Args:
         run_dir: The run's folder.
-        before: The incident's iteration, those given up included.
-        reach: How many iterations are wanted before it.
-        tell: Called with what is damaged.
+        before: The incident's iteration, with rolled back iterations.
+        reach: Number of wanted iterations before the incident.
+        notify: Called with messages about damaged checkpoints.
     """
-    directory, oldest = run_dir / "checkpoints", Place(0, 0)
+    directory, oldest = run_dir / "checkpoints", Position(0, 0)
     steps = [step for step in steps_in(directory) if step < before]
     if not steps:
         return oldest
@@ -143,19 +141,19 @@ def starting_place(run_dir: Path, before: int, reach: int, tell: Tell) -> Place:
         for step in reversed(steps):
             try:
                 host, manifest = read_json(manager, directory, step)
-                place = Place(step, HostState.of(host["host"]).attempts.lost_iterations)
-                if place.at >= before:
+                position = Position(step, HostState.of(host["host"]).attempts.lost_iterations)
+                if position.at >= before:
                     continue
-                read_arrays(manager, step, "state", manifest.state)  # for their checksums
-                oldest = place
+                read_arrays(manager, step, "state", manifest.state)  # to check their checksums
+                oldest = position
             except Damaged as error:
-                tell(f"checkpoint {step} is damaged ({error}); an older one is taken, or the beginning")
+                notify(f"checkpoint {step} is damaged ({error}); the rerun starts earlier")
                 continue
-            if place.at < before - reach:
-                return place
+            if position.at < before - reach:
+                return position
     finally:
         manager.close()
-    return Place(0, 0) if before <= 2 * reach else oldest
+    return Position(0, 0) if before <= 2 * reach else oldest
 
 
 def _copy(run_dir: Path, folder: Path, iteration: int) -> None:
@@ -170,7 +168,7 @@ def _copy(run_dir: Path, folder: Path, iteration: int) -> None:
         ) from error
 
 
-def _config(incident: Incident, start: Place, bad: Place) -> Config:
+def _config(incident: Incident, start: Position, bad: Position) -> Config:
     """The run's configuration without what costs time, leaves files, or ends a run by the clock."""
     config = incident.config
     # What an evaluation does to training: Brax's resets are counted in them, and its state is one to go back to.
@@ -188,26 +186,26 @@ def _config(incident: Incident, start: Place, bad: Place) -> Config:
     return config.model_copy(update=changed)
 
 
-def _train(config: Config, folder: Path, bad: Place, factories: Factories) -> Any:
-    """Trains until the incident's iteration is done; what was recorded, on the host."""
+def _train(config: Config, folder: Path, bad: Position, factories: Factories) -> Any:
+    """Trains until the incident's iteration is done, and returns the recording on the host."""
     loop: TrainingLoop
 
-    def look(_step: int, _row: Any) -> None:
+    def stop_at_incident(_step: int, _row: Any) -> None:
         host = loop.single.host
-        if Place(host.iteration, host.attempts.lost_iterations).at >= bad.at:
-            raise _ThereAgain  # before anything is made of this iteration: it may have been the run's last
+        if Position(host.iteration, host.attempts.lost_iterations).at >= bad.at:
+            raise _IncidentReached  # before the loop evaluates or saves: this iteration may have been the run's last
 
-    loop = TrainingLoop(config, folder, look, factories=factories)
+    loop = TrainingLoop(config, folder, stop_at_incident, factories=factories)
     try:
         stop_reason = loop.run().stop_reason
-    except _ThereAgain:
+    except _IncidentReached:
         return jax.device_get(loop.single.state.incident)
     if stop_reason is StopReason.interrupted:
         raise KeyboardInterrupt
     raise ConfigError(
-        f"{folder}: trained again, this run ended after {loop.single.host.iteration} iterations, before iteration "
-        f"{bad.iteration}, the incident's ({stop_reason.name}: {stop_reason.meaning}), so it was another one; "
-        "the history needs the machine, the versions and the code that the run had"
+        f"{folder}: the rerun ended after {loop.single.host.iteration} iterations "
+        f"({stop_reason.name}: {stop_reason.meaning}), before the incident's iteration {bad.iteration}, so that it "
+        "differs from the run; the history needs the machine, the versions and the code of the run"
     )
 
 

@@ -1,4 +1,4 @@
-"""Trends of a history: how magnitudes grew, and which left its usual range first."""
+"""Trends of a history: magnitudes over steps, and the first quantity that left its usual range."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlstable.replay.history import History
 from rlstable.replay.report import MAIN
 from rlstable.supervise.bad_values import group, in_causal_order, magnitude
 
-_UNUSUAL = 10.0  # times what is usual: the median of the history's first half, since the second may be the trouble
-_LEAST = 8  # steps, of which a median says something
+_UNUSUAL = 10.0  # times the usual magnitude, which is the median of the history's first half
+_LEAST = 8  # least steps for a median
 _SHOWN = (*range(9), 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
-_DOUBLES = {"q": "qpos", "qd": "qvel"}  # Brax's names for what MuJoCo has already
+_DOUBLES = {"q": "qpos", "qd": "qvel"}  # Brax's names of MuJoCo's arrays
 
 
 def magnitudes(history: History) -> dict[str, np.ndarray]:
-    """The largest magnitude of every quantity before every step, the bad one last, in the order bad numbers travel."""
+    """Returns the largest magnitude of every quantity before every step, in the order bad numbers spread."""
     steps = {name.removeprefix("before/"): x for name, x in history.arrays.items()}
     bad = {**history.incident.part("before"), "action": history.incident.arrays["action"]}
     names = [name for name in in_causal_order(bad) if name in steps and np.issubdtype(bad[name].dtype, np.floating)]
@@ -27,9 +27,9 @@ def magnitudes(history: History) -> dict[str, np.ndarray]:
 
 
 def first_unusual(history: History) -> str:
-    """Which quantity was the first to leave its usual range for good, and when."""
+    """Returns a sentence about the first quantity that left its usual range and did not return."""
     if history.facts["steps"] < _LEAST:
-        return "the history is too short to say what is usual"
+        return "the history is too short to know the usual range"
     found: tuple[int, str] | None = None
     for name, sizes in magnitudes(history).items():
         usual = float(np.median(sizes[: (len(sizes) + 1) // 2]))
@@ -38,18 +38,13 @@ def first_unusual(history: History) -> str:
         if group(name) in ("action", "physics", "obs") and since < len(sizes) and (found is None or since < found[0]):
             ago = len(sizes) - 1 - since
             when = f"{ago} step{'s' * (ago != 1)} before the bad one" if ago else "just before the bad step"
-            found = (
-                since,
-                (
-                    f"{name} was the first to leave its usual range for good, {when}: "
-                    f"{sizes[since]:.3g}, usually {usual:.3g}"
-                ),
-            )
-    return "nothing had left its usual range before the bad step: it came at once" if found is None else found[1]
+            change = f"{sizes[since]:.3g}, usually {usual:.3g}"
+            found = since, f"{name} was the first to leave its usual range for good, {when}: {change}"
+    return "no quantity left its usual range before the bad step: the change was sudden" if found is None else found[1]
 
 
 def rows(history: History) -> list[dict[str, Any]]:
-    """Some steps, the latest all: `step` counted from the bad one, which is 0, and magnitudes by quantity."""
+    """Returns magnitudes by quantity for all late and some early steps; `step` 0 is the bad step."""
     sizes = {name: x for name, x in magnitudes(history).items() if _main(name, history)}
     count = history.facts["steps"]
     chosen = sorted({ago for ago in _SHOWN if ago <= count} | {count}, reverse=True)
@@ -67,7 +62,7 @@ def _main(name: str, history: History) -> bool:
 
 
 def table(history: History) -> Table:
-    """For a terminal."""
+    """Returns the table for a terminal."""
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     found = rows(history)
     for name in found[0]:
@@ -78,27 +73,27 @@ def table(history: History) -> Table:
 
 
 def lines(history: History) -> list[Text]:
-    """Further remarks about a trend."""
+    """Returns remarks about the history."""
     facts, folder = history.facts, history.incident.folder
     start = f"checkpoint {facts['from_iteration']}" if facts["from_iteration"] else "the beginning"
-    said = [
+    remarks = [
         f"{facts['steps']} steps in {folder / 'history.npz'}",
-        f"by training again from {start}; it begins {facts['begins']}",
+        f"retrained from {start}; the history begins {facts['begins']}",
         first_unusual(history),
     ]
     if facts["exact"]:
-        return [Text(f"  {text}") for text in [*said, f"the bad step at its end: {facts['as_in_the_run']}"]]
+        return [Text(f"  {text}") for text in [*remarks, f"the bad step at its end: {facts['as_in_the_run']}"]]
     others = ", ".join(f"{name} {change}" for name, change in facts["other_versions"].items())
     why = f"other versions ({others})" if others else (
-        "a GPU without deterministic=true, other code, guards of one's own, or a run resumed with another "
-        "configuration can be why"
+        "possible causes: a GPU without deterministic=true, other code, custom guards, or a run resumed with "
+        "another configuration"
     )  # fmt: skip
     warning = Text(f"  not exact: {facts['as_in_the_run']}; {why}", style="bold yellow")
-    return [*(Text(f"  {text}") for text in said), warning]
+    return [*(Text(f"  {text}") for text in remarks), warning]
 
 
 def as_data(history: History) -> dict[str, Any]:
-    """The history as plain data for JSON; what is not finite becomes text."""
+    """Returns the history as data for JSON; numbers that are not finite become text."""
     plain = [{name: x if np.isfinite(x) else str(x) for name, x in row.items()} for row in rows(history)]
     kept = ("steps", "asked", "begins", "from_iteration", "exact", "as_in_the_run", "other_versions")
     return {

@@ -1,1 +1,1 @@
-"""Pages about runs: what they learnt, what happened to them, and in what they differ."""
+"""HTML reports about runs and sweeps: curves, events and differences."""

@@ -1,6 +1,6 @@
-"""The command: `python -m rlstable.report run=runs/...`, a page about one run or several, or about a sweep.
+"""The command `python -m rlstable.report run=runs/...`: writes a page about runs or about a sweep.
 
-It exits with 0 where the page was written, and 2 for a mistake.
+The exit code is 0 if the page was written, 2 for an error of the user.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ examples:
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00 run=runs/ant/2026-02-01_09-00-00 out=two.html
   python -m rlstable.report sweep=runs/sweeps/2026-01-31_22-00-00
 """
-_PAGES = (".html", ".htm")  # which alone are written over
+_PAGES = (".html", ".htm")  # only files with these endings are overwritten
 
 
 class ReportOptions(Section):
     """Arguments: the run, and the file to write."""
 
-    run: tuple[Path, ...] = Field((), description="folder of a run; typed several times, they are laid over each other")
-    sweep: Path | None = Field(None, description="folder of a sweep, in place of runs")
-    out: Path | None = Field(None, description="file to write, null for report.html in the folder of the first")
+    run: tuple[Path, ...] = Field((), description="folder of a run; several runs share the charts")
+    sweep: Path | None = Field(None, description="folder of a sweep, instead of runs")
+    out: Path | None = Field(None, description="file to write; null for report.html in the first folder")
 
     @model_validator(mode="after")
     def _check(self) -> ReportOptions:
@@ -36,12 +36,12 @@ class ReportOptions(Section):
         if self.out is not None and self.out.is_dir():
             raise KeyedError("out", f"{self.out} is a folder; give a file, {self.out / 'report.html'}")
         if self.out is not None and self.out.exists() and self.out.suffix not in _PAGES:
-            raise KeyedError("out", f"{self.out} is there and no page; choose a name that ends in .html")
+            raise KeyedError("out", f"{self.out} exists and is not a page; choose a name that ends in .html")
         return self
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads, writes the page, says where, and exits."""
+    """Writes the page and prints its path."""
     parser = command.key_parser(
         "report", "Writes a page about one run, or about several together.", ReportOptions, _EPILOG
     )
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def write(options: ReportOptions) -> Path:
-    """Writes the page.
+    """Writes the page and returns its path.
 
     Raises:
         ConfigError: A folder holds no run, or the file cannot be written.
@@ -68,7 +68,7 @@ def write(options: ReportOptions) -> Path:
     from rlstable.report.sweep_page import sweep_page
 
     if options.sweep is None:
-        folder, text = options.run[0], page([story for folder in options.run for story in read_records(folder)])
+        folder, text = options.run[0], page([record for folder in options.run for record in read_records(folder)])
     else:
         folder, text = options.sweep, sweep_page(options.sweep, read_sweep(options.sweep))
     path = options.out or folder / "report.html"

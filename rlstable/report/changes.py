@@ -1,4 +1,4 @@
-"""The part of a run's page about settings that a resume changed."""
+"""The part of a run's page with the settings that a resume changed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlstable.report.run_record import RunRecord
 _COLUMNS = ("key", "old", "new", "how")
 
 
-def changed_settings(stories: Sequence[RunRecord]) -> str:
-    """A table of the settings that changed while runs were trained, as HTML; empty if none did."""
-    several = len(stories) > 1
+def changed_settings(records: Sequence[RunRecord]) -> str:
+    """Returns the changed settings as an HTML table; empty if there are none."""
+    several = len(records) > 1
     rows = [
         [
-            *([f"{swatch(index)}{text(story.name)}"] if several else []),
+            *([f"{swatch(index)}{text(record.name)}"] if several else []),
             text(f"{event.get('step', 0):,}"),
             *(f"<code>{text(setting(event.get(column)))}</code>" for column in _COLUMNS),
         ]
-        for index, story in enumerate(stories)
-        for event in story.of_kind("configuration_changed")
+        for index, record in enumerate(records)
+        for event in record.of_kind("configuration_changed")
     ]
     if not rows:
         return ""

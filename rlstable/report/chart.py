@@ -1,4 +1,4 @@
-"""Lines over steps as SVG: drawn once in Python, coloured by the page's style, readable without a script."""
+"""Charts of lines over steps as SVG, coloured by the page's style sheet, readable without JavaScript."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 
 _WIDTH, _HEIGHT = 440.0, 190.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 10.0, 12.0, 22.0
-# More points than this are drawn as the mean of their neighbourhood, with a band from the least to the greatest, so
-# that no spike is lost.
+# A line with more points is drawn as means of groups, with a band from the least to the greatest value, so that spikes
+# stay visible.
 _BINS = 240
-_LOG_FROM = 1e3  # ratio of greatest to least from which a scale that may be logarithmic is
+_LOG_FROM = 1e3  # least ratio of greatest to least value for a logarithmic scale
 
 
 class Line(NamedTuple):
     """A line of a chart.
 
     Attributes:
-        name: For the legend and the cursor.
+        name: Name at the cursor.
         x: Steps, `[N]`.
         y: Values, `[N]`, finite.
-        colour: The number of its colour.
-        low: Lower edge of a band around it, `[N]`; None for none.
-        high: Upper edge.
-        dashed: Whether it is a lesser line.
+        colour: Index of the colour in the style sheet.
+        low: Lower edge of a band, `[N]`; None without a band.
+        high: Upper edge of the band.
+        dashed: Whether the line is dashed.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Line(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Scale of an axis: numbers to positions.
+    """Scale of an axis: converts numbers to positions.
 
     Attributes:
-        low: The number at the start.
-        high: The number at the end.
-        start: Its place.
-        end: Its place.
-        log: Whether equal ratios are equally long.
+        low: Number at the start.
+        high: Number at the end.
+        start: Position of the start.
+        end: Position of the end.
+        log: Whether the scale is logarithmic.
     """
 
     low: float
@@ -58,7 +58,7 @@ class Scale(NamedTuple):
     log: bool = False
 
     def __call__(self, values: np.ndarray | float) -> np.ndarray:
-        """Places of numbers."""
+        """Returns the positions of numbers."""
         low, high, numbers = self.low, self.high, np.asarray(values, np.float64)
         if self.log:
             low, high, numbers = math.log10(low), math.log10(high), np.log10(np.maximum(numbers, self.low))
@@ -66,7 +66,7 @@ class Scale(NamedTuple):
 
 
 def thinned(line: Line) -> Line:
-    """A line of few enough points, with a band where some were left out."""
+    """Returns the line with at most `_BINS` points, and with a band if points were grouped."""
     if len(line.x) <= _BINS:
         return line
     edges = np.linspace(0, len(line.x), _BINS + 1).astype(int)
@@ -82,17 +82,17 @@ def thinned(line: Line) -> Line:
 
 
 def chart(title: str, lines: Sequence[Line], end: float, may_be_log: bool = False) -> str:
-    """A chart as SVG, with what a script needs for a cursor in its attributes.
+    """Returns a chart as SVG, with the data of the page's cursor script.
 
     Args:
-        title: What is on it, for those who do not see it.
-        lines: One or more, of one point or more each.
-        end: The greatest step of all charts, so that they can be compared.
-        may_be_log: Whether a wide range of positive numbers is shown on a logarithmic scale.
+        title: Label for screen readers.
+        lines: At least one line; each has at least one point.
+        end: Greatest step of all charts, so that they share one axis.
+        may_be_log: Whether a wide range of positive numbers gets a logarithmic scale.
     """
     lines = [thinned(line) for line in lines]
     x = Scale(0.0, max(end, 1.0), _LEFT, _WIDTH - _RIGHT)
-    y = _upright(lines, may_be_log)
+    y = _y_scale(lines, may_be_log)
     marks = [_grid(x, y)]
     marks += [_band(line.x, line.low, line.high, line.colour, x, y) for line in lines if line.low is not None]
     marks += [_path(line, x, y) for line in lines]
@@ -104,7 +104,7 @@ def chart(title: str, lines: Sequence[Line], end: float, may_be_log: bool = Fals
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers between two numbers, some `about` of them."""
+    """Returns about `about` round numbers between two numbers."""
     span = high - low
     raw = span / max(about, 1)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -114,11 +114,11 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def readable(value: float, step: float | None = None) -> str:
-    """A number in few letters: 12.3k, 4M, 1e-05.
+    """Returns a number as a short text: 12.3k, 4M, 1e-05.
 
     Args:
         value: The number.
-        step: The distance to its neighbours, from which it has to be told; None where it stands alone.
+        step: Distance between neighbouring numbers, which must look different; None for a single number.
     """
     if value == 0:
         return "0"
@@ -130,7 +130,7 @@ def readable(value: float, step: float | None = None) -> str:
     return f"{value:.{digits}g}"
 
 
-def _upright(lines: Sequence[Line], may_be_log: bool) -> Scale:
+def _y_scale(lines: Sequence[Line], may_be_log: bool) -> Scale:
     values = np.concatenate([part for line in lines for part in (line.y, line.low, line.high) if part is not None])
     low, high = float(values.min()), float(values.max())
     log = may_be_log and low > 0 and high / low >= _LOG_FROM
@@ -166,22 +166,22 @@ def _grid(x: Scale, y: Scale) -> str:
 
 def _band(steps: np.ndarray, low: np.ndarray, high: Any, colour: int, x: Scale, y: Scale) -> str:
     across = x(steps)
-    there = [f"{a:.1f},{b:.1f}" for a, b in zip(across, y(high), strict=True)]
+    forth = [f"{a:.1f},{b:.1f}" for a, b in zip(across, y(high), strict=True)]
     back = [f"{a:.1f},{b:.1f}" for a, b in zip(across[::-1], y(low)[::-1], strict=True)]
-    return f'<polygon class="band c{colour}" points="{" ".join(there + back)}"/>'
+    return f'<polygon class="band c{colour}" points="{" ".join(forth + back)}"/>'
 
 
 def _path(line: Line, x: Scale, y: Scale) -> str:
-    places = list(zip(x(line.x), y(line.y), strict=True))
+    points = list(zip(x(line.x), y(line.y), strict=True))
     dashed = " dashed" if line.dashed else ""
-    if len(places) == 1:
-        return f'<circle class="dot c{line.colour}" cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="3"/>'
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-    return f'<polyline class="line c{line.colour}{dashed}" points="{points}"/>'
+    if len(points) == 1:
+        return f'<circle class="dot c{line.colour}" cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3"/>'
+    text = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+    return f'<polyline class="line c{line.colour}{dashed}" points="{text}"/>'
 
 
 def _points(line: Line, x: Scale, y: Scale) -> str:
-    """A line's points for the cursor: place, step and value of each."""
-    told = [f"{a:.1f},{s:.0f},{v:.5g}" for a, s, v in zip(x(line.x), line.x, line.y, strict=True)]
+    """Returns the position, step and value of each point, for the cursor."""
+    points = [f"{a:.1f},{s:.0f},{v:.5g}" for a, s, v in zip(x(line.x), line.x, line.y, strict=True)]
     name = html.escape(line.name)
-    return f'<metadata data-name="{name}" data-colour="{line.colour}" data-points="{";".join(told)}"></metadata>'
+    return f'<metadata data-name="{name}" data-colour="{line.colour}" data-points="{";".join(points)}"></metadata>'

@@ -13,11 +13,11 @@ _COLOURS = 8
 
 
 def document(title: str, parts: Sequence[str]) -> str:
-    """A whole page in one file that asks nothing of any server.
+    """Returns a whole page as one HTML file that loads nothing from a server.
 
     Args:
-        title: As text.
-        parts: As HTML; empty ones are left out.
+        title: Title as text.
+        parts: Parts as HTML; empty parts are left out.
     """
     return _template().substitute(title=text(f"rlstable: {title}"), body="\n".join(filter(None, parts)))
 
@@ -28,22 +28,22 @@ def _template() -> string.Template:
 
 
 def text(value: Any) -> str:
-    """Anything as text that is no markup."""
+    """Returns a value as escaped text."""
     return html.escape(str(value))
 
 
 def number(value: Any, form: str = ",.1f") -> str:
-    """A number, a dash for None."""
+    """Returns a number as text; a dash for None."""
     return "–" if value is None else format(value, form)
 
 
 def colour(index: int) -> int:
-    """The colour of the n-th run, as the style sheet counts them."""
+    """Returns the colour of the n-th run in the style sheet."""
     return index % _COLOURS
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them."""
+    """Returns seconds in hours, minutes and seconds."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(seconds, 60)
@@ -52,7 +52,7 @@ def duration(seconds: float | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of cells that are HTML already."""
+    """Returns a table; its cells are HTML."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
@@ -66,5 +66,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[
 
 
 def swatch(index: int) -> str:
-    """A spot of the colour of the n-th run."""
+    """Returns a square in the colour of the n-th run."""
     return f'<span class="swatch b{colour(index)}"></span>'

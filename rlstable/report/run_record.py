@@ -1,4 +1,4 @@
-"""Reads a run folder in any state: rows, events, settings and the end."""
+"""Reads a run folder in any state: metrics, events, settings and result."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rlstable.config import ConfigError
 from rlstable.io.run_folder import read_result, read_settings, seed_folders
 
 Settings = dict[str, Any]
-_OF_EVERY_EVENT = ("step", "time", "kind")
-_MOST = 1e300  # of what is drawn; differences of numbers beyond it are none
-_LAST = {"step": 2.0**63, "time": 1e11}  # of any step, and of any date
+_COMMON_FIELDS = ("step", "time", "kind")
+_MOST = 1e300  # greatest drawn number; differences of greater numbers overflow
+_LAST = {"step": 2.0**63, "time": 1e11}  # greatest step and time
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """A run, as its folder tells it.
+    """The content of a run folder.
 
     Attributes:
-        folder: Of the run.
-        settings: Its configuration, flat: values by dotted key.
-        rows: Every line of `metrics.jsonl`.
-        events: Every line of `events.jsonl`.
-        result: What `result.json` says, None where the run has not ended or was killed.
-        machine: What `machine.json` says of device and versions, empty where it is not there.
-        torn: Lines that could not be read.
+        folder: The run folder.
+        settings: Configuration, by dotted key.
+        rows: Lines of `metrics.jsonl`.
+        events: Lines of `events.jsonl`.
+        result: Content of `result.json`; None if the run has not ended or was killed.
+        machine: Content of `machine.json`, device and versions; empty without the file.
+        torn: Number of unreadable lines.
     """
 
     folder: Path
@@ -43,59 +43,59 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The name of the run on a page."""
+        """Name of the run on a page."""
         return "/".join(self.folder.absolute().parts[-2:])
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and finite values of a metric, `[N]` each; a gap is left out."""
+        """Returns the steps and the finite values of a metric, `[N]` each."""
         points = [(row["step"], row[key]) for row in self.rows if _is_number(row.get(key)) and "step" in row]
         found = np.array(points, np.float64).reshape(-1, 2)
         return found[:, 0], found[:, 1]
 
     def last(self, key: str) -> float | None:
-        """The last value of a metric, None where there never was one."""
+        """Returns the last value of a metric; None without values."""
         values = self.series(key)[1]
         return float(values[-1]) if values.size else None
 
     @property
     def guards(self) -> list[str]:
-        """The guards that ever tripped, by name."""
+        """Names of the guards that tripped."""
         return sorted({str(event.get("guard")) for event in self.of_kind("guard_tripped")})
 
     def trips(self, guard: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps at which a guard tripped, and how often there, `[N]` each.
+        """Returns the steps at which a guard tripped and the numbers of trips, `[N]` each.
 
-        By the events, which are one per iteration: counters go back with the state when a run does.
+        The events count them, one event per iteration, because a rollback also resets the counters of the metrics.
         """
-        own = [event for event in self.of_kind("guard_tripped") if event.get("guard") == guard]
-        causes = [{key: event[key] for key in event if key not in _OF_EVERY_EVENT} for event in own]
-        counts = [sum(count for count in found.values() if _is_number(count)) for found in causes]
-        return np.array([event.get("step", 0) for event in own], np.float64), np.array(counts, np.float64)
+        events = [event for event in self.of_kind("guard_tripped") if event.get("guard") == guard]
+        causes = [{key: event[key] for key in event if key not in _COMMON_FIELDS} for event in events]
+        counts = [sum(count for count in by_cause.values() if _is_number(count)) for by_cause in causes]
+        return np.array([event.get("step", 0) for event in events], np.float64), np.array(counts, np.float64)
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
         """Names and texts of the warnings in `result.json`."""
-        found = (self.result or {}).get("warnings")
-        own = [warning for warning in found if isinstance(warning, dict)] if isinstance(found, list) else []
-        return [(str(warning.get("name")), str(warning.get("text"))) for warning in own]
+        value = (self.result or {}).get("warnings")
+        warnings = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+        return [(str(warning.get("name")), str(warning.get("text"))) for warning in warnings]
 
     @property
     def lasting_signs(self) -> set[str]:
         """Signs of trouble that lasted to the end of the run."""
-        found = (self.result or {}).get("signs")
-        own = found if isinstance(found, dict) else {}
-        return {name for name, sign in own.items() if isinstance(sign, dict) and sign.get("lasts")}
+        value = (self.result or {}).get("signs")
+        signs = value if isinstance(value, dict) else {}
+        return {name for name, sign in signs.items() if isinstance(sign, dict) and sign.get("lasts")}
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
-        """Events of some kinds, in their order."""
+        """Returns the events of some kinds, in order."""
         return [event for event in self.events if event.get("kind") in kinds]
 
 
 def read_record(folder: str | Path) -> RunRecord:
-    """Reads a run folder, also of a run that is running, was killed, or is of another version.
+    """Reads a run folder, also of a run that is running, was killed, or has another version of rlstable.
 
     Raises:
-        ConfigError: It is no run folder.
+        ConfigError: The folder is not a run folder.
     """
     folder = Path(folder)
     settings = flat(read_settings(folder))
@@ -106,20 +106,20 @@ def read_record(folder: str | Path) -> RunRecord:
 
 
 def read_records(folder: str | Path) -> list[RunRecord]:
-    """Reads a run folder, or those of the seeds that were trained together in it; errors as for `read_record`."""
+    """Reads a run folder, or the run folders of its seeds; errors as for `read_record`."""
     folder = Path(folder)
-    begun = [own for own in seed_folders(folder) if (own / "config.yaml").is_file()]
-    return [read_record(own) for own in begun or [folder]]
+    started = [seed for seed in seed_folders(folder) if (seed / "config.yaml").is_file()]
+    return [read_record(each) for each in started or [folder]]
 
 
 def last_row(folder: Path) -> dict[str, Any]:
-    """The last row that a run logged, without its step and time; empty where there is none."""
+    """Returns the last row that a run logged, without step and time; empty without rows."""
     rows = _lines(folder / "metrics.jsonl")[0]
     return {key: value for key, value in (rows[-1] if rows else {}).items() if key not in ("step", "time")}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Values by dotted key."""
+    """Returns the values by dotted key."""
     found: Settings = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -129,18 +129,18 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
     return found
 
 
-def differences(stories: Iterable[RunRecord]) -> dict[str, list[Any]]:
-    """The settings in which runs differ: values by key, one per run, None where a run has no such key."""
-    settings = [story.settings for story in stories]
-    keys = dict.fromkeys(key for own in settings for key in own)
-    values = {key: [own.get(key) for own in settings] for key in keys}
-    return {key: own for key, own in values.items() if any(value != own[0] for value in own)}
+def differences(records: Iterable[RunRecord]) -> dict[str, list[Any]]:
+    """Returns the settings that differ between runs: values by key, one per run; None if a run lacks the key."""
+    settings = [record.settings for record in records]
+    keys = dict.fromkeys(key for run in settings for key in run)
+    values = {key: [run.get(key) for run in settings] for key in keys}
+    return {key: by_run for key, by_run in values.items() if any(value != by_run[0] for value in by_run)}
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a file of JSON lines, and how many lines are none: a killed run's last one may be torn.
+    """Returns the objects of a file of JSON lines, and the number of unreadable lines.
 
-    One that says of no step or time when it was is none either.
+    The last line of a killed run can be torn. A line with an impossible step or time is unreadable, too.
     """
     try:
         text = path.read_text(errors="replace")
@@ -170,5 +170,5 @@ def _machine(path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: Any, most: float = _MOST) -> bool:
-    # A comparison that NaN and infinity fail, and that an integer of any length passes or fails.
+    # NaN and infinity fail this comparison. It works for integers of any length.
     return isinstance(value, int | float) and not isinstance(value, bool) and -most < value < most

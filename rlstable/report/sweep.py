@@ -1,4 +1,4 @@
-"""A sweep: what its jobs came to, setting by setting over seeds, and a picture of which values went with what."""
+"""Reads a sweep, groups its jobs by setting, and draws parallel coordinates of settings and returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 from rlstable.report.chart import readable
 
 _WIDTH, _HEIGHT, _SIDE, _TOP, _BOTTOM = 1000.0, 320.0, 70.0, 40.0, 26.0
-_LOG_FROM = 50.0  # ratio from which positive values are shown on a logarithmic axis
+_LOG_FROM = 50.0  # least ratio of positive values for a logarithmic axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Job:
     """One run of a sweep.
 
     Attributes:
-        name: Of its folder.
-        values: What was set, as text by key, the seed among it.
-        result: What its `result.json` says.
+        name: Name of its folder.
+        values: Overrides as text by key, with the seed.
+        result: Content of its `result.json`.
     """
 
     name: str
@@ -37,22 +37,22 @@ class Job:
 
     @property
     def score(self) -> float | None:
-        """Its best return, confirmed if possible; None where there was none."""
+        """Best return, confirmed if possible; None without a return."""
         return return_of(self.result)
 
     @property
     def setting(self) -> tuple[tuple[str, str], ...]:
-        """The settings of a job, without seeds."""
+        """Overrides without seeds."""
         return tuple((key, value) for key, value in self.values.items() if key not in ("seed", "seeds"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Jobs that differ in their seed alone.
+    """Jobs that differ only in their seed.
 
     Attributes:
-        values: What they have in common.
-        jobs: All of them.
+        values: Overrides of all jobs.
+        jobs: The jobs.
     """
 
     values: tuple[tuple[str, str], ...]
@@ -60,46 +60,46 @@ class Setting:
 
     @property
     def iqm(self) -> Estimate | None:
-        """Interquartile mean of their best returns, over those that had one."""
+        """Interquartile mean of the best returns, over jobs with a return."""
         scores = [job.score for job in self.jobs if job.score is not None]
         return estimate(scores, interquartile_mean) if scores else None
 
     @property
     def stop_reasons(self) -> dict[str, int]:
-        """How often they ended in which way."""
+        """Number of jobs by stop reason."""
         names = [str(job.result.get("stop_reason")) for job in self.jobs]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
 def read_sweep(folder: Path) -> list[Job]:
-    """The jobs of a sweep, in their order, every seed as one; those that have not ended are left out.
+    """Returns the finished jobs of a sweep in order, one job per seed.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: No job has ended.
     """
     if not folder.is_dir():
         raise ConfigError(f"sweep: there is no folder {folder}; sweeps are in runs/sweeps/<time>")
     folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_number)
-    results = [(place.name, read_result(place)) for place in folders]
+    results = [(job.name, read_result(job)) for job in folders]
     jobs = [job for name, result in results if result is not None for job in _jobs(name, result)]
     if not jobs:
-        raise ConfigError(f"sweep: no job in {folder} has ended; sweeps are in runs/sweeps/<time>, a run is run=...")
+        raise ConfigError(f"sweep: no job in {folder} has ended; sweeps are in runs/sweeps/<time>; runs need run=...")
     return jobs
 
 
 def settings_of(jobs: Sequence[Job]) -> list[Setting]:
-    """Settings, the best first; those without a return last."""
+    """Returns the settings, best first; settings without a return are last."""
     grouped: dict[tuple[tuple[str, str], ...], list[Job]] = {}
     for job in jobs:
         grouped.setdefault(job.setting, []).append(job)
-    found = [Setting(values, tuple(own)) for values, own in grouped.items()]
-    return sorted(found, key=lambda setting: -math.inf if setting.iqm is None else setting.iqm.value, reverse=True)
+    settings = [Setting(values, tuple(own)) for values, own in grouped.items()]
+    return sorted(settings, key=lambda setting: -math.inf if setting.iqm is None else setting.iqm.value, reverse=True)
 
 
 def parallel_coordinates(jobs: Sequence[Job]) -> str:
-    """A line per job through the values of everything that was varied, to its best return, as SVG.
+    """Returns an SVG with a line per job through its varied values to its best return.
 
-    Empty where nothing was varied or nothing came of it.
+    The result is empty if no setting varies or fewer than two jobs have a return.
     """
     scored = [job for job in jobs if job.score is not None]
     keys = [key for key in dict.fromkeys(key for job in jobs for key in job.values) if key not in ("seed", "seeds")]
@@ -114,24 +114,24 @@ def parallel_coordinates(jobs: Sequence[Job]) -> str:
     lines = []
     for rank, index in sorted(zip(order, range(len(scored)), strict=True)):
         points = " ".join(f"{x:.1f},{axis.places[index]:.1f}" for x, axis in zip(places, axes, strict=True))
-        told = ", ".join(f"{key}={value}" for key, value in scored[index].values.items())
+        overrides = ", ".join(f"{key}={value}" for key, value in scored[index].values.items())
         style = f"stroke: color-mix(in oklab, var(--c0) {100 * rank:.0f}%, var(--c1)); opacity: {0.35 + 0.6 * rank:.2f}"
-        title = html.escape(f"{told}: {scored[index].score:,.1f}")
+        title = html.escape(f"{overrides}: {scored[index].score:,.1f}")
         lines.append(f'<polyline class="line" style="{style}" points="{points}"><title>{title}</title></polyline>')
     drawn = "".join(axis.drawn(x) for x, axis in zip(places, axes, strict=True))
     return (
         f'<svg class="timeline" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" '
-        f'aria-label="what was varied, and the best return">{drawn}{"".join(lines)}</svg>'
+        f'aria-label="varied settings and the best return">{drawn}{"".join(lines)}</svg>'
     )
 
 
 class _Axis:
-    """An upright axis; numbers lie where they belong, words at equal distances.
+    """A vertical axis with numbers to scale or words at equal distances.
 
     Args:
-        name: What is on it.
+        name: Name of the axis.
         texts: A value per job.
-        may_be_log: Whether a wide range is shown on a logarithmic scale.
+        may_be_log: Whether a wide range gets a logarithmic scale.
     """
 
     def __init__(self, name: str, texts: Sequence[str], may_be_log: bool = True):
@@ -155,7 +155,7 @@ class _Axis:
         self.places = self._scale(shares)
 
     def drawn(self, x: float) -> str:
-        """The axis with its name and marks; those of the first stand outside, where no line crosses them."""
+        """Returns the axis as SVG; the marks of the first axis are on its outer side, where no line crosses."""
         beside, anchor = (x - 6, "end") if x <= _SIDE else (x + 6, "start")
         marks = "".join(
             f'<text class="tick" x="{beside:.1f}" y="{self._scale(share) + 4:.1f}" text-anchor="{anchor}">'
@@ -170,7 +170,7 @@ class _Axis:
 
 
 def _jobs(name: str, result: dict[str, Any]) -> list[Job]:
-    """The job of a folder; where it trained several seeds together, one of each."""
+    """Returns the job of a folder, or one job per seed."""
     values = _values(result)
     if "seeds" not in result:
         return [Job(name, values, result)]

@@ -1,4 +1,4 @@
-"""The page about a sweep: setting by setting over seeds, what went with what, and every run."""
+"""The page about a sweep: settings over seeds, parallel coordinates, and all runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlstable.report.sweep import Job, parallel_coordinates, settings_of
 
 
 def sweep_page(folder: Path, jobs: Sequence[Job]) -> str:
-    """The page of a sweep, as HTML."""
+    """Returns the page of a sweep as HTML."""
     title = f"sweep {folder.name}"
     head = ["setting", "runs", "interquartile mean", "95 % interval", "best", "stop reasons"]
     rows = []
@@ -29,12 +29,12 @@ def sweep_page(folder: Path, jobs: Sequence[Job]) -> str:
         )
     parts = [
         f"<h1>{text(title)}</h1>",
-        f'<p class="sub">{len(jobs)} runs that have ended, {len(rows)} settings; the best return of a run counts, '
+        f'<p class="sub">{len(jobs)} finished runs, {len(rows)} settings; the score of a run is its best return, '
         "confirmed if possible</p>",
         table(head, rows, range(1, 5)),
     ]
     if drawn := parallel_coordinates(jobs):
-        parts.append(f'<h2>What went with what</h2><figure class="card scroll">{drawn}</figure>')
+        parts.append(f'<h2>Settings and returns</h2><figure class="card scroll">{drawn}</figure>')
     jobs_rows = [
         [
             text(job.name),

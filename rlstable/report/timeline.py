@@ -12,9 +12,9 @@ from rlstable.report.chart import Scale, readable, ticks
 from rlstable.report.run_record import RunRecord
 
 _WIDTH, _LEFT, _RIGHT, _LANE, _FOOT = 1000.0, 150.0, 14.0, 24.0, 24.0
-_BINS = 200  # places of marks in a lane; what falls together is one mark
+_BINS = 200  # positions in a lane; marks at one position are merged
 
-# Lanes of events, in their order: name, kinds, style.
+# Lanes of events in order: name, kinds, style.
 _LANES = (
     ("rollbacks", ("rolled_back", "remedy_taken_back"), "bad"),
     ("precision", ("precision_changed", "precision_not_delivered"), "warn"),
@@ -29,12 +29,12 @@ _LANES = (
 
 
 class Mark(NamedTuple):
-    """Something that happened.
+    """A mark for one or more events.
 
     Attributes:
-        step: When.
-        text: What.
-        weight: How much of it, 1 or more.
+        step: Environment step.
+        text: Text of the tooltip.
+        weight: Number of occurrences, at least 1.
     """
 
     step: float
@@ -42,11 +42,11 @@ class Mark(NamedTuple):
     weight: float = 1.0
 
 
-def lanes(story: RunRecord) -> dict[str, tuple[str, list[Mark]]]:
-    """Style and marks by lane; only lanes in which something happened."""
+def lanes(record: RunRecord) -> dict[str, tuple[str, list[Mark]]]:
+    """Returns style and marks by lane, without empty lanes."""
     found: dict[str, tuple[str, list[Mark]]] = {}
-    for guard in story.guards:
-        steps, counts = story.trips(guard)
+    for guard in record.guards:
+        steps, counts = record.trips(guard)
         marks = [
             Mark(float(step), f"{guard}: {count:,.0f} {'trip' if count == 1 else 'trips'}", float(count))
             for step, count in zip(steps, counts, strict=True)
@@ -54,21 +54,21 @@ def lanes(story: RunRecord) -> dict[str, tuple[str, list[Mark]]]:
         if marks:
             found[f"trips of {guard}"] = ("bad", marks)
     for name, kinds, style in _LANES:
-        marks = [Mark(float(event.get("step", 0)), told(event)) for event in story.of_kind(*kinds)]
+        marks = [Mark(float(event.get("step", 0)), event_text(event)) for event in record.of_kind(*kinds)]
         if marks:
             found[name] = (style, marks)
     return found
 
 
-def told(event: dict[str, object]) -> str:
-    """An event in one line, as the console has it."""
+def event_text(event: dict[str, object]) -> str:
+    """Returns an event in one line, as on the console."""
     fields = {key: value for key, value in event.items() if key not in ("step", "time", "kind")}
     return describe_event(str(event.get("kind")), fields)
 
 
-def timeline(story: RunRecord, end: float) -> str:
-    """The lanes as SVG; empty where nothing happened."""
-    found = lanes(story)
+def timeline(record: RunRecord, end: float) -> str:
+    """Returns the lanes as SVG; empty without events."""
+    found = lanes(record)
     if not found:
         return ""
     x = Scale(0.0, max(end, 1.0), _LEFT, _WIDTH - _RIGHT)
@@ -80,22 +80,22 @@ def timeline(story: RunRecord, end: float) -> str:
         parts.append(
             f'<text class="lane" x="{_LEFT - 10:g}" y="{middle + 4:g}" text-anchor="end">{html.escape(name)}</text>'
         )
-        parts += [_mark(mark, x, middle, style) for mark in _together(marks, x)]
+        parts += [_mark(mark, x, middle, style) for mark in _merged(marks, x)]
     for value in ticks(x.low, x.high, 8):
         at = float(x(value))
         anchor = "end" if at > _WIDTH - _RIGHT - 12 else "middle"
         parts.append(
             f'<text class="tick" x="{at:.1f}" y="{height - 7:g}" text-anchor="{anchor}">{readable(value)}</text>'
         )
-    label = f"what happened over the steps of {story.name}"
+    label = f"events over the steps of {record.name}"
     return (
         f'<svg class="timeline" viewBox="0 0 {_WIDTH:g} {height:g}" role="img" aria-label="{html.escape(label)}">'
         f"{''.join(parts)}</svg>"
     )
 
 
-def _together(marks: list[Mark], x: Scale) -> list[Mark]:
-    """Marks that would lie on each other, as one."""
+def _merged(marks: list[Mark], x: Scale) -> list[Mark]:
+    """Merges marks at the same position."""
     groups: dict[int, list[Mark]] = {}
     for mark in marks:
         share = (float(x(mark.step)) - x.start) / (x.end - x.start)

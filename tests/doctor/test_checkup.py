@@ -59,8 +59,8 @@ def test_verdict_names_the_number_of_findings(findings: list[Finding], verdict: 
         ("default", {"default": FLOAT32, "highest": FLOAT32}, []),
         ("default", {"default": TF32, "highest": FLOAT32}, [("note", "matrix products are tf32, 11 bits")]),
         ("highest", {"default": TF32, "highest": FLOAT32}, []),
-        ("highest", {"default": TF32, "highest": TF32}, [("warning", "precision.matmul=highest delivers no more")]),
-        ("high", {"default": TF32, "high": TF32, "highest": TF32}, [("note", "precision.matmul=highest delivers no")]),
+        ("highest", {"default": TF32, "highest": TF32}, [("warning", "precision.matmul=highest delivers")]),
+        ("high", {"default": TF32, "high": TF32, "highest": TF32}, [("note", "precision.matmul=highest delivers")]),
     ],
 )
 def test_findings_about_the_precision_of_matrix_products(
@@ -72,7 +72,7 @@ def test_findings_about_the_precision_of_matrix_products(
         assert item.what.startswith(text)
 
 
-@pytest.mark.parametrize(("error", "text"), [(1e-8, "float64 is off by 1e-08"), (math.inf, "float64 is refused")])
+@pytest.mark.parametrize(("error", "text"), [(1e-8, "float64 has an error of 1e"), (math.inf, "float64 is rejected")])
 def test_device_without_float64_is_a_note(error: float, text: str) -> None:
     (item,) = checkup._precision(tiny_config(), {"default": FLOAT32}, error)
     assert item.severity == "note"
@@ -191,5 +191,5 @@ def test_doctor_report_is_strict_json() -> None:
 def test_doctor_reports_an_unusable_compile_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(checkup, "enable_program_cache", lambda folder: f"{folder}: cannot be written")
-    examine(tiny_config(compile_cache="there"), compiles=False, tell=told.append)
-    assert told[0] == "what is compiled is not kept for training (compile_cache): there: cannot be written"
+    examine(tiny_config(compile_cache="there"), compiles=False, notify=told.append)
+    assert told[0] == "compiled programs are not cached for training (compile_cache): there: cannot be written"

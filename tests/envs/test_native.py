@@ -31,7 +31,7 @@ from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
 from rlstable.policy.evaluator import Evaluator
 from rlstable.replay.engines import step_again
-from rlstable.replay.report import judge
+from rlstable.replay.report import compare
 from rlstable.runner import telemetry
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import Program
@@ -275,7 +275,7 @@ def test_explosion_in_a_run_is_saved_and_replayed(tmp_path: Path) -> None:
     TrainingLoop(config, tmp_path).run()
     found = read(tmp_path / "incidents" / "1-1")
     assert found.facts["causes"][0] == "quarantine/physics"
-    report = judge(found, step_again(found))
+    report = compare(found, step_again(found))
     assert report.same == "float32: bit for bit what the run had"
     assert report.first.endswith("in float32, float64 and C MuJoCo") and "pipeline_state/qacc_warmstart" in report.first
 

@@ -18,7 +18,7 @@ from rlstable.replay import history as histories
 from rlstable.replay import rerun, trend
 from rlstable.replay.__main__ import main
 from rlstable.replay.history import History, make, read
-from rlstable.replay.rerun import Place, Rerun, starting_place
+from rlstable.replay.rerun import Position, Rerun, rerun_start
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
@@ -121,7 +121,7 @@ def test_saved_history_is_read_and_damage_is_an_error(resumed: History, tmp_path
     with pytest.raises(ConfigError, match=r"the checksum of history\.npz is wrong"):
         read(copy)
     (folder / "history.npz").unlink()
-    with pytest.raises(ConfigError, match=r"has no history yet; make it by .* --history"):
+    with pytest.raises(ConfigError, match=r"there is no history yet; run .* --history"):
         read(copy)
 
 
@@ -171,7 +171,7 @@ def altered(history: History) -> Any:
     bad = history.incident.arrays
     steps = {name: np.concatenate([x, bad.get(name, x[-1])[None]]) for name, x in history.arrays.items()}
     steps["before/obs"][-1, 0] *= 1.5
-    return lambda *_: Rerun(steps, Place(4, 0))
+    return lambda *_: Rerun(steps, Position(4, 0))
 
 
 def test_history_that_differs_from_the_run_says_so(resumed: History, tmp_path: Path, monkeypatch: Any) -> None:
@@ -186,7 +186,7 @@ def test_history_that_differs_from_the_run_says_so(resumed: History, tmp_path: P
     assert said.startswith("  not exact: 1 of 15 arrays differ from the run's, most of all obs, by ")
     assert said.endswith(f"; other versions (jax 0.0.1 -> {versions['jax']})")
     same = make(resumed.incident._replace(folder=tmp_path), 100, lambda _: None)
-    assert trend.lines(same)[-1].plain.endswith("a run resumed with another configuration can be why")
+    assert trend.lines(same)[-1].plain.endswith("custom guards, or a run resumed with another configuration")
 
 
 def test_history_is_limited_by_max_mb(resumed: History, tmp_path: Path, monkeypatch: Any) -> None:
@@ -221,18 +221,18 @@ def small(incident: Incident, max_mb: float) -> Incident:
 def test_history_starts_at_the_newest_checkpoint_that_is_far_enough_back(
     run: list[Incident], before: int, reach: int, place: int
 ) -> None:
-    assert starting_place(run[0].folder.parent.parent, before, reach, print) == Place(place, 0)
+    assert rerun_start(run[0].folder.parent.parent, before, reach, print) == Position(place, 0)
 
 
 def test_history_skips_and_reports_a_damaged_checkpoint(run: list[Incident], tmp_path: Path) -> None:
     shutil.copytree(run[0].folder.parent.parent / "checkpoints", tmp_path / "checkpoints")
     next(path for path in tmp_path.glob("checkpoints/4/state/d/*")).write_bytes(b"torn")
     told: list[str] = []
-    assert starting_place(tmp_path, 6, 1, told.append) == Place(2, 0)
+    assert rerun_start(tmp_path, 6, 1, told.append) == Position(2, 0)
     assert len(told) == 1 and told[0].startswith("checkpoint 4 is damaged (")
     shutil.rmtree(tmp_path / "checkpoints" / "2")
     shutil.rmtree(tmp_path / "checkpoints" / "6")
-    assert starting_place(tmp_path, 6, 1, told.append) == Place(0, 0)
+    assert rerun_start(tmp_path, 6, 1, told.append) == Position(0, 0)
 
 
 # --- mistakes
@@ -244,13 +244,13 @@ def moved(incident: Incident, folder: Path) -> Incident:
 
 
 def test_history_of_an_incident_without_its_run_is_an_error(run: list[Incident], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has not its run's folder around it, .* give runs/\.\.\./incidents/<name>"):
+    with pytest.raises(ConfigError, match=r"the incident is not in a run folder, .* give runs/\.\.\./incidents/<name>"):
         make(moved(run[0], tmp_path / "incidents" / "1-1"), 10, print)
 
 
 def test_history_of_an_incident_of_an_older_version_is_an_error(run: list[Incident]) -> None:
     facts = {name: x for name, x in run[0].facts.items() if name != "lost_iterations"}
-    with pytest.raises(ConfigError, match="only incidents of newer runs have a history"):
+    with pytest.raises(ConfigError, match="only incidents of newer runs can have a history"):
         make(run[0]._replace(facts=facts), 10, print)
 
 
@@ -284,7 +284,7 @@ def test_history_is_an_error_if_the_recomputed_run_ends_before_the_incident(
             return Result(StopReason.physics_unstable, Path(), 128, {}, [])
 
     monkeypatch.setattr(rerun, "TrainingLoop", Ended)
-    with pytest.raises(ConfigError, match=r"ended after 2 iterations, before iteration 3, .* \(physics_unstable: "):
+    with pytest.raises(ConfigError, match=r"ended after 2 iterations \(physics_unstable: .*\), before the incident's"):
         make(run[1], 100, print)
 
 
@@ -293,7 +293,7 @@ def test_invalid_number_of_history_steps_is_an_error(number: str, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         main(["incidents/1-1", f"--history={number}"])
     assert ended.value.code == 2
-    assert f"{number!r} is no number of steps" in capsys.readouterr().err.splitlines()[-1]
+    assert f"{number!r} is not a number of steps" in capsys.readouterr().err.splitlines()[-1]
 
 
 # --- what is said
@@ -318,9 +318,9 @@ Q, QD = "before/pipeline_state/q", "before/pipeline_state/qd"
 @pytest.mark.parametrize(
     ("factors", "said"),
     [
-        ({}, "nothing had left its usual range before the bad step: it came at once"),
+        ({}, "no quantity left its usual range before the bad step: the change was sudden"),
         ({Q: [20] * 5, QD: [0] * 6}, "pipeline_state/q was the first to leave its usual range for good, 4 steps"),
-        ({Q: [50, 1, 1]}, "nothing had left its usual range"),  # it came back
+        ({Q: [50, 1, 1]}, "no quantity left its usual range"),  # it came back
         ({Q: [30]}, "pipeline_state/q was the first to leave its usual range for good, just before the bad step: 30,"),
         (
             {Q: [20, 40], QD: [11, 100, 1000, 1e4]},

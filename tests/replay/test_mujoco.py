@@ -11,7 +11,7 @@ from toys import tiny_config
 from rlstable.replay import trend
 from rlstable.replay.engines import step_again
 from rlstable.replay.history import make
-from rlstable.replay.report import judge
+from rlstable.replay.report import compare
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.incident import read
 
@@ -32,7 +32,7 @@ def test_replay_of_exploding_physics_agrees_in_all_engines(tmp_path: Path) -> No
     TrainingLoop(config, tmp_path).run()
     found = read(tmp_path / "incidents" / "1-1")
     assert found.facts["causes"][0] == "quarantine/physics"
-    report = judge(found, step_again(found))
+    report = compare(found, step_again(found))
     engines = ("float32", "float64", "C MuJoCo")
     assert tuple(report.columns)[2:] == engines
     for engine in engines:

@@ -16,7 +16,7 @@ from toys import tiny_config
 from rlstable.config import ConfigError
 from rlstable.replay.__main__ import main
 from rlstable.replay.engines import step_again
-from rlstable.replay.report import as_data, conclude, judge, rows
+from rlstable.replay.report import as_data, compare, conclude, rows
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.bad_values import BadNumber
 from rlstable.supervise.incident import Incident, read
@@ -58,7 +58,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
 )
 def test_replayed_step_equals_that_of_the_run(sections: dict[str, Any], incident: Incident, tmp_path: Path) -> None:
     found = caught(tmp_path, **sections) if sections else incident
-    report = judge(found, step_again(found))
+    report = compare(found, step_again(found))
     assert report.same == "float32: bit for bit what the run had"
     after = found.part("after")
     for name, array in report.columns["float32"].items():
@@ -68,14 +68,14 @@ def test_replayed_step_equals_that_of_the_run(sections: dict[str, Any], incident
 
 
 def test_replay_warns_about_random_draws_in_float64(incident: Incident) -> None:
-    report = judge(incident, step_again(incident))
+    report = compare(incident, step_again(incident))
     assert "draws random numbers" in report.notes["float64"]
     assert report.first.startswith("pipeline_state/q[0] = nan (not finite) in float32")
 
 
 def test_replay_finds_a_number_that_is_bad_in_float32_only(tmp_path: Path) -> None:
     found = caught(tmp_path, env={"name": "strange:Overflowing"})
-    report = judge(found, step_again(found))
+    report = compare(found, step_again(found))
     assert report.first == "reward = inf (not finite) in float32, not in float64"
     assert report.conclusion.startswith("bad in float32 only")
     assert report.columns["float64"]["reward"] == pytest.approx(138.155)
@@ -87,11 +87,11 @@ def test_replay_finds_a_number_that_is_bad_in_float32_only(tmp_path: Path) -> No
 def test_replay_names_an_injected_fault(tmp_path: Path) -> None:
     found = caught(tmp_path, fault={"site": "observation", "probability": 0.2})
     assert "info/injection_key" in found.part("before")
-    report = judge(found, step_again(found))
+    report = compare(found, step_again(found))
     assert [one.array for one in report.bad["in the run"]] == ["obs"]
     assert not report.bad["float32"] and not report.bad["float64"]
-    assert report.first == "nothing is bad in any of them"
-    assert report.conclusion.startswith("not reproduced: the run injected fault.site=observation on purpose")
+    assert report.first == "no engine has a bad value"
+    assert report.conclusion.startswith("not reproduced: the run injected fault.site=observation; without the fault")
 
 
 def test_replay_with_another_environment_is_an_error(incident: Incident) -> None:
@@ -99,7 +99,7 @@ def test_replay_with_another_environment_is_an_error(incident: Incident) -> None
         update={"env": incident.config.env.model_copy(update={"kwargs": {"named": True}})}
     )
     with pytest.raises(
-        ConfigError, match=r"is not of this toys:PointMass: obs/.* here and missing there; replay it with"
+        ConfigError, match=r"the incident does not fit this toys:PointMass: obs/.* here, missing there; replay it with"
     ):
         step_again(incident._replace(config=config))
     more = incident.arrays | {"before/info/wind": np.zeros(3, np.float32)}
@@ -125,8 +125,8 @@ THREE, TWO = ["float32", "float64", "C MuJoCo"], ["float32", "float64"]
         (THREE, {}, "not reproduced: the bad number did not come from the step"),
         (THREE, {"float32": [Q]}, "bad in float32 only: try precision=highest"),
         (THREE, {"float32": [Q], "float64": [Q], "C MuJoCo": [Q]}, "bad in all three: the model itself"),
-        (THREE, {"float32": [Q], "float64": [Q]}, "bad in MJX, whatever the precision, and not in C MuJoCo"),
-        (TWO, {"float32": [Q], "float64": [Q]}, "bad in float32 and float64: the model itself, or the environment's"),
+        (THREE, {"float32": [Q], "float64": [Q]}, "bad in MJX at both precisions but not in C MuJoCo"),
+        (TWO, {"float32": [Q], "float64": [Q]}, "bad in float32 and float64: the model or the environment's code"),
         (THREE, {"float32": [REWARD], "float64": [REWARD]}, "the physics is fine and reward is bad"),
         (THREE, {"float64": [Q], "C MuJoCo": [Q]}, "bad in float64 and C MuJoCo only, not in float32"),
         (THREE, {"in the run": [ACTION], "float32": [ACTION, Q]}, "the action was bad before the step"),
@@ -160,7 +160,7 @@ def test_replay_command_prints_a_table_and_json(incident: Incident, capsys: pyte
     assert max(map(len, lines)) <= 120
     assert run(str(incident.folder), "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert data == json.loads(json.dumps(as_data(judge(incident, step_again(incident)))))
+    assert data == json.loads(json.dumps(as_data(compare(incident, step_again(incident)))))
     assert data["conclusion"] == lines[-1]
 
 

@@ -165,7 +165,7 @@ def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
 def test_report_of_a_run_that_logged_nothing(copied: Path) -> None:
     for name in ("metrics.jsonl", "events.jsonl", "machine.json"):
         (copied / name).unlink()
-    assert "Nothing was logged." in page([read_record(copied)])
+    assert "The run logged no metrics." in page([read_record(copied)])
 
 
 def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +204,7 @@ def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
         (["run={run}", "out={run}"], "out: {run} is a folder; give a file"),
         (
             ["run={run}", "out={run}/config.yaml"],
-            "out: {run}/config.yaml is there and no page; choose a name that ends",
+            "out: {run}/config.yaml exists and is not a page; choose a name that ends",
         ),
         (["run={run}", "out=" + "x" * 300], "File name too long"),
         (["run={run}", "out=/proc/report.html"], "out: cannot write /proc/report.html"),
