@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATIONS = 12
 
 # Not marked slow. Each attack compiles a program.
-QUICK = ("every reward is NaN", "observations are the greatest float32", "the physics explodes", "done is NaN")
-QUICK_SETTINGS = ("a learning rate of 1e30", "rewards times 1e12")
+QUICK = ("every reward is NaN", "the physics explodes")
+QUICK_SETTINGS = ("a learning rate of 1e30",)
 
 NEVER_TRAINED = (
     "every reward is NaN", "every reward is infinite", "every reward is 1e30", "every observation is NaN",
