@@ -47,9 +47,9 @@ def quick_compile():
 
 
 @pytest.fixture(autouse=True)
-def _untrusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps commands that run in the test process from caching programs made of monkeypatched functions."""
-    monkeypatch.setattr(sources, "_trusted", [])
+def _modified_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the trace cache, because other tests replace functions in this process."""
+    monkeypatch.setattr(sources, "_unmodified", False)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""Compiled programs shared by tests of whole runs: the first run builds a program, equal runs reuse it.
+"""Compiled programs that tests of whole runs share: the first run builds a program, later runs get the same one.
 
-The compilation cache of JAX on disk saves compiling only; tracing, lowering and reading take two seconds per run.
+JAX's cache on disk saves only the compilation; tracing, lowering and reading take two seconds a run.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.runner import loop, setup_cache
 from rlstable.runner.setup import TrainingSetup
 
-# Sections that are no part of a program. The seed and the numbers of a fault are data of the training state.
+# Sections that do not change any program. The seed and the numbers of a fault are data of the training state.
 _OF_THE_HOST = ("checkpoint", "logging", "resume", "seed", "seeds", "supervise")
 _DATA_OF_A_FAULT = ("value", "probability", "start", "iterations", "seed")
 
 _programs: dict[Any, Future[Any]] = {}
 _outputs: dict[Any, Any] = {}
-# The repr of a guard defined by a test is its address, so guards are kept alive: no address is used twice.
+# Guards that a test passes as objects are known by their address, so they must stay alive.
 _guards: list[Any] = []
 
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
-    """Shares the programs of every run inside. Runs log compilations even if nothing is compiled."""
+    """Makes all runs inside share their programs; the console lines about compiling stay as they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingSetup, "__init__", _assemble)
-        patch.setattr(TrainingSetup, "begin", lambda _: None)  # compiling ahead saves nothing here
+        patch.setattr(TrainingSetup, "begin", lambda _: None)  # no run would wait for this program
         patch.setattr(loop, "make_evaluator", _make_evaluator)
         factories = dataclasses.replace(setup_cache.DEFAULT_FACTORIES, evaluator=_make_evaluator)
         patch.setattr(setup_cache, "DEFAULT_FACTORIES", factories)
@@ -44,25 +44,25 @@ def sharing() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Forgets all programs."""
+    """Drops all shared programs."""
     for kept in (_programs, _outputs, _guards):
         kept.clear()
 
 
 class _Shared(Programs):
-    """Reuses the program of the same name, configuration and arguments."""
+    """Returns the program that was built for the same name, configuration and argument shapes."""
 
     def __init__(self, builder: Programs, origin: Any):
         self._builder = builder
         self._origin = origin
 
     def build(
-        self, name: str, function: Any, arguments: Arguments, donates: bool = False, seldom: bool = False
+        self, name: str, function: Any, arguments: Arguments, donates: bool = False, rarely_used: bool = False
     ) -> Future[Any]:
         given = arguments()
-        key = (self._origin, name, _kind(given))
+        key = (self._origin, name, _shapes(given))
         if key not in _programs or _programs[key].exception() is not None:
-            _programs[key] = self._builder.build(name, function, lambda: given, donates, seldom)
+            _programs[key] = self._builder.build(name, function, lambda: given, donates, rarely_used)
             with self._builder._precision.compiled():
                 _outputs[self._origin, name] = jax.eval_shape(function, *given)
         return _programs[key]
@@ -79,35 +79,71 @@ def _assemble(
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)
     _guards.append(guards)
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
-    shared = _Shared(
-        self._programs, (_key(config, "eval"), config.tightens, config.separates_rates, kinds, repr(guards), self._mesh)
+    builder = self._programs
+    self._programs = _Shared(
+        builder, (_training_key(config), config.tightens, config.separates_rates, kinds, repr(guards), self._mesh)
     )
-    self._programs = self._resets._programs = shared
+    self._resets._programs = _Shared(builder, (_resets_key(config), kinds[2:], repr(self.env.guards)))
 
 
 def _make_evaluator(config: Config, *args: Any) -> Evaluator:
     made = make_evaluator(config, *args)
-    made._programs = _Shared(made._programs, ("evaluation", _key(config)))
+    made._programs = _Shared(made._programs, ("evaluation", _evaluation_key(config)))
     return made
 
 
-def _key(config: Config, *leave_out: str) -> Any:
-    """The settings that a program depends on."""
+def _training_key(config: Config) -> Any:
+    """The part of the configuration that the training program depends on."""
     sections = config.model_dump(mode="json")
-    for name in (*_OF_THE_HOST, *leave_out):
+    for name in (*_OF_THE_HOST, "eval"):
         del sections[name]
-    for name in _DATA_OF_A_FAULT:
-        del sections["fault"][name]
-    sections["fault"]["site"] = config.fault.site is not None
+    del sections["env"]["reset_pool_refresh"], sections["ppo"]["num_resets_per_eval"]
+    del sections["guards"]["finite_update"]["patience"], sections["guards"]["return_watch"]
+    sections["fault"] = _fault_key(config)
     if config.ppo.learning_rate_schedule == "constant" and not config.ppo.learning_rate_warmup:
         del sections["total_steps"]  # a constant rate does not depend on it
+    return _text(sections)
+
+
+def _resets_key(config: Config) -> Any:
+    sections = config.model_dump(mode="json", include={"env", "precision", "deterministic"})
+    del sections["env"]["reset_pool_refresh"], sections["precision"]["loss_scale"]
+    batch = min(config.env.reset_pool_size, config.ppo.num_envs)
+    return _text({**sections, "batch": batch, "fault": _fault_key(config)})
+
+
+def _evaluation_key(config: Config) -> Any:
+    """The part of the configuration that the evaluation program depends on."""
+    sections = config.model_dump(mode="json", include={"deterministic", "env", "eval", "network", "precision"})
+    for name in ("num_evals", "target_return"):
+        del sections["eval"][name]
+    del sections["env"]["reset_pool_refresh"], sections["precision"]["loss_scale"]
+    guards = config.guards
+    sections["guards"] = [guards.quarantine.model_dump(mode="json"), guards.limiters.model_dump(mode="json")]
+    sections["normalize_observations"] = config.ppo.normalize_observations
+    sections["fault"] = config.fault.model_dump(mode="json") if config.fault.eval else None
+    return _text(sections)
+
+
+def _fault_key(config: Config) -> dict[str, Any]:
+    fault = config.fault.model_dump(mode="json")
+    for name in _DATA_OF_A_FAULT:
+        del fault[name]
+    return fault | {"site": config.fault.site is not None}
+
+
+def _text(sections: dict[str, Any]) -> Any:
     return json.dumps(sections), jax.config.values["jax_disable_most_optimizations"]
 
 
-def _kind(given: tuple[Any, ...]) -> Any:
+def _shapes(given: tuple[Any, ...]) -> Any:
+    """Structure, shapes, types and devices of the arguments."""
     leaves, structure = jax.tree.flatten(given)
 
-    def kind(x: Any) -> Any:
-        return x.shape, str(x.dtype), getattr(x, "weak_type", False), getattr(x, "sharding", None)
+    def shape(x: Any) -> Any:
+        sharding = getattr(x, "sharding", None)
+        if sharding is not None and len(sharding.device_set) == 1:
+            sharding = frozenset(sharding.device_set)  # on one device all shardings are the same
+        return x.shape, str(x.dtype), getattr(x, "weak_type", False), sharding
 
-    return structure, tuple(map(kind, leaves))
+    return structure, tuple(map(shape, leaves))

@@ -1,4 +1,4 @@
-"""Runs whose return collapses go back to their best state, exactly, and end by name when no attempt is left."""
+"""Runs whose return collapses are rolled back exactly to their best state, and end by name when no attempt is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlstable.io.run_folder import read_result
 from rlstable.policy.policy import policy_arrays
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.supervise.snapshots import NAMES, Saved
+from rlstable.supervise.snapshots import NAMES, SavedState
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -27,7 +27,7 @@ ITERATION = 64
 OFF = {"enabled": False}
 START = 40  # iterations before the fault
 TOTAL = 60
-# Nothing but the return watch sees this fault.
+# Only the return watch detects the fault.
 BLIND = {
     "limiters": {"kl": None, "update_norm": None}, "policy": OFF, "value_loss": OFF, "spike": OFF,
 }  # fmt: skip
@@ -36,7 +36,7 @@ BLIND = {
 def config(
     watch: bool = True, recovery: dict[str, Any] | None = None, fault: dict[str, Any] | None = None, **sections: Any
 ) -> Config:
-    """16 episodes in each iteration are one look; one update of a thousand times the rate loses the policy."""
+    """Each iteration has 16 episodes, one look of the watch; one update at 1000 times the rate ruins the policy."""
     strikes = {"site": "learning_rate", "value": 1000.0, "start": START, "iterations": 1} | (fault or {})
     learns = {"learning_rate": 5e-3, "entropy_cost": 1e-3, "discounting": 0.5, "num_updates_per_batch": 4}
     defaults: dict[str, Any] = {
@@ -65,7 +65,7 @@ def returns(run: Any, start: int = 0, end: int | None = None) -> float:
 
 @pytest.fixture(scope="module")
 def recovered(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
-    """A run that collapses after 40 iterations and goes back."""
+    """A run that collapses after 40 iterations and is rolled back."""
     runner = TrainingLoop(config(), tmp_path_factory.mktemp("recovered"))
     runner.run()
     return runner
@@ -79,14 +79,14 @@ def test_without_the_return_watch_the_policy_is_lost(tmp_path: Path) -> None:
     assert not events(tmp_path, "return_collapsed", "rolled_back")
 
 
-def test_a_run_whose_return_collapses_ends_near_its_best(recovered: TrainingLoop) -> None:
+def test_run_whose_return_collapses_ends_near_its_best_return(recovered: TrainingLoop) -> None:
     left = read_result(recovered.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", TOTAL * ITERATION, 1)
     assert returns(recovered, -10) > 0.8 * returns(recovered, START - 10, START)
 
 
-def test_a_collapse_is_tripped_told_and_taken_back_in_this_order(recovered: TrainingLoop) -> None:
+def test_collapse_trips_the_guard_is_logged_and_is_rolled_back_in_this_order(recovered: TrainingLoop) -> None:
     found = events(recovered.run_dir, "guard_tripped", "return_collapsed", "return_fall_refuted", "rolled_back")
     assert [event["kind"] for event in found] == ["guard_tripped", "return_collapsed", "rolled_back"]
     tripped, collapsed, back = found
@@ -94,14 +94,14 @@ def test_a_collapse_is_tripped_told_and_taken_back_in_this_order(recovered: Trai
     assert collapsed["return"] < 1.0 < 3.0 < collapsed["best_return"]
     assert collapsed["best_iteration"] == back["to_iteration"] <= START
     assert (back["cause"], back["remedy"], back["attempt"]) == ("policy_collapsed", "refit_critic 10", 1)
-    # Four looks at least, and not many more.
+    # At least four looks, and not many more.
     assert START + 4 <= collapsed["step"] // ITERATION <= START + 8
     trips = [row["guards/return_watch/trips"] for row in recovered.single.log.history]
     at = collapsed["step"] // ITERATION
     assert trips == [0] * (at - 1) + [1] * (len(trips) - at + 1)
 
 
-def test_the_policy_stands_still_while_the_critic_is_refitted(recovered: TrainingLoop) -> None:
+def test_policy_does_not_change_while_the_critic_is_refitted(recovered: TrainingLoop) -> None:
     (back,) = events(recovered.run_dir, "rolled_back")
     after = recovered.single.log.history[back["step"] // ITERATION :]
     assert all(row["training/learning_rate"] == 0.0 < row["training/value_learning_rate"] for row in after[:10])
@@ -118,7 +118,7 @@ def exhausted(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     return runner
 
 
-def test_a_return_that_collapses_again_and_again_ends_the_run_by_name(exhausted: TrainingLoop) -> None:
+def test_return_that_collapses_again_ends_the_run_by_name(exhausted: TrainingLoop) -> None:
     left = read_result(exhausted.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["exit_code"], left["cause"]) == ("policy_collapsed", 12, "policy_collapsed")
@@ -127,7 +127,7 @@ def test_a_return_that_collapses_again_and_again_ends_the_run_by_name(exhausted:
     assert len(events(exhausted.run_dir, "rolled_back")) == 1
 
 
-def test_what_a_collapsed_run_leaves_is_its_best_policy(exhausted: TrainingLoop) -> None:
+def test_collapsed_run_saves_its_best_policy(exhausted: TrainingLoop) -> None:
     best = exhausted.single.supervisor.snapshots.best
     *_, last = events(exhausted.run_dir, "return_collapsed")
     assert best.iteration == last["best_iteration"] < exhausted.single.host.iteration
@@ -138,7 +138,7 @@ def test_what_a_collapsed_run_leaves_is_its_best_policy(exhausted: TrainingLoop)
     assert float(policy.act(np.zeros(2, np.float32))[0]) == pytest.approx(0.6, abs=0.3)
     left = read_result(exhausted.run_dir)
     assert left is not None and left["step"] == exhausted.single.host.step and left["return"] == last["best_return"]
-    # The logged axis never runs backwards.
+    # Logged steps never decrease.
     steps = [row["step"] for row in exhausted.single.log.history]
     assert steps == sorted(steps) and events(exhausted.run_dir)[-1]["step"] == steps[-1]
 
@@ -151,7 +151,7 @@ def test_what_a_collapsed_run_leaves_is_its_best_policy(exhausted: TrainingLoop)
         pytest.param(47, id="after the rollback", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
+def test_run_stopped_around_a_collapse_and_resumed_equals_the_uninterrupted_run(
     tmp_path: Path, recovered: TrainingLoop, cut: int
 ) -> None:
     part = TrainingLoop(config(), tmp_path, lambda step, _: step == cut * ITERATION)
@@ -161,7 +161,7 @@ def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
     for name in NAMES:
         ours, theirs = (getattr(run.single.supervisor.snapshots, name) for run in (rest, part))
         assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
-        same(ours._kept, theirs._kept)
+        same(ours._parts, theirs._parts)
     rest.run()
     same(rest.single.state, recovered.single.state)
     assert rest.single.host.watch == recovered.single.host.watch
@@ -173,7 +173,7 @@ def test_a_run_stopped_anywhere_around_a_collapse_goes_on_as_the_whole_run(
 
 
 @pytest.mark.slow
-def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> None:
+def test_only_the_seed_that_collapses_is_rolled_back(tmp_path: Path) -> None:
     def train(name: str, start: int) -> TrainingLoop:
         found = TrainingLoop(config(seeds=2, fault={"seed": 1, "start": start}), tmp_path / name)
         assert found.run().stop_reason is StopReason.completed
@@ -192,7 +192,7 @@ def test_of_two_seeds_only_the_one_that_collapses_goes_back(tmp_path: Path) -> N
     assert returns(struck.seeds[1], -10) > 2.5
 
 
-def test_a_reward_that_drops_by_half_is_refuted_and_nothing_is_taken_back(tmp_path: Path) -> None:
+def test_reward_that_drops_by_half_is_no_collapse_of_the_policy(tmp_path: Path) -> None:
     env = {"name": "toys:Target", "episode_length": 4, "kwargs": {"drop_at": 8 * START}}
     runner = TrainingLoop(config(env=env, fault={"start": 1000}), tmp_path)
     assert runner.run().stop_reason is StopReason.completed
@@ -204,7 +204,7 @@ def test_a_reward_that_drops_by_half_is_refuted_and_nothing_is_taken_back(tmp_pa
 
 
 @pytest.mark.parametrize("off", ["guards", "supervise"])
-def test_without_guards_or_second_attempts_no_return_is_watched(tmp_path: Path, off: str) -> None:
+def test_return_is_not_watched_without_guards_or_recovery(tmp_path: Path, off: str) -> None:
     sections: dict[str, Any] = {"guards": GUARDS_OFF} if off == "guards" else {"recovery": OFF}
     runner = TrainingLoop(config(**sections, total_steps=8 * ITERATION, eval={"num_evals": 0}), tmp_path)
     runner.run()
@@ -217,8 +217,8 @@ def test_without_guards_or_second_attempts_no_return_is_watched(tmp_path: Path, 
     assert host["best"] is None and host["candidate"] is None
 
 
-def test_going_back_for_want_of_memory_leaves_no_best_state_ahead_of_the_run(tmp_path: Path) -> None:
-    """Its iteration comes again, with another state, and a checkpoint tells states apart by their iteration."""
+def test_rollback_after_out_of_memory_keeps_no_best_state_of_a_later_iteration(tmp_path: Path) -> None:
+    """The iteration comes again with another state, and a checkpoint tells states apart by their iteration."""
     runner = TrainingLoop(config(total_steps=14 * ITERATION, eval={"num_evals": 0}), tmp_path, lambda *_: False)
     runner.run()
     seed, snapshots = runner.single, runner.single.supervisor.snapshots
@@ -232,7 +232,7 @@ def test_going_back_for_want_of_memory_leaves_no_best_state_ahead_of_the_run(tmp
 
 
 class OldTuning(NamedTuple):
-    """The numbers of rlstable before policy and critic had rates of their own."""
+    """`Tuning` in checkpoints saved before policy and critic had separate rates."""
 
     learning_rate: Any
     learning_rate_scale: Any
@@ -243,8 +243,8 @@ class OldTuning(NamedTuple):
     epochs: Any
 
 
-def test_a_checkpoint_from_before_the_return_watch_goes_back_to_its_last_good_state(tmp_path: Path) -> None:
-    """It has a last good state of another iteration, whose numbers lack the policy's own rate too."""
+def test_checkpoint_saved_before_the_return_watch_is_rolled_back_to_its_last_good_state(tmp_path: Path) -> None:
+    """Its last good state is of another iteration and also lacks the policy's rate."""
     fault = {"site": "reward", "value": float("nan"), "probability": 1.0, "start": 6, "iterations": 4}
     few = {"total_steps": 14 * ITERATION, "eval": {"num_evals": 0}, "checkpoint": {"asynchronous": False, "every": 4}}
     guards = BLIND | {"storm": {"patience": 3}}
@@ -261,7 +261,7 @@ def test_a_checkpoint_from_before_the_return_watch_goes_back_to_its_last_good_st
         return OldTuning(*(getattr(tuning, name) for name in OldTuning._fields))
 
     saved, origins = now.single.supervisor.snapshots.save(now.single.state, 6)
-    assert isinstance(saved, Saved) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
+    assert isinstance(saved, SavedState) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
     last_good = saved.last_good | {"tuning": old(saved.last_good["tuning"])}
     saved = dataclasses.replace(
         saved, tuning=old(now.single.state.tuning), last_good=last_good, best=None, candidate=None, incident=None

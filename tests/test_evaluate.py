@@ -18,7 +18,7 @@ from rlstable.config import ConfigError
 from rlstable.evaluate import main
 from rlstable.io.run_folder import read_result, read_settings, write_config
 from rlstable.policy import Policy
-from rlstable.policy.playback import judge
+from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate
 from rlstable.runner.loop import TrainingLoop
@@ -63,14 +63,14 @@ def test_the_numbers_are_those_of_the_episodes(run_dir: Path, capsys: pytest.Cap
 
 def test_the_seed_decides_and_samples_differ_from_the_mean_action(run_dir: Path) -> None:
     saved = open_run(run_dir)
-    first, again, other = (judge(saved, 8, seed=seed).episodes.metrics["reward"] for seed in (1, 1, 2))
-    sampled = judge(saved, 8, deterministic=False, seed=1).episodes.metrics["reward"]
+    first, again, other = (evaluate_run(saved, 8, seed=seed).episodes.metrics["reward"] for seed in (1, 1, 2))
+    sampled = evaluate_run(saved, 8, deterministic=False, seed=1).episodes.metrics["reward"]
     np.testing.assert_array_equal(first, again)
     assert (first != other).all() and (first != sampled).all()
 
 
 def test_aborted_episodes_are_told_and_left_out(faulty_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    worth = judge(open_run(faulty_dir), 64)
+    worth = evaluate_run(open_run(faulty_dir), 64)
     data = worth.as_data()
     assert 0 < worth.aborted < 64
     assert data["aborted_share"] == worth.aborted / 64
@@ -85,10 +85,10 @@ def test_nothing_is_left_where_all_are_aborted(faulty_dir: Path, tmp_path: Path)
     shutil.copytree(faulty_dir, folder)
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("probability: 0.1", "probability: 1.0"))
-    worth = judge(open_run(folder, trust=True), 4)
+    worth = evaluate_run(open_run(folder, trust=True), 4)
     assert worth.aborted == 4
     assert worth.as_data()["return"] is None
-    assert worth.lines() == ["4 of 4 episodes were aborted: there is no return to speak of"]
+    assert worth.lines() == ["4 of 4 episodes were aborted: no episode has a return"]
 
 
 def test_people_read_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_another_version_is_said(copied: Path) -> None:
 
 def test_a_run_that_saved_nothing_is_said(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ConfigError, match="has no checkpoint; nothing was saved before it ended, or checkpoint=off"):
+    with pytest.raises(ConfigError, match="has no checkpoint; the run ended before its first save"):
         open_run(copied)
 
 
@@ -146,12 +146,12 @@ def test_a_damaged_configuration_is_said(content: str, message: str, copied: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such; runs are in runs/<env>/<time>"),
-        (["run={empty}"], "is no run folder, it has no config.yaml"),
+        (["run=no/such"], "run: the folder no/such does not exist; runs are in runs/<env>/<time>"),
+        (["run={empty}"], "is not a run folder, it has no config.yaml"),
         (["run={run}", "which=7"], "no checkpoint 7 here"),
         (["run={run}", "which=worst"], "which: input should be 'best' or 'latest'"),
         (["run={run}", "backend=mjx"], "env.kwargs: toys:PointMass cannot be built with backend='mjx'"),
-        (["run={run}", "episodes=none"], "episodes: 'none' is text where a number is asked"),
+        (["run={run}", "episodes=none"], "episodes: 'none' must be a number, not text"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -167,7 +167,7 @@ def test_a_policy_for_another_robot_is_refused(copied: Path) -> None:
     text = (copied / "config.yaml").read_text()
     (copied / "config.yaml").write_text(text.replace("toys:PointMass", "toys:NamedPointMass"))
     with pytest.raises(ConfigError, match=r"has observations \{'state': \(4,\)\} .* the policy was trained for \(4,\)"):
-        judge(open_run(copied, trust=True), 2)
+        evaluate_run(open_run(copied, trust=True), 2)
 
 
 def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, mon
         return dataclasses.replace(policy, host=older | host)
 
     monkeypatch.setattr(saved_run, "load_policy", saved_there)
-    monkeypatch.setattr(saved_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(saved_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     (tmp_path / "checkpoints").mkdir()
     write_config(tmp_path, config.model_dump(mode="json"))
     found = open_run(str(tmp_path)).config

@@ -100,7 +100,7 @@ def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
     vector = faults.faulty_env(vector, config.fault)
     resets, count = Resets(vector, config.ppo.num_envs), config.ppo.num_envs
     env_state = resets.draw(jax.random.PRNGKey(config.seed), count)
-    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.draws else None
+    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.uses_pool else None
     ppo = faults.arm(make_ppo(config, vector, env.action_size))
     return ppo, faults.armed_state(init_state(ppo, jax.random.PRNGKey(config.seed + 2), env_state, pool), config.fault)
 
@@ -452,7 +452,7 @@ def test_rollback_does_not_repeat_a_collapse(site: str, undone: int, guarded: Pr
         if undone <= START
         else placed(dataclasses.replace(guarded.state, fault=faults.as_data(fault)))
     )
-    state = faults.carried_on(good, undone)
+    state = faults.after_rollback(good, undone)
     healthy = placed(
         dataclasses.replace(jax.device_get(state), fault=faults.as_data(FaultConfig(site="physics", start=NEVER)))
     )
@@ -535,14 +535,14 @@ def test_run_without_a_fault_traces_no_injection(tmp_path: Path) -> None:
     runner = TrainingLoop(quick(), tmp_path)
     runner.single.checkpoints.close()
     runner.single.log.logbook.close()
-    assert type(runner.single.supervisor.setup.ppo) is PPO
-    assert type(runner.single.supervisor.setup.ppo.env.env) is PointMass
+    assert type(runner.single.programs.setup.ppo) is PPO
+    assert type(runner.single.programs.setup.ppo.env.env) is PointMass
     assert runner.single.state.fault is None
     plain, _ = assemble(quick())
     addresses = functools.partial(re.sub, r"0x[0-9a-f]+", "")
     text = [
         addresses(str(compiled(ppo).trace(runner.single.state).jaxpr))
-        for ppo in (runner.single.supervisor.setup.ppo, plain)
+        for ppo in (runner.single.programs.setup.ppo, plain)
     ]
     assert text[0] == text[1]
     assert "injection" not in text[0]
@@ -558,4 +558,4 @@ def test_run_without_a_fault_traces_no_injection(tmp_path: Path) -> None:
     ],
 )
 def test_fault_of_the_host_strikes_in_its_iterations(fault: dict[str, Any], struck: list[int]) -> None:
-    assert [i for i in range(1, 6) if faults.struck(FaultConfig(**fault), i)] == struck
+    assert [i for i in range(1, 6) if faults.strikes(FaultConfig(**fault), i)] == struck

@@ -19,7 +19,7 @@ from rlstable.replay.report import judge
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise import incident
-from rlstable.supervise.incident import Caught, read
+from rlstable.supervise.incident import IncidentMemory, read
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -69,7 +69,7 @@ def test_one_per_window_is_left_with_an_event(run: TrainingLoop) -> None:
     assert iterations[0] == min(tripped) and set(iterations) <= tripped
     assert told[0]["causes"][0] == "quarantine/physics"
     assert told[0]["first"] == "pipeline_state/q[0] = nan (not finite)"
-    assert run.single.host.incidents == Caught(len(iterations), iterations[-1])
+    assert run.single.host.incidents == IncidentMemory(len(iterations), iterations[-1])
 
 
 def test_what_is_said_of_it(run: TrainingLoop) -> None:
@@ -140,8 +140,8 @@ def test_a_checkpoint_does_not_depend_on_whether_incidents_are_caught(tmp_path: 
 
 
 def test_older_checkpoints_know_of_none() -> None:
-    assert HostState.of({"iteration": 3}).incidents == Caught()
-    assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == Caught(2, 9)
+    assert HostState.of({"iteration": 3}).incidents == IncidentMemory()
+    assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == IncidentMemory(2, 9)
 
 
 def test_what_is_caught_after_the_precision_has_climbed_is_float64(tmp_path: Path) -> None:

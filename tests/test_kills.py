@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment and resumed end in the same bits as a run that was left alone."""
+"""Runs that are killed at any moment and resumed end in the same bits as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ TINY = [
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2",
     "eval.num_evals=12", "checkpoint.every=2", "checkpoint.keep=100", "logging.console=off",
 ]  # fmt: skip
-# Two rollbacks: a storm of seven iterations, three of which are one too many.
+# Two rollbacks: a storm of seven iterations, with a patience of three.
 STORM = [
     "fault.site=reward", "fault.probability=1.0", "fault.start=6", "fault.iterations=7", "guards.storm.patience=3",
     "supervise.recovery.every=3", "supervise.recovery.relax_after=5",
 ]  # fmt: skip
-# What is the clock's and the machine's, by the beginning or the end of its name.
+# Metrics that depend on the clock or the machine, by the start of their names.
 UNLIKE = ("time", "memory/", "timing/", "training/sps", "training/walltime", "eval/epoch_eval_time", "eval/sps",
           "eval/walltime")  # fmt: skip
 
-# What a checkpoint has of the clock and of the process.
+# Host state that depends on the clock or the process.
 _OWN = ("elapsed", "evaluated", "wandb_run_id")
 
 Moment = dict[str, Any]
 
 
 def start(run_dir: Path, args: Sequence[str], moment: Moment | None = None) -> subprocess.Popen[str]:
-    """The command in a process of its own; without a moment it is left alone."""
+    """Starts the command in another process; without a moment it is not killed."""
     devices = next((arg.split("=")[1] for arg in args if arg.startswith("devices=")), "1")
     environment = os.environ | ENVIRONMENT
     environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
@@ -64,20 +64,20 @@ def ends(process: subprocess.Popen[str]) -> int:
 
 
 def kill(run_dir: Path, args: Sequence[str], moments: Sequence[Moment]) -> None:
-    """Starts the run again and again, and kills it each time but the last."""
+    """Starts the run once per moment and kills it, then once more to its end."""
     for moment in moments:
-        assert ends(start(run_dir, args, moment)) == -9, f"it was over before {moment}"
+        assert ends(start(run_dir, args, moment)) == -9, f"the run ended before {moment}"
     assert ends(start(run_dir, args)) == 0
 
 
 def resumed_at(run_dir: Path) -> list[int]:
-    """The iterations at which it went on; a start that found no checkpoint is not among them."""
+    """Iterations at which the run was resumed, without starts that found no checkpoint."""
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     return [event["iteration"] for event in events if event["kind"] == "resumed"]
 
 
 def checkpoints(run_dir: Path) -> dict[int, tuple[dict[str, np.ndarray], dict[str, Any]]]:
-    """All that is saved: by iteration the arrays of the whole state by their path, and the host's own."""
+    """By iteration: all saved arrays by path, and the host state."""
     folder = run_dir / "checkpoints"
     manager = open_manager(folder, None)
     found = {}
@@ -91,13 +91,13 @@ def checkpoints(run_dir: Path) -> dict[int, tuple[dict[str, np.ndarray], dict[st
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
-    """What was logged, but for the clock and the machine."""
+    """Logged rows without the metrics that depend on the clock or the machine."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.startswith(UNLIKE)} for line in lines]
 
 
 def require_same(ours: Path, theirs: Path) -> None:
-    """Every checkpoint is the same in every bit, and every row that was logged."""
+    """Requires that all checkpoints and all logged rows are equal, bit for bit."""
     a, b = checkpoints(ours), checkpoints(theirs)
     assert list(a) == list(b)
     for step, (arrays, host) in a.items():
@@ -112,9 +112,9 @@ def require_same(ours: Path, theirs: Path) -> None:
     assert not [path.name for path in (ours / "checkpoints").iterdir() if not path.name.isdigit()]
 
 
-def test_a_run_that_is_killed_in_a_save_and_in_a_rollback_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """Each kill costs a process, which takes seconds to start; in compilations it is killed below."""
-    args = [*STORM, "supervise.ladder.enabled=false"]  # another level would be compiled by every process, too
+def test_run_killed_in_a_save_and_in_a_rollback_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """Two kills, since each costs the start of a process; kills while compiling are in the slow tests."""
+    args = [*STORM, "supervise.ladder.enabled=false"]  # every process would compile another precision too
     whole = start(tmp_path / "whole", args)
     moments = [
         {"at": "write", "n": 3, "step": 25},
@@ -128,7 +128,7 @@ def test_a_run_that_is_killed_in_a_save_and_in_a_rollback_ends_in_the_same_bits(
     require_same(tmp_path / "killed", tmp_path / "whole")
 
 
-# Who runs on how many devices, and how often each of them saves.
+# Settings of the runs that are killed five times each.
 CHAINS: dict[str, list[str]] = {
     "healthy": ["devices=1"],
     "healthy, two devices": ["devices=2"],
@@ -141,7 +141,7 @@ KILLS = 5
 
 
 def moments(seed: int, storm: bool) -> list[Moment]:
-    """Five moments by chance, each of which is certain to come; the first after something was saved."""
+    """Five random moments that every run reaches; the first comes after a save."""
     draw = random.Random(seed)
 
     def saving() -> Moment:
@@ -165,7 +165,7 @@ def moments(seed: int, storm: bool) -> list[Moment]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "chain"), list(enumerate(CHAINS)), ids=list(CHAINS))
-def test_thirty_kills(tmp_path: Path, seed: int, chain: str) -> None:
+def test_run_killed_five_times_at_random_ends_in_the_same_bits(tmp_path: Path, seed: int, chain: str) -> None:
     args = CHAINS[chain]
     whole = start(tmp_path / "whole", args)
     planned = moments(seed, storm="fault.site=reward" in args)
@@ -173,14 +173,14 @@ def test_thirty_kills(tmp_path: Path, seed: int, chain: str) -> None:
     assert ends(whole) == 0
     at = resumed_at(tmp_path / "killed")
     print(f"{chain}: resumed at {at} after {planned}")
-    # Of five, at least four went on where something was saved.
+    # Of five kills, at least four came after a save.
     assert len(at) >= KILLS - 1 and min(at) > 0
     require_same(tmp_path / "killed", tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_seeds_that_train_together_are_killed_between_their_saves(tmp_path: Path) -> None:
-    """Some have saved by then and some have not; those behind catch up, and each ends in the same bits."""
+def test_fleet_killed_between_the_saves_of_its_seeds_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """Some seeds have saved and some have not; those behind catch up, and each ends in the same bits."""
     args = ["devices=1", "seeds=3", *STORM, "fault.seed=1", "supervise.ladder.enabled=false"]
     whole = start(tmp_path / "whole", args)
     planned = [
@@ -199,8 +199,8 @@ def test_seeds_that_train_together_are_killed_between_their_saves(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_kills_from_outside(tmp_path: Path) -> None:
-    """On what can be seen of the folder: lines, a checkpoint that is being written, a rollback that has begun."""
+def test_run_killed_by_another_process_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """Kills from another process, when the folder shows rows, a checkpoint being written, or a rollback."""
     folder = tmp_path / "killed"
     args = [*STORM, f"total_steps={600 * ITERATION}", "checkpoint.keep=2"]
 
@@ -223,7 +223,7 @@ def test_kills_from_outside(tmp_path: Path) -> None:
         while process.poll() is None and not condition():
             time.sleep(0.001)
         process.kill()
-        assert ends(process) == -9, "it was over before that was seen"
+        assert ends(process) == -9, "the run ended before the condition was met"
     assert ends(start(folder, args)) == 0
     assert ends(whole) == 0
     assert len(resumed_at(folder)) == len(seen)

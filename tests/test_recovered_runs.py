@@ -1,4 +1,4 @@
-"""Runs that would end by a guard go back, try again more carefully, and get through."""
+"""Runs that a guard would end are rolled back, retried with a remedy, and complete."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PATIENCE = 3
 
 
 def config(recovery: dict[str, Any] | None = None, limit: float | None = None, **sections: Any) -> Config:
-    """20 iterations; a storm is three of them, copies are taken every second one, and relaxing comes after four."""
+    """20 iterations. Three bad ones are a storm, every second state is kept, four good ones undo a remedy."""
     own = {"every": 2, "relax_after": 4, "remedies": ["fresh_resets", {"scale_learning_rate": 0.5}]}
-    off = {"enabled": False}  # a ladder would climb, and to compile what is on it takes longest
+    off = {"enabled": False}  # another precision would have to be compiled
     defaults: dict[str, Any] = {
         "guards": {"storm": {"patience": PATIENCE}}, "devices": 1, "total_steps": 20 * ITERATION,
         "eval": {"num_evals": 2, "num_envs": 4}, "logging": {"console": "off"}, "checkpoint": {"asynchronous": False},
@@ -36,7 +36,7 @@ def config(recovery: dict[str, Any] | None = None, limit: float | None = None, *
 
 
 def storm(**fields: Any) -> dict[str, Any]:
-    """Every sample is bad, from the fourth iteration on."""
+    """Every sample is bad from the fourth iteration on."""
     return {"site": "reward", "probability": 1.0, "start": 3, **fields}
 
 
@@ -56,7 +56,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 @pytest.fixture(scope="module")
 def recovered(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
-    """A storm of seven iterations: two attempts fail in it, the third gets through."""
+    """A storm of seven iterations: two attempts fail, the third completes."""
     runner = TrainingLoop(config(fault=storm(iterations=7)), tmp_path_factory.mktemp("recovered"))
     runner.run()
     return runner
@@ -69,7 +69,7 @@ def test_without_supervision_the_storm_ends_the_run(tmp_path: Path) -> None:
     assert not events(tmp_path, "rolled_back")
 
 
-def test_with_supervision_it_goes_back_and_gets_through(recovered: TrainingLoop) -> None:
+def test_with_supervision_the_run_is_rolled_back_and_completes(recovered: TrainingLoop) -> None:
     left = read_result(recovered.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", 20 * ITERATION, 2)
@@ -79,7 +79,7 @@ def test_with_supervision_it_goes_back_and_gets_through(recovered: TrainingLoop)
         (2, "scale_learning_rate 0.5", 2),
     ]
     assert {event["cause"] for event in back} == {"physics_unstable"}
-    # Three iterations were good before it and three bad: four are given up, each time.
+    # Three iterations are good before the storm and three are bad: each rollback to iteration 2 gives up four or three.
     assert [event["lost_steps"] for event in back] == [4 * ITERATION, 3 * ITERATION]
     assert np.isfinite(load_policy(recovered.run_dir).act(np.zeros(4, np.float32))).all()
 
@@ -95,7 +95,7 @@ def test_logged_steps_never_run_backwards(recovered: TrainingLoop) -> None:
     assert trained == [1, 2, 3, 4, 5, 6, 3, 4, 5, *range(3, 21)]
 
 
-def test_the_remedy_is_in_effect_and_is_taken_back_after_a_healthy_stretch(recovered: TrainingLoop) -> None:
+def test_remedy_takes_effect_and_is_taken_back_after_healthy_iterations(recovered: TrainingLoop) -> None:
     rates = {n: row["training/learning_rate"] for n, row in enumerate(recovered.single.log.history, 1) if _learned(row)}
     full = recovered.config.ppo.learning_rate
     back = events(recovered.run_dir, "remedy_taken_back")
@@ -106,8 +106,8 @@ def test_the_remedy_is_in_effect_and_is_taken_back_after_a_healthy_stretch(recov
 
 
 @pytest.mark.slow
-def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
-    """The same three iterations again, with another key and other environments from the same parameters."""
+def test_every_attempt_has_other_random_numbers(tmp_path: Path) -> None:
+    """The third iteration of each attempt starts from the same parameters, with another key and other environments."""
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def look(step: int, row: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def test_every_attempt_has_random_numbers_of_its_own(tmp_path: Path) -> None:
         assert not np.array_equal(first[1], second[1])
 
 
-def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -> None:
+def test_storm_that_never_ends_uses_up_the_attempts_and_ends_by_name(tmp_path: Path) -> None:
     runner = TrainingLoop(config({"attempts": 3}, fault=storm()), tmp_path)
     result = runner.run()
     assert result.stop_reason is StopReason.physics_unstable
@@ -131,15 +131,15 @@ def test_a_storm_that_never_ends_exhausts_the_attempts_by_name(tmp_path: Path) -
     assert left is not None
     assert (left["cause"], left["exit_code"]) == ("physics_unstable", 5)
     assert left["advice"].startswith(
-        "Went back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
+        "Rolled back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
     )
     assert "timestep" in left["advice"]
-    # What is on disk is the last good state.
+    # The last good state is on disk.
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.single.state.params))
     assert load_policy(tmp_path).act(np.zeros(4, np.float32)).shape == (2,)
 
 
-def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: Path) -> None:
+def test_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: Path) -> None:
     guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 1}}
     fault = {"site": "gradient", "probability": 1.0, "start": 1}
     result = TrainingLoop(config({"attempts": 2}, guards=guards, fault=fault), tmp_path).run()
@@ -148,8 +148,8 @@ def test_a_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: 
     assert left is not None and (left["cause"], left["exit_code"]) == ("state_not_finite", 9)
 
 
-def test_a_state_that_a_guard_calls_bad_is_never_kept(tmp_path: Path) -> None:
-    """The parameters are NaN from the third iteration on, with patience for five: it goes back to the second."""
+def test_state_that_a_guard_rejects_is_never_kept_for_a_rollback(tmp_path: Path) -> None:
+    """Parameters are NaN from the third iteration on, and the patience is five: the run goes back to the second."""
     guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 5}}
     fault = {"site": "gradient", "probability": 1.0, "start": 2, "iterations": 2}
     runner = TrainingLoop(config({"every": 1}, guards=guards, fault=fault, checkpoint={"every": 1}), tmp_path)
@@ -164,17 +164,19 @@ SAVED = {"every": 1, "asynchronous": False}
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
-    """The same storm in a run that is saved after every iteration."""
+    """The same storm in a run that saves every iteration."""
     runner = TrainingLoop(config(fault=storm(iterations=7), checkpoint=SAVED), tmp_path_factory.mktemp("saved"))
     runner.run()
     return runner
 
 
 @pytest.mark.parametrize("cut", [6, 9], ids=["after the first rollback", "after the second"])
-def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, saved: TrainingLoop, cut: int) -> None:
-    """Attempts, remedies in effect and the healthy stretch are saved with the state."""
+def test_run_resumed_after_a_rollback_equals_the_uninterrupted_run(
+    tmp_path: Path, saved: TrainingLoop, cut: int
+) -> None:
+    """Attempts, active remedies and the number of healthy iterations are saved with the state."""
     fault = storm(iterations=7)
-    # The callback of the first row after a rollback stops it, one iteration later it is saved.
+    # The callback at the first row after a rollback stops the run; the next iteration is saved.
     part = TrainingLoop(
         config(fault=fault, checkpoint=SAVED), tmp_path / "part", lambda step, _: step > cut * ITERATION
     )
@@ -185,10 +187,10 @@ def test_a_resume_after_a_rollback_goes_on_as_the_whole_run(tmp_path: Path, save
     same(rest.single.state, saved.single.state)
     assert rest.single.host.attempts == saved.single.host.attempts
     steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [ITERATION * n for n in range(1, 27)]  # the third iteration was saved, and is what it goes back to
+    assert steps == [ITERATION * n for n in range(1, 27)]  # the rollback goes to the saved third iteration
 
 
-# What goes wrong after five iterations, under which guards, and the iteration that is gone back to.
+# Guards, a fault after five iterations, and the iteration that the run is rolled back to.
 STOPPED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "between two copies": ({"storm": {"patience": PATIENCE}}, storm(start=6, iterations=4), 4),
     "nothing accepted": (
@@ -199,8 +201,8 @@ STOPPED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("case", STOPPED)
-def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_path: Path, case: str) -> None:
-    """The latest checkpoint is not the last good state: nobody copied that one, or it is not good enough."""
+def test_resumed_run_is_rolled_back_to_the_same_iteration_as_the_uninterrupted_run(tmp_path: Path, case: str) -> None:
+    """The latest checkpoint is not the last good state: that iteration was not kept, or was not good enough."""
     guards, fault, to = STOPPED[case]
     every = 4 if to == 4 else 1
     sections = {"guards": guards, "fault": fault, "eval": {"num_evals": 0}, "total_steps": 14 * ITERATION}
@@ -214,7 +216,7 @@ def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_
     whole.run()
     part = runner("part", lambda step, _: step == 6 * ITERATION)
     assert part.run().stop_reason is StopReason.stopped
-    # Once more, so that what is kept comes from a checkpoint and goes into one.
+    # Stopped twice, so that the last good state is read from a checkpoint and saved into one.
     again = runner("part", lambda step, _: step == 7 * ITERATION, resume="auto")
     assert (again.single.host.step, again.run().stop_reason) == (6 * ITERATION, StopReason.stopped)
     rest = runner("part", resume="auto")
@@ -226,12 +228,12 @@ def test_wherever_a_run_is_stopped_it_goes_back_to_where_the_whole_run_does(tmp_
     same(rest.single.state, whole.single.state)
 
 
-def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
+def test_run_in_many_parts_with_time_limits_equals_the_uninterrupted_run(
     tmp_path: Path, recovered: TrainingLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a queue does it with resume=auto. Every part has time for six iterations; two rollbacks are among them."""
+    """A queue restarts it with resume=auto. Every part has time for six iterations; two parts contain rollbacks."""
 
-    class Clock:  # the run's own: it looks once when it begins, and twice per iteration
+    class Clock:  # the run reads it once at the start and twice per iteration
         seconds = itertools.count()
         monotonic = staticmethod(lambda: float(next(Clock.seconds)))
 
@@ -242,14 +244,14 @@ def test_a_run_in_many_parts_with_a_time_limit_each_ends_as_one(
     while not ends or ends[-1][0] == "time_limit":
         runner = TrainingLoop(limited, tmp_path)
         ends.append((runner.run().stop_reason.name, runner.single.host.iteration))
-    # The first two end in the storm, unsaved; the next ones go on from the checkpoint that the rollback left.
+    # The first two parts end in the storm, unsaved; the later parts resume from the checkpoint of the rollback.
     assert ends == [*(("time_limit", iteration) for iteration in (2, 5, 11, 17)), ("completed", 20)]
     same(runner.single.state, recovered.single.state)
     assert runner.single.host.attempts == recovered.single.host.attempts
 
 
-def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> None:
-    """A checkpoint that is saved late is not what the run would have gone back to otherwise."""
+def test_full_disk_does_not_change_where_a_run_is_rolled_back_to(tmp_path: Path) -> None:
+    """The rollback goes to the state of iteration 4, not to the checkpoint that was saved late."""
     sections = {
         "guards": GUARDS_OFF | {"finite_update": {"enabled": True, "patience": PATIENCE}},
         "eval": {"num_evals": 0},
@@ -275,8 +277,8 @@ def test_a_full_disk_has_no_say_in_where_a_run_goes_back_to(tmp_path: Path) -> N
     assert back["to_iteration"] == 4
 
 
-def test_a_crash_in_the_middle_of_an_attempt_neither_forgets_nor_repeats_it(tmp_path: Path) -> None:
-    """The second attempt dies in its first iteration; resumed, it is still the second, not the first again."""
+def test_crash_in_the_middle_of_an_attempt_neither_loses_nor_repeats_the_attempt(tmp_path: Path) -> None:
+    """The second attempt crashes in its first iteration; after the resume it is still the second attempt."""
 
     class Crash(Exception):
         pass
@@ -294,13 +296,13 @@ def test_a_crash_in_the_middle_of_an_attempt_neither_forgets_nor_repeats_it(tmp_
     assert second.single.host.attempts.count == 3
 
 
-def test_on_two_devices_too(tmp_path: Path) -> None:
+def test_run_on_two_devices_is_rolled_back_and_completes(tmp_path: Path) -> None:
     runner = TrainingLoop(config(fault=storm(iterations=4), devices=2), tmp_path)
     assert runner.run().stop_reason is StopReason.completed
     assert runner.single.host.attempts.count == 1
 
 
-def test_a_healthy_run_is_not_changed_by_being_watched(tmp_path: Path) -> None:
+def test_supervision_does_not_change_a_healthy_run(tmp_path: Path) -> None:
     never = storm(start=1000)
     on = TrainingLoop(config(fault=never), tmp_path / "on")
     off = TrainingLoop(config({"enabled": False}, fault=never), tmp_path / "off")

@@ -1,4 +1,4 @@
-"""The host loop: what a run leaves, how it ends, and that it goes on exactly where it stopped."""
+"""The host loop of one run: its files, its stop reasons and its exact resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
-ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
+ITERATION = 64  # environment steps of `tiny_config`: 16 unrolls of 4
+OFF = {"enabled": False}
+FAULTY = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
+# The parameters become NaN in the first iteration, and the run continues for 100 iterations.
+UNGUARDED = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 100}}
 
 
 def quick(**sections: Any) -> Config:
@@ -45,6 +49,10 @@ def quick(**sections: Any) -> Config:
     return tiny_config(**defaults | sections)
 
 
+def limited(seconds: float) -> dict[str, Any]:
+    return {"recovery": OFF, "incident": OFF, "max_wall_time": seconds}
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -55,12 +63,12 @@ def leaves(state: Any) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
-    """One whole run that the tests below look at."""
+    """One complete run, read by several tests."""
     runner = TrainingLoop(quick(), tmp_path_factory.mktemp("run"))
     return runner, runner.run()
 
 
-def test_a_run_completes_and_says_so(run: tuple[TrainingLoop, Result]) -> None:
+def test_run_completes_and_writes_its_result(run: tuple[TrainingLoop, Result]) -> None:
     _, result = run
     assert result.stop_reason is StopReason.completed
     assert result.step == 4 * ITERATION
@@ -70,7 +78,7 @@ def test_a_run_completes_and_says_so(run: tuple[TrainingLoop, Result]) -> None:
     assert left["return"] == result.metrics["eval/episode_reward"]
 
 
-def test_what_stands_in_the_run_folder(run: tuple[TrainingLoop, Result]) -> None:
+def test_run_folder_has_these_files_rows_and_events(run: tuple[TrainingLoop, Result]) -> None:
     _, result = run
     names = {path.name for path in result.run_dir.iterdir()}
     files = {"config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html"}
@@ -81,7 +89,7 @@ def test_what_stands_in_the_run_folder(run: tuple[TrainingLoop, Result]) -> None
     assert lines(result.run_dir / "events.jsonl")[-1]["kind"] == "stopped"
 
 
-def test_every_health_metric_is_there_and_finite(run: tuple[TrainingLoop, Result]) -> None:
+def test_every_health_metric_is_logged_and_finite(run: tuple[TrainingLoop, Result]) -> None:
     _, result = run
     row = next(row for row in reversed(result.history) if "episode/length" in row and "eval/episode_reward" in row)
     wanted = [
@@ -105,7 +113,7 @@ def test_every_health_metric_is_there_and_finite(run: tuple[TrainingLoop, Result
     assert row["guards/quarantine/trips"] == 0
 
 
-def test_limiters_report_only_where_they_are_on(tmp_path: Path) -> None:
+def test_limiters_that_are_on_report_how_often_they_are_active(tmp_path: Path) -> None:
     limits = {
         "reward": 0.5, "observation": 1e-3, "log_ratio": 5.0, "gradient_norm": 1e-12, "policy_std_min": 0.1,
         "value_target": 1e-3, "value_error": 1e-3, "gradient_block": 1e-9, "update_norm": 1e-12, "kl": 10.0,
@@ -129,7 +137,7 @@ def test_limiters_report_only_where_they_are_on(tmp_path: Path) -> None:
     assert row["limiters/policy_std/active"] == 0.0
 
 
-def test_the_default_limiters_are_idle_and_those_that_are_off_report_nothing(
+def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(
     tmp_path: Path, run: tuple[TrainingLoop, Result]
 ) -> None:
     idle = {name: value for name, value in run[1].history[-1].items() if name.startswith("limiters/")}
@@ -145,10 +153,10 @@ def test_the_default_limiters_are_idle_and_those_that_are_off_report_nothing(
 
 
 @pytest.mark.parametrize("start", [2**31 - 1000, 2**32 - 1000, 2**53 - 1000])
-def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: int) -> None:
+def test_training_counts_steps_beyond_the_limits_of_narrow_counters(tmp_path: Path, start: int) -> None:
     """int32 wraps at 2^31, uint32 at 2^32, and float64 loses single steps at 2^53."""
     total = start + 32 * ITERATION
-    scheduled = start > 2**32  # one of them, since a schedule's total is part of the program
+    scheduled = start > 2**32  # only one of them: the total of a schedule is part of the program
     schedule = {"learning_rate_schedule": "linear", "learning_rate_schedule_min_lr": 1e-5}
     config = quick(total_steps=total, eval={"num_evals": 0}, ppo=schedule if scheduled else {})
     runner = TrainingLoop(config, tmp_path)
@@ -161,11 +169,11 @@ def test_training_across_the_limits_of_narrow_counters(tmp_path: Path, start: in
     assert result.step == total
     steps = [row["step"] for row in result.history]
     assert steps == [start + (n + 1) * ITERATION for n in range(32)]
-    if scheduled:  # it reads the same counter: nearly all of the run lies before the start
+    if scheduled:  # the schedule reads the same counter, and nearly the whole run lies before the start
         assert result.history[-1]["training/learning_rate"] == pytest.approx(1e-5, rel=1e-2)
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+def test_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
     whole = TrainingLoop(quick(total_steps=6 * ITERATION), tmp_path / "whole")
     whole.run()
     TrainingLoop(quick(total_steps=3 * ITERATION), tmp_path / "parts").run()
@@ -179,7 +187,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) 
     assert [row["step"] for row in rows] == [(n + 1) * ITERATION for n in range(6)]
 
 
-def test_a_resume_is_exact_where_environments_and_pool_are_drawn_anew(tmp_path: Path) -> None:
+def test_resume_is_exact_when_a_reset_and_a_pool_refill_are_due(tmp_path: Path) -> None:
     def config(**sections: Any) -> Config:
         return quick(
             total_steps=6 * ITERATION,
@@ -191,7 +199,7 @@ def test_a_resume_is_exact_where_environments_and_pool_are_drawn_anew(tmp_path: 
 
     whole = TrainingLoop(config(), tmp_path / "whole")
     whole.run()
-    # Stopped at the third iteration, where both are due.
+    # Stopped at the third iteration, where a reset and a refill are due.
     TrainingLoop(config(), tmp_path / "parts", lambda step, _: step == 3 * ITERATION).run()
     resumed = TrainingLoop(config(resume="auto"), tmp_path / "parts")
     assert resumed.single.host.step == 3 * ITERATION
@@ -200,18 +208,14 @@ def test_a_resume_is_exact_where_environments_and_pool_are_drawn_anew(tmp_path: 
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_resume_auto_starts_afresh_where_there_is_nothing(tmp_path: Path) -> None:
-    assert TrainingLoop(quick(resume="auto"), tmp_path).single.host.step == 0
-
-
-def test_a_folder_that_holds_a_run_is_not_overwritten(run: tuple[TrainingLoop, Result]) -> None:
+def test_folder_of_another_run_is_not_overwritten(run: tuple[TrainingLoop, Result]) -> None:
     before = (run[1].run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already; go on with it by resume=auto"):
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* already holds a run; set resume=auto to resume it"):
         TrainingLoop(quick(), run[1].run_dir)
     assert (run[1].run_dir / "metrics.jsonl").read_bytes() == before
 
 
-def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tuple[TrainingLoop, Result]) -> None:
+def test_resume_with_another_network_is_an_error_and_changes_no_file(run: tuple[TrainingLoop, Result]) -> None:
     before = (run[1].run_dir / "config.yaml").read_bytes()
     other = quick(network={"policy_hidden_layer_sizes": (9,)}, resume="auto", total_steps=10 * ITERATION)
     with pytest.raises(ConfigError, match=r"float32\[8\] there and float32\[9\] here"):
@@ -221,34 +225,28 @@ def test_resuming_with_another_network_is_an_error_that_changes_nothing(run: tup
         assert resumed.single.host.step == 4 * ITERATION
 
 
-def test_resuming_on_another_number_of_devices_is_a_clear_error(run: tuple[TrainingLoop, Result]) -> None:
-    with pytest.raises(ConfigError, match=r"was trained on 1 devices, here are 2; .* resume it with devices=1"):
+def test_resume_on_another_number_of_devices_is_an_error(run: tuple[TrainingLoop, Result]) -> None:
+    with pytest.raises(ConfigError, match=r"was trained on 1 devices, not on 2, .*; resume it with devices=1"):
         TrainingLoop(quick(devices=2, resume="auto"), run[1].run_dir)
 
 
-def test_resuming_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
+def test_resume_of_a_folder_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"resume: .* holds no checkpoint"):
         TrainingLoop(quick(resume=str(tmp_path)), tmp_path)
 
 
-def test_an_environment_whose_reset_is_never_clean(tmp_path: Path) -> None:
-    config = quick(env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
-    with pytest.raises(ConfigError, match=r"env\.name: .*its observation is not finite"):
-        TrainingLoop(config, tmp_path)
-
-
-def test_too_many_devices() -> None:
-    with pytest.raises(ConfigError, match="devices: 99 asked for, 8 cpu there"):
+def test_more_devices_than_the_machine_has_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="devices: 99 requested, but only 8 cpu available"):
         TrainingLoop(quick(devices=99), "nowhere")
 
 
-def test_the_run_ends_where_the_return_is_reached(tmp_path: Path) -> None:
+def test_run_ends_when_the_target_return_is_reached(tmp_path: Path) -> None:
     config = quick(eval={"num_evals": 4, "num_envs": 4, "target_return": -1e6})
     result = TrainingLoop(config, tmp_path).run()
     assert (result.stop_reason, result.step) == (StopReason.target_reached, ITERATION)
 
 
-def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
+def test_callback_gets_every_row_and_can_end_the_run(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def callback(step: int, row: dict[str, Any]) -> bool:
@@ -263,7 +261,7 @@ def test_a_callback_sees_every_row_and_may_end_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "ending"), [(signal.SIGTERM, StopReason.preempted), (signal.SIGINT, StopReason.interrupted)]
 )
-def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, ending: StopReason) -> None:
+def test_signal_lets_the_iteration_finish_and_the_run_save(tmp_path: Path, number: int, ending: StopReason) -> None:
     before = signal.getsignal(number)
     result = TrainingLoop(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()
     assert (result.stop_reason, result.step) == (ending, ITERATION)
@@ -271,10 +269,8 @@ def test_a_signal_finishes_the_iteration_and_saves(tmp_path: Path, number: int, 
     assert TrainingLoop(quick(resume="auto"), tmp_path).single.host.step == ITERATION
 
 
-def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Evaluation is waited for before the iteration that it follows: after it, counts and redraws would be missing."""
+def test_run_waits_for_compilation_only_at_complete_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run waits for the evaluation program before the iteration; a save after it would lack counts and resets."""
     iterated: list[int] = []
     seen: list[tuple[str, int, int]] = []
     compiling, finish = StopRequest.compiling, SeedRun.finish_iteration
@@ -286,21 +282,19 @@ def test_what_a_signal_saves_while_a_program_compiles_is_a_whole_iteration(
 
     def after(self: SeedRun, *args: Any) -> Any:
         ending = finish(self, *args)
-        iterated.append(self.host.iteration)  # only now it is whole
+        iterated.append(self.host.iteration)  # only now the iteration is complete
         return ending
 
     monkeypatch.setattr(StopRequest, "compiling", look)
     monkeypatch.setattr(SeedRun, "finish_iteration", after)
     runner = TrainingLoop(quick(), tmp_path)
     runner.run()
-    # It compiles beside training; there is something to wait for only where that was quicker.
+    # Evaluation compiles in the background; the run waits for it only if training was quicker.
     assert seen in ([("training", 0, 0)], [("training", 0, 0), ("evaluation", 1, 1)])
 
 
-def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) -> None:
-    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 3}}
-    runner = TrainingLoop(quick(guards=guards, env=faulty, eval={"num_evals": 0}), tmp_path)
+def test_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) -> None:
+    runner = TrainingLoop(quick(guards=UNGUARDED, env=FAULTY, eval={"num_evals": 0}), tmp_path)
     for _ in range(2):
         assert not runner.advance()
         runner.single.saving.save_if_due(runner.single.state)
@@ -308,8 +302,8 @@ def test_a_signal_while_a_program_compiles_saves_no_bad_state(tmp_path: Path) ->
     runner.close()
 
 
-def test_a_signal_in_the_middle_of_what_is_due_saves_nothing_that_lacks_the_rest(tmp_path: Path) -> None:
-    """It would be resumed without the redraw, the evaluation or the remedy that belongs to its last iteration."""
+def test_signal_in_the_middle_of_an_iteration_saves_no_incomplete_state(tmp_path: Path) -> None:
+    """A resume would miss the reset, the evaluation or the remedy that belongs to the last iteration."""
     saved: list[list[int]] = []
 
     def look(*_: Any) -> None:
@@ -324,9 +318,9 @@ def test_a_signal_in_the_middle_of_what_is_due_saves_nothing_that_lacks_the_rest
     assert steps_in(tmp_path / "checkpoints") == [1]
 
 
-def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
-    """As a queue wants it: after a whole iteration, saved, and with a code that says: go on later."""
-    config = quick(total_steps=10**9, eval={"num_evals": 0}, supervise={"max_wall_time": 1e5})
+def test_run_ends_before_its_time_limit(tmp_path: Path) -> None:
+    """It ends after a complete iteration, saved, with the exit code that makes a queue start it again."""
+    config = quick(total_steps=10**9, eval={"num_evals": 0}, supervise=limited(1e5))
 
     def late(step: int, _: Any) -> None:
         runner._stop_request._started -= 1e5 if step == 3 * ITERATION else 0.0
@@ -338,21 +332,9 @@ def test_a_run_ends_before_its_time_is_over(tmp_path: Path) -> None:
     assert TrainingLoop(quick(total_steps=10**9, resume="auto"), tmp_path).single.host.step == result.step
 
 
-def test_a_time_that_compiling_takes_up_still_has_room_for_an_iteration(tmp_path: Path) -> None:
-    result = TrainingLoop(quick(supervise={"max_wall_time": 1e-3}), tmp_path).run()
+def test_run_whose_time_limit_passes_while_compiling_trains_one_iteration(tmp_path: Path) -> None:
+    result = TrainingLoop(quick(supervise=limited(1e-3)), tmp_path).run()
     assert (result.stop_reason, result.step) == (StopReason.time_limit, ITERATION)
-
-
-def test_a_state_that_is_not_finite_is_never_saved_and_ends_the_run_by_name(tmp_path: Path) -> None:
-    """Only the state guard is on, so that NaN reaches the parameters in the first iteration."""
-    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 2}}
-    result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=50 * ITERATION), tmp_path).run()
-    assert (result.stop_reason, result.step) == (StopReason.state_not_finite, 2 * ITERATION)
-    assert result.stop_reason.exit_code == 3
-    assert not (tmp_path / "checkpoints").exists()
-    assert result.history[-1]["guards/finite_state/trips"] == 2
-    assert result.history[-1]["guards/finite_state/parameters"] == 2
 
 
 def test_trips_are_events_with_their_causes(tmp_path: Path) -> None:
@@ -375,15 +357,15 @@ def test_evaluation_with_every_episode_aborted_is_null_with_a_warning(tmp_path: 
     assert "evaluation_void" in [event["kind"] for event in lines(tmp_path / "events.jsonl")]
 
 
-def test_environments_are_reset_between_evaluations_where_asked(tmp_path: Path) -> None:
+def test_num_resets_per_eval_resets_environments_between_evaluations(tmp_path: Path) -> None:
     runner = TrainingLoop(quick(ppo={"num_resets_per_eval": 2}, eval={"num_evals": 1, "num_envs": 4}), tmp_path)
     runner.run()
     steps = np.asarray(runner.single.state.env_state.info["steps"])
-    # The last reset fell in the middle of the run, two iterations of 8 steps before its end, and episodes end at 12.
+    # The last reset was two iterations of 8 steps before the end, and episodes have 12 steps.
     assert steps.max() <= 12
 
 
-def test_the_pool_is_refilled(tmp_path: Path) -> None:
+def test_reset_pool_is_refilled(tmp_path: Path) -> None:
     env = {"name": "toys:PointMass", "reset": "pool", "reset_pool_refresh": 2, "reset_pool_size": 8}
     runner = TrainingLoop(quick(env=env, eval={"num_evals": 0}), tmp_path)
     before = np.asarray(runner.single.state.reset_pool.matrices["float32"])
@@ -412,12 +394,12 @@ def test_nothing_compiles_after_the_first_iteration_and_evaluation(tmp_path: Pat
     assert compiled == []
 
 
-def test_memory_and_split_of_time_are_measured(tmp_path: Path) -> None:
+def test_run_measures_rollout_and_learning_speed(tmp_path: Path) -> None:
     result = TrainingLoop(quick(total_steps=20 * ITERATION, eval={"num_evals": 0}), tmp_path).run()
     row = result.history[-1]
     assert row["timing/rollout_sps"] > 0
     assert row["timing/learning_sps"] > 0
-    assert row["training/updates"] == 20 * 4  # measuring trained nothing
+    assert row["training/updates"] == 20 * 4  # the measurement does not train
 
 
 def test_two_devices_train_and_resume_exactly(tmp_path: Path) -> None:
@@ -443,7 +425,7 @@ def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -
     row = result.history[-1]
     assert row["training/accepted_share"] == 1.0
     assert ("training/loss_scale" in row) == (network == "float16")
-    program = str(runner.single.supervisor.setup.ppo.networks.dtype)
+    program = str(runner.single.programs.setup.ppo.networks.dtype)
     assert network in program
 
 
@@ -453,11 +435,11 @@ def test_loss_scale_that_overflows_is_halved_until_gradients_are_finite(tmp_path
     runner = TrainingLoop(quick(precision={"network": "float16", "loss_scale": scale}, guards=GUARDS_OFF), tmp_path)
     result = runner.run()
     assert float(runner.single.state.tuning.loss_scale) < 2.0**24
-    assert 0 < result.history[-1]["training/updates"] < 16  # the overflowing ones were skipped
+    assert 0 < result.history[-1]["training/updates"] < 16  # updates that overflow are skipped
     assert all(np.isfinite(leaf).all() for leaf in leaves(runner.single.state.params))
 
 
-def test_tensorboard_and_offline_wandb_have_the_same_rows(tmp_path: Path) -> None:
+def test_run_writes_tensorboard_and_offline_wandb_and_resumes_both(tmp_path: Path) -> None:
     config = quick(logging={"console": "off", "tensorboard": True, "wandb": {"mode": "offline"}})
     TrainingLoop(config, tmp_path).run()
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
@@ -466,10 +448,8 @@ def test_tensorboard_and_offline_wandb_have_the_same_rows(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) >= 1
 
 
-def test_a_program_that_fails_says_so_and_shows_the_first_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state was donated to the iteration that failed, so nothing may look at it any more."""
+def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state was donated to the failed iteration, so no code may read it."""
     runner = TrainingLoop(quick(), tmp_path)
 
     class Failing:
@@ -480,7 +460,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
             jax.tree.map(lambda leaf: leaf.delete(), state)
             raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner.single.supervisor.setup, "compiled", lambda _: Program(Failing(), SINGLE))
+    monkeypatch.setattr(runner.single.programs.setup, "compiled", lambda _: Program(Failing(), SINGLE))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)
@@ -492,7 +472,7 @@ def test_a_program_that_fails_says_so_and_shows_the_first_error(
 
 
 class OldTuning(NamedTuple):
-    """What checkpoints had of `Tuning` before clipping could be tightened."""
+    """`Tuning` in checkpoints saved before clipping could be tightened."""
 
     learning_rate: Any
     learning_rate_scale: Any
@@ -502,7 +482,7 @@ class OldTuning(NamedTuple):
     epochs: Any
 
 
-def test_a_checkpoint_of_an_older_rlstable_goes_on(tmp_path: Path) -> None:
+def test_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
     config = quick(checkpoint={"asynchronous": False})
     TrainingLoop(config, tmp_path, lambda step, _: step == 2 * ITERATION).run()
     whole = TrainingLoop(quick(resume="auto"), tmp_path)
@@ -519,7 +499,7 @@ def test_a_checkpoint_of_an_older_rlstable_goes_on(tmp_path: Path) -> None:
     assert resumed.run().stop_reason is StopReason.completed
 
 
-def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
+def test_resume_of_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
     first = TrainingLoop(quick(), tmp_path).run()
     again = TrainingLoop(quick(resume="auto"), tmp_path).run()
     assert again.stop_reason is StopReason.completed
@@ -529,7 +509,7 @@ def test_resuming_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
     assert left["step"] == 4 * ITERATION
 
 
-def test_numbers_typed_on_resume_count_and_searched_ones_go_on(tmp_path: Path) -> None:
+def test_learning_rate_and_epochs_typed_on_resume_take_effect(tmp_path: Path) -> None:
     TrainingLoop(quick(), tmp_path).run()
     other = {"learning_rate": 1e-5, "num_updates_per_batch": 1}
     result = TrainingLoop(quick(ppo=other, resume="auto", total_steps=5 * ITERATION), tmp_path).run()
@@ -537,26 +517,21 @@ def test_numbers_typed_on_resume_count_and_searched_ones_go_on(tmp_path: Path) -
     assert result.history[-1]["training/updates"] == 4 * 4 + 2
 
 
-def test_a_last_iteration_that_is_not_finite_is_no_completion(tmp_path: Path) -> None:
-    faulty = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-    guards = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 100}}
-    result = TrainingLoop(quick(guards=guards, env=faulty, total_steps=ITERATION), tmp_path).run()
+def test_run_whose_last_state_is_not_finite_saves_nothing_and_does_not_complete(tmp_path: Path) -> None:
+    result = TrainingLoop(quick(guards=UNGUARDED, env=FAULTY, total_steps=ITERATION), tmp_path).run()
     assert result.stop_reason is StopReason.state_not_finite
-    assert result.metrics == {}  # nobody evaluates a NaN
+    assert result.metrics == {}  # a NaN policy is not evaluated
+    assert not (tmp_path / "checkpoints").exists()
+    assert result.history[-1]["guards/finite_state/parameters"] == 1
 
 
-def test_a_reset_that_is_never_clean_is_a_mistake_without_guards_too(tmp_path: Path) -> None:
+def test_reset_that_is_never_clean_is_an_error_without_guards_too(tmp_path: Path) -> None:
     config = quick(guards=GUARDS_OFF, env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
     with pytest.raises(ConfigError, match="its observation is not finite"):
         TrainingLoop(config, tmp_path)
 
 
-def test_bootstrapping_needs_an_environment_that_tells(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
-        TrainingLoop(quick(ppo={"bootstrap_on_timeout": True}), tmp_path)
-
-
-def test_resume_auto_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) -> None:
+def test_resume_auto_without_a_checkpoint_starts_again_with_empty_logs(tmp_path: Path) -> None:
     config = {"checkpoint": {"enabled": False}, "resume": "auto", "total_steps": 2 * ITERATION}
     for _ in range(2):
         TrainingLoop(quick(**config), tmp_path).run()
@@ -575,8 +550,8 @@ def test_resume_auto_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) 
 def test_programs_with_native_physics_are_dispatched_inline(
     monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], inline: bool
 ) -> None:
-    """Whoever asks for it, training or an evaluation: with jax's own dispatch they could wait for ever."""
+    """Both of training and of evaluations: with JAX's default dispatch they could deadlock."""
     told: list[str] = []
-    monkeypatch.setattr("rlstable.runner.seed_run.dispatch_inline", lambda: told.append("inline"))
+    monkeypatch.setattr("rlstable.runner.seed_run.disable_async_dispatch", lambda: told.append("inline"))
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
     assert told == ["inline"] * inline

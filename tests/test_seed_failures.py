@@ -1,4 +1,4 @@
-"""The failures that this project was begun for, one test each: there without guards, gone with them."""
+"""The failures that this project was started for: each is shown without guards, and does not happen with guards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlstable import faults
 from rlstable.config.faults import FaultConfig
 from rlstable.device.counter import WideCounter
 from rlstable.policy import Policy
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_networks
 from rlstable.ppo.normalizer import init as no_statistics
@@ -51,7 +51,7 @@ def column(history: list[Metrics], name: str) -> np.ndarray:
     return np.array([float(metrics.values[name]) for metrics in history])
 
 
-def test_low_precision_gives_nan_at_inference() -> None:
+def test_float16_policy_gives_nan_without_and_the_safe_action_with_the_guard() -> None:
     """A weight beyond 65,504 is infinite in float16, and infinity from two sides is NaN."""
     networks = make_networks(tiny_config(guards={}, precision={"network": "float16"}), action_size=2)
     params = networks.init(jax.random.PRNGKey(0), jax.ShapeDtypeStruct((4,), jnp.float32))
@@ -64,8 +64,8 @@ def test_low_precision_gives_nan_at_inference() -> None:
     np.testing.assert_array_equal(policy.act(observation), [[0.5, -0.5]])
 
 
-def test_steps_overflow_32_bits() -> None:
-    """What Brax counts in int32 goes on at -1,627 million; here it goes on, and so does the schedule."""
+def test_step_counter_and_schedule_pass_32_bits() -> None:
+    """Brax's int32 counter wraps to -1,627 million; this counter and the schedule that reads it do not."""
     steps, more = 2_000_683_008, 666_894_336
     with np.errstate(over="ignore"):
         assert np.int32(steps) + np.int32(more) == steps + more - 2**32 < 0
@@ -89,7 +89,7 @@ def test_steps_overflow_32_bits() -> None:
 
 @functools.cache
 def orbit(guards: str) -> tuple[Any, TrainState]:
-    """Isaac Lab's policy: a Gaussian whose standard deviations are parameters as they are, and enormous rewards."""
+    """Isaac Lab's policy, a Gaussian whose standard deviations are plain parameters, with enormous rewards."""
     config = tiny_config(
         guards=GUARDS[guards], ppo={"entropy_cost": 0.0}, network={"distribution_type": "normal"}, fault=NEVER
     )
@@ -100,14 +100,14 @@ def orbit(guards: str) -> tuple[Any, TrainState]:
 
 
 def begun(state: TrainState, std: float, rate: float) -> TrainState:
-    """The same state with other standard deviations and another learning rate, which are data."""
+    """The state with other standard deviations and another learning rate."""
     params = jax.tree.map(lambda x: x, state.params)
     params["policy"]["params"]["std_param"]["value"] = jnp.full(2, jnp.float32(std))
     tuning = dataclasses.replace(state.tuning, learning_rate=jnp.float32(rate))
     return placed(dataclasses.replace(state, params=params, tuning=tuning))
 
 
-def test_orbit_explodes_and_has_a_negative_deviation() -> None:
+def test_orbit_explodes_or_gets_nan_deviations_only_without_guards() -> None:
     iterate, state = orbit("off")
     exploded, history = train(iterate, begun(state, 0.5, 0.1), 40)
     assert column(history, "training/v_loss").max() > 2e10
@@ -124,14 +124,14 @@ def test_orbit_explodes_and_has_a_negative_deviation() -> None:
     for std, rate in ((0.5, 0.1), (0.05, 0.03)):
         after, history = train(iterate, begun(state, std, rate), 40)
         assert finite(learnt(after))
-        assert np.nanmax(column(history, "training/v_loss")) < 1e3  # NaN where nothing was accepted
+        assert np.nanmax(column(history, "training/v_loss")) < 1e3  # NaN if no update was accepted
         assert np.nanmin(column(history, "training/policy_dist_min_std")) >= 1e-4
         assert column(history, "training/accepted_share").mean() > 0.8
         assert sum(metrics.trips["reward_outlier"][0] for metrics in history) > 10
 
 
 def test_trellis_underflows_in_plain_optax() -> None:
-    """Epsilon, 1e-8, is nothing in float16, and so is the square of a small gradient."""
+    """Epsilon, 1e-8, underflows to 0 in float16, and so does the square of a small gradient."""
     optimizer = optax.adam(1e-3, eps=1e-8)
     params = jnp.zeros(2, jnp.float16)
     updates, _ = optimizer.update(jnp.array([1e-4, 0.0], jnp.float16), optimizer.init(params), params)
@@ -154,7 +154,7 @@ def underflowing(guards: str) -> tuple[TrainState, list[Metrics]]:
     return train(iterate, placed(dataclasses.replace(state, fault=faults.as_data(fault))), 100)
 
 
-def test_trellis_kills_without_guards() -> None:
+def test_trellis_ends_in_nan_without_guards() -> None:
     state, _ = underflowing("off")
     assert not finite(state.params)
 
@@ -171,21 +171,21 @@ def test_trellis_is_survived_with_guards() -> None:
 
 @functools.cache
 def returns(guards: str, factor: float) -> tuple[tuple[float, ...], bool]:
-    """What three seeds come to with the learning rate times a factor, and whether all is finite."""
+    """Returns of three seeds with the learning rate times a factor, and whether all states are finite."""
     iterate, evaluate, states = whole(guards)
     values, sane = [], True
     for state in states:
         tuning = dataclasses.replace(state.tuning, learning_rate_scale=jnp.float32(factor))
         state, _ = train(iterate, placed(dataclasses.replace(state, tuning=tuning)), 30)
         sane &= finite(learnt(state))
-        value = evaluate.evaluate([policy_of(state, jax.random.PRNGKey(7))])[0]["eval/episode_reward"]
+        value = evaluate.evaluate([snapshot_of(state, jax.random.PRNGKey(7))])[0]["eval/episode_reward"]
         values.append(float("nan") if value is None else value)
     return tuple(values), sane
 
 
 @functools.cache
 def whole(guards: str) -> tuple[Any, Any, list[TrainState]]:
-    """A training that learns in 30 iterations: program, evaluator, and a first state for each of three seeds."""
+    """Program, evaluator and first states of three seeds, for a training that learns in 30 iterations."""
     config = tiny_config(
         guards=GUARDS[guards],
         env={"episode_length": 100},
@@ -202,8 +202,8 @@ def whole(guards: str) -> tuple[Any, Any, list[TrainState]]:
     return compiled(ppo), evaluator, states
 
 
-@pytest.mark.slow  # a rate a thousand times too high is in the survival matrix and docs/recovery.md too
-def test_rhvae_learns_a_thousand_times_too_fast() -> None:
+@pytest.mark.slow  # docs/survival.md and docs/recovery.md show this too
+def test_learning_rate_a_thousand_times_too_high_ruins_rhvae_only_without_guards() -> None:
     clean, _ = returns("default", 1.0)
     assert min(clean) > 60.0
     destroyed, sane = returns("off", 1000.0)
@@ -213,9 +213,9 @@ def test_rhvae_learns_a_thousand_times_too_fast() -> None:
     assert np.median(saved) >= 0.95 * np.median(clean)
 
 
-@pytest.mark.slow  # that one sample is divided by nothing small is held by the tests of the limiters too
-def test_rhvae_learns_from_batches_too_small() -> None:
-    """One sample has no variance: the second one is divided by next to nothing, and the networks see millions."""
+@pytest.mark.slow  # the tests of limiters check the division too
+def test_batches_of_one_sample_explode_only_without_guards() -> None:
+    """One sample has no variance: the second is divided by almost 0, so the networks get values of millions."""
     one = {"num_envs": 1, "batch_size": 1, "num_minibatches": 1, "unroll_length": 1}
     worst = {}
     for name, guards in GUARDS.items():

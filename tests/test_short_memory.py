@@ -84,7 +84,7 @@ def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
     assert (result.stop_reason, result.stop_reason.exit_code, result.step) == (StopReason.out_of_memory, 10, 0)
     left = read_result(tmp_path)
     assert left is not None
-    assert "GiB would do" in left["advice"] and "smaller networks" in left["advice"]
+    assert "GiB would be enough" in left["advice"] and "smaller networks" in left["advice"]
 
 
 class Refusing:

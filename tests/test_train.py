@@ -1,4 +1,4 @@
-"""The command line, as a user types it: what it prints, what it exits with, what it leaves."""
+"""The training command as a user types it: its output, exit code and files."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str) -> int:
 
 
 BAD_INPUT = {
-    "unknown environment": (["env=humanoyd"], "env: there is no 'humanoyd'; did you mean humanoid?"),
+    "unknown environment": (["env=humanoyd"], "env: unknown option 'humanoyd'; did you mean humanoid?"),
     "unknown key": (["ppo.lerning_rate=1"], "ppo.lerning_rate: unknown key; did you mean learning_rate?"),
     "unknown top-level key": (["totl_steps=5"], "totl_steps: unknown key; did you mean total_steps?"),
-    "unknown group option": (["guards=strickt"], "guards: there is no 'strickt'; did you mean strict?"),
-    "text for a number": (["ppo.num_envs=many"], "ppo.num_envs: 'many' is text where a number is asked"),
-    "truth for a number": (["ppo.num_envs=true"], "ppo.num_envs: True is a truth value where a number is asked"),
+    "unknown group option": (["guards=strickt"], "guards: unknown option 'strickt'; did you mean strict?"),
+    "text for a number": (["ppo.num_envs=many"], "ppo.num_envs: 'many' must be a number, not text"),
+    "truth for a number": (["ppo.num_envs=true"], "ppo.num_envs: True must be a number, not a boolean"),
     "negative size": (["ppo.num_envs=-4"], "ppo.num_envs: input should be greater than 0, got -4"),
     "zero": (["total_steps=0"], "total_steps: input should be greater than 0, got 0"),
-    "infinite": (["ppo.learning_rate=inf"], "ppo.learning_rate: inf stands where a finite number is asked"),
-    "not a number": (["ppo.discounting=nan"], "ppo.discounting: nan stands where a finite number is asked"),
+    "infinite": (["ppo.learning_rate=inf"], "ppo.learning_rate: inf must be a finite number"),
+    "not a number": (["ppo.discounting=nan"], "ppo.discounting: nan must be a finite number"),
     "indivisible batch": (
         ["env=ant", "ppo=ant", "ppo.num_envs=48"],
         "ppo.num_envs: 48 does not divide batch_size * num_minibatches = 65536; 32 would fit",
     ),
-    "indivisible devices": ([*TINY, "devices=3"], "ppo.batch_size: 8 does not divide among 3 devices; 12 would fit"),
+    "indivisible devices": ([*TINY, "devices=3"], "ppo.batch_size: 8 does not divide evenly among 3 devices; 12"),
     "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you"),
     "no such module": (["env=import", "env.name=nowhere:Env"], "env.name: no module 'nowhere'"),
-    "no environment given": (["env=import"], "env.name: '???' must read 'package.module:Class'"),
+    "no environment given": (["env=import"], "env.name: '???' must have the form package.module:Class"),
     "a user's class with the recipe of env=fast": (
         ["env=fast", "env.source=import", "env.name=toys:PointMass"],
         "env.source: import with env=fast would train your class with ppo=fast, the recipe of another environment; "
@@ -73,8 +73,11 @@ BAD_INPUT = {
         [*TINY, "ppo.num_envs=1000000", "ppo.batch_size=1000000", "ppo.unroll_length=1000000"],
         "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
     ),
-    "seeds on several devices": ([*TINY, "devices=2", "seeds=2"], "seeds: 2 train together on one device, here are 2"),
-    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is no run folder"),
+    "seeds on several devices": (
+        [*TINY, "devices=2", "seeds=2"],
+        "seeds: 2 seeds train together on one device, not on 2; set devices=1",
+    ),
+    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is not a run folder"),
     "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),
     "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name"),
     "observation without that key": (
@@ -98,7 +101,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_run_that_inherited_a_recipe_can_still_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its folder and by `resume=auto`, though the same words would start no new run."""
+    """By its folder and by `resume=auto`, although the same command line would be rejected for a new run."""
     own = ["env.source=import", "env.name=toys:PointMass", *TINY[2:]]
     assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "ppo=inverted_pendulum") == 0
     assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "resume=auto", "total_steps=192") == 0
@@ -109,7 +112,7 @@ def test_run_that_inherited_a_recipe_can_still_be_resumed(
     assert capsys.readouterr().err.startswith("rlstable: env.source: import with env=inverted_pendulum")
 
 
-def test_a_torn_configuration_is_one_line_too(
+def test_unreadable_configuration_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "torn").mkdir()
@@ -119,7 +122,7 @@ def test_a_torn_configuration_is_one_line_too(
     assert line.startswith("rlstable: run: torn/config.yaml cannot be read: ")
 
 
-def test_a_run_folder_that_cannot_be_made(
+def test_run_folder_that_cannot_be_made_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -127,7 +130,7 @@ def test_a_run_folder_that_cannot_be_made(
     assert capsys.readouterr().err.startswith("rlstable: hydra.run.dir: cannot write to file")
 
 
-def test_help_and_printed_configuration(
+def test_help_and_cfg_job_print_recipes_and_configuration_without_a_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path, "--help") == 0
@@ -143,7 +146,7 @@ def test_help_and_printed_configuration(
 
 
 @pytest.mark.parametrize("asked", [["--help"], ["env=ant", "--cfg", "job"], ["env=nowhere"], ["ppo.num_envs=0"]])
-def test_what_does_not_train_waits_for_no_jax(tmp_path: Path, asked: list[str]) -> None:
+def test_command_that_does_not_train_does_not_import_jax(tmp_path: Path, asked: list[str]) -> None:
     code = (
         "import sys, rlstable.train as t\n"
         f"sys.argv[1:] = {asked}\n"
@@ -156,15 +159,15 @@ def test_what_does_not_train_waits_for_no_jax(tmp_path: Path, asked: list[str]) 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_an_interrupt_that_nobody_caught_is_a_line_and_its_code(
+def test_uncaught_interrupt_is_one_line_and_exit_code_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second Ctrl-C in a sweep, whose first one the job has heard."""
+    """The second Ctrl-C in a sweep; the job handled the first."""
 
     def main() -> None:
         raise KeyboardInterrupt
 
-    background.build(lambda: None).result()  # or leaving would not wait for what another test began
+    background.build(lambda: None).result()  # waits for background compilation of other tests
     monkeypatch.setattr(train, "main", main)
     with pytest.raises(SystemExit) as stopped:
         train.command()
@@ -172,7 +175,7 @@ def test_an_interrupt_that_nobody_caught_is_a_line_and_its_code(
     assert capsys.readouterr().err == "rlstable: interrupted\n"
 
 
-def test_train_resume_and_what_is_printed(
+def test_command_trains_resumes_and_prints_the_next_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path, *TINY, "env.kwargs={bound: 2.0}") == 0
@@ -199,7 +202,7 @@ def test_train_resume_and_what_is_printed(
     assert "was trained on toys:PointMass, not on ant" in capsys.readouterr().err
 
 
-def test_a_sweep_survives_a_job_that_fails_first(
+def test_sweep_continues_after_a_failing_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path, "-m", *TINY, "seed=-1,1") == 2
@@ -215,17 +218,17 @@ def test_a_sweep_survives_a_job_that_fails_first(
     assert "seed=1" in table
 
 
-def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is taken away takes the jobs that have not begun with it."""
+def test_signal_ends_all_jobs_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that have not started end as well when a node is taken away."""
     from rlstable.runner.loop import TrainingLoop
 
     train = TrainingLoop._train
 
-    def told_to_stop(self: TrainingLoop) -> object:
+    def signalled(self: TrainingLoop) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return train(self)
 
-    monkeypatch.setattr(TrainingLoop, "_train", told_to_stop)
+    monkeypatch.setattr(TrainingLoop, "_train", signalled)
     assert run(monkeypatch, tmp_path, "-m", *TINY, "seed=0,1") == 143
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     results = [json.loads((sweep / name / "result.json").read_text()) for name in ("0", "1")]
@@ -237,8 +240,8 @@ def test_a_signal_ends_the_sweep_and_not_one_job_only(tmp_path: Path, monkeypatc
     ("number", "name"),
     [(signal.SIGTERM, "preempted"), pytest.param(signal.SIGINT, "interrupted", marks=pytest.mark.slow)],
 )
-def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Path, number: int, name: str) -> None:
-    """The compiler takes seconds, on large tasks minutes, in which a node is taken away."""
+def test_signal_while_a_program_compiles_ends_the_run_at_once(tmp_path: Path, number: int, name: str) -> None:
+    """Compilation takes seconds to minutes; a preempted run must not wait for it."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -264,7 +267,7 @@ def test_a_signal_while_a_program_compiles_is_heard_there_and_then(tmp_path: Pat
 
 
 @pytest.mark.parametrize("word", ["-v", "--verbose"])
-def test_a_verbose_run_says_how_it_learns(
+def test_verbose_run_prints_value_loss_and_distance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
 ) -> None:
     assert run(monkeypatch, tmp_path / "run", *TINY, word, "hydra.run.dir=here") == 0
@@ -272,7 +275,7 @@ def test_a_verbose_run_says_how_it_learns(
     assert [line.split()[:2] for line in told] == [["step", "64"], ["step", "128"]]
 
 
-def test_several_seeds_from_the_command_line(
+def test_command_trains_several_seeds_and_resumes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path / "run", *TINY, "seeds=2", "seed=3", "hydra.run.dir=here") == 0

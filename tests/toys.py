@@ -224,7 +224,7 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
     )
     resets = Resets(vector, settings.ppo.num_envs)
     env_state = resets.draw(jax.random.PRNGKey(settings.seed), settings.ppo.num_envs)
-    pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.draws else None
+    pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.uses_pool else None
     ppo = make_ppo(settings, vector, env.action_size)
     return ppo, init_state(ppo, jax.random.PRNGKey(settings.seed + 2), env_state, pool)
 

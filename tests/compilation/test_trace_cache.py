@@ -30,13 +30,13 @@ from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
 from rlstable.envs.load import load_env
 from rlstable.policy import evaluator as evaluation
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
+from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import Factories
-from rlstable.runner.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}
@@ -252,9 +252,9 @@ def test_trace_cache_deletes_the_least_recently_used_first(
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A process that runs the sources on disk, and the folder of its traced programs."""
-    monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._trusted else None)
-    sources.trust()
-    monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: tmp_path / "programs")
+    monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._unmodified else None)
+    sources.mark_process_unmodified()
+    monkeypatch.setattr(trace_cache, "program_cache_folder", lambda: tmp_path / "programs")
     (tmp_path / "programs").mkdir()
     yield tmp_path / "programs" / f"traced-{os.getuid()}"
 
@@ -290,7 +290,7 @@ def test_programs_are_not_cached_on_untested_devices_and_settings(
     if why == "accelerator":
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     if why == "folder":
-        monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: None)
+        monkeypatch.setattr(trace_cache, "program_cache_folder", lambda: None)
     if why == "sources":
         monkeypatch.setattr(sources, "fingerprint", lambda: None)
     if why == "float64":
@@ -387,7 +387,7 @@ def begun(config: Config, steps: int = 2) -> tuple[Any, Any]:
     for _ in range(steps):
         state, metrics = program(state)
     evaluator = make_evaluator(config, found.ppo.networks, lambda _: contextlib.nullcontext(), print, found.single)
-    (episodes,) = evaluator.play([policy_of(state, jax.random.PRNGKey(2))])
+    (episodes,) = evaluator.play([snapshot_of(state, jax.random.PRNGKey(2))])
     return jax.device_get((state, metrics)), episodes
 
 
@@ -475,9 +475,9 @@ def test_training_and_evaluation_share_braxs_environments_only(tmp_path: Path) -
 
         builds = Factories(TrainingSetup, evaluator)
         tell = (lambda _: contextlib.nullcontext(), lambda *_, **__: None)
-        supervisor = Supervisor(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
-        assert supervisor.evaluator is None
-        assert given == ([supervisor.setup.single] if shared else [None])
+        programs = SeedPrograms(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
+        assert programs.evaluator is None
+        assert given == ([programs.setup.single] if shared else [None])
 
 
 @dataclasses.dataclass
@@ -501,7 +501,7 @@ def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypat
     now = max(path.stat().st_mtime for path in package.rglob("*"))
     born = Born(now + 100)
     monkeypatch.setattr(sources.psutil, "Process", lambda: born)
-    sources.trust()
+    sources.mark_process_unmodified()
 
     plain = sources.fingerprint()
     assert plain is not None and sources.fingerprint() == plain

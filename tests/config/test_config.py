@@ -22,9 +22,7 @@ from rlstable.config.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}
 # An error message says what is allowed with at least one of these.
-ALLOWED = re.compile(
-    r"is asked|should|must|needs|would fit|fit the|did you mean|allowed here|set it|not below|lies outside|does not go"
-)
+ALLOWED = re.compile(r"should|must|needs|would fit|did you mean|allowed here|set it|leave it out|lower it")
 NAN, INF = float("nan"), float("inf")
 
 

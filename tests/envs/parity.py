@@ -11,7 +11,7 @@ from brax import envs
 
 from rlstable.config.run import EnvConfig
 from rlstable.envs.load import load_env
-from rlstable.envs.mujoco_batch import MOVED, PUT_IN
+from rlstable.envs.mujoco_batch import INPUT_ARRAYS, STATE_ARRAYS
 
 STEPS, ENVS = 125, 8
 ATTRIBUTES = ("q", "qd", "x", "xd")
@@ -78,7 +78,7 @@ def differences(config: EnvConfig, resets: bool) -> dict[str, Difference]:
     keys = jax.random.split(jax.random.PRNGKey(0), ENVS)
     first, states, actions, stepped = jax.jit(lambda: _rollout(ours, keys))()
     template = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(theirs.reset, keys[0]))
-    inputs = {name: getattr(states.pipeline_state, name) for name in (*MOVED, *PUT_IN, *ATTRIBUTES)}
+    inputs = {name: getattr(states.pipeline_state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS, *ATTRIBUTES)}
     inputs = {name: value for name, value in inputs.items() if hasattr(template.pipeline_state, name)}
 
     def step(state: Any, inputs: dict[str, Any], action: jax.Array) -> Any:

@@ -24,7 +24,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
 from rlstable.device import sharding
 from rlstable.envs import native
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.load import load, load_env
 from rlstable.envs.mujoco_batch import Simulations
 from rlstable.envs.vector import VectorEnv, pool_of
@@ -172,7 +172,7 @@ def test_native_steps_by_copy_equal_those_in_place(monkeypatch):
 
 
 def test_native_physics_may_be_carried_in_float64():
-    narrow, wide = stick(), DoublePhysics(stick())
+    narrow, wide = stick(), Float64Physics(stick())
     key, action = jax.random.PRNGKey(0), jnp.array([0.5], jnp.float32)
     with jax.enable_x64(True):
         state = jax.jit(lambda: wide.step(wide.reset(key), action))()
@@ -212,7 +212,10 @@ def test_native_state_carries_the_arrays_that_an_environment_reads():
     ("config", "said"),
     [
         ({"source": "import", "name": "toys:PointMass"}, "it has no MuJoCo model"),
-        ({**STICK, "kwargs": {"reads": ("cfrc_ext",)}}, "it reads pipeline_state.cfrc_ext, which is not carried"),
+        (
+            {**STICK, "kwargs": {"reads": ("cfrc_ext",)}},
+            "it reads pipeline_state.cfrc_ext, which native physics",
+        ),
     ],
 )
 def test_environment_that_native_cannot_simulate_is_rejected_or_falls_back(config, said):
@@ -221,7 +224,7 @@ def test_environment_that_native_cannot_simulate_is_rejected_or_falls_back(confi
         load(EnvConfig(**config, backend="native"))
     assert said in str(refused.value) and "env.backend=null" in str(refused.value)
     loaded = load(EnvConfig(**config, backend="auto"))
-    assert loaded.because is not None and said in loaded.because
+    assert loaded.fallback_reason is not None and said in loaded.fallback_reason
 
 
 def test_auto_backend_depends_on_the_accelerator(monkeypatch):
@@ -230,7 +233,7 @@ def test_auto_backend_depends_on_the_accelerator(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert load(EnvConfig(name="ant", backend="auto"))[1:] == ("mjx", None)
     swimmer = load(EnvConfig(name="swimmer", backend="auto"))
-    assert swimmer.backend == "generalized" and "Unsupported backend: mjx" in str(swimmer.because)
+    assert swimmer.backend == "generalized" and "Unsupported backend: mjx" in str(swimmer.fallback_reason)
 
 
 def test_evaluation_uses_its_own_number_of_threads(monkeypatch):

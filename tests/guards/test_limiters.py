@@ -243,8 +243,8 @@ def test_observation_outlier_limiter_clips_what_the_normalizer_reads():
     ):
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert normalizer.outlying(batch, STATISTICS, limit).tolist() == [[0.0, 0.5, 1.0, 0.0]]
-    assert not normalizer.outlying(batch, normalizer.init(STATISTICS.mean), limit).any()
+    assert normalizer.outlier_share(batch, STATISTICS, limit).tolist() == [[0.0, 0.5, 1.0, 0.0]]
+    assert not normalizer.outlier_share(batch, normalizer.init(STATISTICS.mean), limit).any()
 
 
 def test_advantage_std_min_suppresses_the_advantages_of_an_even_batch():

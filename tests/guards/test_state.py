@@ -14,7 +14,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.guards.base import GuardState
-from rlstable.guards.state import PolicyGuard, Report, StateContext, StormGuard, ValueLossGuard, state_guards
+from rlstable.guards.state import IterationStats, PolicyGuard, StateContext, StormGuard, ValueLossGuard, state_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -23,21 +23,21 @@ GUARDS = state_guards(GuardsConfig(), PPOConfig())
 NUMBERS = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5, distance=0.01, std=0.5, entropy=-0.3)
 
 
-def report(updated: bool = True, **numbers: float) -> Report:
+def report(updated: bool = True, **numbers: float) -> IterationStats:
     reports: dict[str, Any] = {name: np.float32(x) for name, x in (NUMBERS | numbers).items()}
-    return Report(updated=np.bool_(updated), **reports)
+    return IterationStats(updated=np.bool_(updated), **reports)
 
 
 @functools.cache
 def judging(guard: Any) -> Any:
-    def step(state: GuardState, reports: Report) -> Any:
+    def step(state: GuardState, reports: IterationStats) -> Any:
         verdict = guard.apply(StateContext((), reports), state)
         return verdict.state, (verdict.ok, verdict.state)
 
     return jax.jit(lambda reports: jax.lax.scan(step, guard.init(), reports)[1])
 
 
-def judge(guard: Any, *reports: Report) -> tuple[list[bool], dict[str, int], GuardState]:
+def judge(guard: Any, *reports: IterationStats) -> tuple[list[bool], dict[str, int], GuardState]:
     """Judges iterations in sequence: verdicts, final trips, and states."""
     longer = (*reports, *[reports[-1]] * (64 - len(reports)))  # one program for all lengths
     judged = judging(guard)(jax.tree.map(lambda *x: np.stack(x), *longer))

@@ -106,7 +106,7 @@ def test_code_of_another_user_is_imported_only_after_trust_was_given_once(
     assert exit_code(main, *words(stranger)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"names code outside rlstable, Brax and Playground, env.name={COPY}:PointMass" in last
-    assert last.endswith(f"look at that code, then add {agree} once")
+    assert last.endswith(f"read that code, then add {agree} once")
     assert not Path("imported").exists() and sys.path == before
     # `render` imports the environment, then fails because a point mass has no model to draw.
     assert exit_code(main, *words(stranger), agree) == (2 if command == "render" else 0)

@@ -108,7 +108,7 @@ def test_wandb_outage_at_the_start_is_reported_once(tmp_path, fake_wandb):
 def test_wandb_that_fails_three_times_in_a_row_is_reported_once_and_dropped(tmp_path, fake_wandb):
     events = []
     run = fake_wandb.run
-    sinks = Sinks([Wandb(ONLINE, tmp_path, {})], tell=lambda _, kind, fields: not events.append((kind, fields)))
+    sinks = Sinks([Wandb(ONLINE, tmp_path, {})], notify=lambda _, kind, fields: not events.append((kind, fields)))
     for step, failing in enumerate([True, True, False, True, True, True, False, False]):
         run.failing = failing
         sinks.log(step, {"x": 1.0})

@@ -118,11 +118,11 @@ def reference(state, config, env, networks):
 
     (params, opt_state, _), _ = jax.lax.scan(
         epoch,
-        (layout.join(state.params), layout.join_in(state.opt_state), key_sgd),
+        (layout.join(state.params), layout.join_subtrees(state.opt_state), key_sgd),
         None,
         length=config.num_updates_per_batch,
     )
-    params, opt_state = layout.split(params), layout.split_in(opt_state, state.opt_state)
+    params, opt_state = layout.split(params), layout.split_subtrees(opt_state, state.opt_state)
     return params, opt_state, statistics, env_state, state.tuning, key
 
 
@@ -212,7 +212,7 @@ def test_every_guard_and_limiter_is_compared_with_a_plain_ppo():
 
 def started(ppo, state):
     """The first state of another PPO on the same environments, with the same parameters."""
-    pool = pool_of(state.env_state) if ppo.env.draws else None
+    pool = pool_of(state.env_state) if ppo.env.uses_pool else None
     fresh = init_state(ppo, jax.random.PRNGKey(0), state.env_state, pool)
     fields = {name: getattr(fresh, name) for name in ("reset_pool", "guard_memory", "counters")}
     return dataclasses.replace(state, opt_state=ppo.optimizer.init(state.params), **fields)

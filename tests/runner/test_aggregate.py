@@ -1,4 +1,4 @@
-"""Several seeds as one row and one result."""
+"""Rows and results of several seeds combined into one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rlstable.supervise.stop_reasons import StopReason
 def together(rows: list[Row], returns: list[float | None]) -> Row:
     own = RowsOfSeeds()
     for seed, row in enumerate(rows):
-        own.take(seed, 0, row)
-    found = own.together(range(len(rows)), returns)
+        own.add(seed, 0, row)
+    found = own.combine(range(len(rows)), returns)
     assert found is not None
     return found
 
@@ -35,50 +35,50 @@ def test_rates_and_counts_are_summed_and_the_rest_is_the_mean() -> None:
     }  # fmt: skip
 
 
-def test_what_is_no_number_is_in_no_mean() -> None:
+def test_means_leave_out_nan_infinity_and_none() -> None:
     rows: list[Row] = [{"a": float("nan"), "b": None}, {"a": 4.0, "b": float("inf")}, {"a": 6.0}]
     assert together(rows, []) == {"a": 5.0, "b": None, "seeds/training": 3}
 
 
-def test_counts_of_a_seed_that_has_ended_stay_and_its_rate_does_not() -> None:
+def test_ended_seed_keeps_its_counts_in_the_row_but_not_its_rate() -> None:
     own = RowsOfSeeds()
     for seed in range(2):
-        own.take(seed, 64, {"guards/storm/trips": 5, "training/sps": 10.0, "training/v_loss": float(seed)})
-    assert own.together([0, 1], [])["guards/storm/trips"] == 10  # type: ignore[index]
-    own.take(0, 128, {"guards/storm/trips": 6, "training/sps": 12.0, "training/v_loss": 7.0})
-    row = own.together([0], [])
+        own.add(seed, 64, {"guards/storm/trips": 5, "training/sps": 10.0, "training/v_loss": float(seed)})
+    assert own.combine([0, 1], [])["guards/storm/trips"] == 10  # type: ignore[index]
+    own.add(0, 128, {"guards/storm/trips": 6, "training/sps": 12.0, "training/v_loss": 7.0})
+    row = own.combine([0], [])
     assert row == {"guards/storm/trips": 11, "training/sps": 12.0, "training/v_loss": 7.0, "seeds/training": 1}
 
 
-def test_after_a_resume_counts_go_on() -> None:
+def test_counts_continue_after_a_resume() -> None:
     own = RowsOfSeeds()
-    own.recall(0, {"guards/storm/trips": 5, "guards/storm/share": 5, "training/v_loss": 9.0})
-    own.recall(1, {"guards/storm/trips": 1, "training/v_loss": 9.0})
-    own.take(1, 64, {"guards/storm/trips": 2, "training/v_loss": 1.0})
-    row = own.together([1], [])
+    own.set_last(0, {"guards/storm/trips": 5, "guards/storm/share": 5, "training/v_loss": 9.0})
+    own.set_last(1, {"guards/storm/trips": 1, "training/v_loss": 9.0})
+    own.add(1, 64, {"guards/storm/trips": 2, "training/v_loss": 1.0})
+    row = own.combine([1], [])
     assert row == {"guards/storm/trips": 7, "guards/storm/share": 5, "training/v_loss": 1.0, "seeds/training": 1}
 
 
-def test_a_row_waits_for_those_that_log_in_other_iterations() -> None:
-    """Where rows come every so often, a seed that went back counts its iterations otherwise."""
+def test_row_waits_for_seeds_that_log_in_other_iterations() -> None:
+    """With rows at intervals, a seed that was rolled back logs in other iterations than the rest."""
     own = RowsOfSeeds()
-    assert own.together([0, 1], []) is None
-    own.take(0, 64, {"a": 1.0})
-    assert own.together([0, 1], []) is None
-    own.take(1, 128, {"a": 3.0})
-    assert own.together([0, 1], []) == {"a": 2.0, "seeds/training": 2}
-    assert own.together([0, 1], []) is None
+    assert own.combine([0, 1], []) is None
+    own.add(0, 64, {"a": 1.0})
+    assert own.combine([0, 1], []) is None
+    own.add(1, 128, {"a": 3.0})
+    assert own.combine([0, 1], []) == {"a": 2.0, "seeds/training": 2}
+    assert own.combine([0, 1], []) is None
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_a_row_does_not_wait_where_it_is_the_last_or_has_an_evaluation(over: bool) -> None:
+def test_last_row_and_row_with_an_evaluation_do_not_wait(over: bool) -> None:
     own = RowsOfSeeds()
-    own.take(0, 64, {"a": 1.0} if over else {"eval/episode_reward": 1.0})
-    assert own.together([0, 1], [1.0], over) is not None
+    own.add(0, 64, {"a": 1.0} if over else {"eval/episode_reward": 1.0})
+    assert own.combine([0, 1], [1.0], over) is not None
 
 
-def test_a_seed_that_has_ended_still_has_its_return() -> None:
-    """Two of four were evaluated now; one ended long ago, one has never been."""
+def test_return_of_an_ended_seed_stays_in_the_row() -> None:
+    """Two of four were evaluated now, one ended long ago, and one was never evaluated."""
     rows: list[Row] = [{"eval/episode_reward": 10.0, "eval/sps": 1.0}, {"eval/episode_reward": 30.0, "eval/sps": 3.0}]
     row = together(rows, [10.0, 30.0, 80.0, None])
     assert row["eval/episode_reward"] == 40.0
@@ -86,11 +86,11 @@ def test_a_seed_that_has_ended_still_has_its_return() -> None:
     assert row["eval/sps"] == 2.0
 
 
-def test_without_an_evaluation_there_is_no_return() -> None:
+def test_row_without_an_evaluation_has_no_return() -> None:
     assert together([{"a": 1.0}], [5.0]) == {"a": 1.0, "seeds/training": 1}
 
 
-def test_every_evaluation_void_is_no_return() -> None:
+def test_row_whose_evaluations_are_all_void_has_no_return() -> None:
     assert together([{"eval/episode_reward": None}], [None]) == {"eval/episode_reward": None, "seeds/training": 1}
 
 
@@ -101,7 +101,7 @@ def of_seed(code: int, name: str, value: float | None, **more: Any) -> dict[str,
     }  # fmt: skip
 
 
-def test_the_worst_ending_is_that_of_all() -> None:
+def test_result_of_a_fleet_has_the_worst_stop_reason() -> None:
     seeds = {
         3: of_seed(0, "completed", 4.0),
         4: of_seed(11, "needs_own_program", None, step=30, seconds=2.0),
@@ -114,17 +114,17 @@ def test_the_worst_ending_is_that_of_all() -> None:
     assert fields["seeds"] == seeds
 
 
-def test_an_ending_of_all_is_not_hidden_by_that_of_one() -> None:
+def test_stop_reason_of_the_fleet_wins_over_that_of_one_seed() -> None:
     fields = fields_of({0: of_seed(5, "physics_unstable", None), 1: of_seed(1, "error", 2.0)}, StopReason.error)
     assert (fields["stop_reason"], fields["exit_code"]) == ("error", 1)
 
 
-def test_a_signal_before_any_seed_was_there_has_an_ending_too() -> None:
+def test_signal_before_any_seed_exists_has_a_stop_reason() -> None:
     fields = fields_of({}, StopReason.preempted)
     assert (fields["stop_reason"], fields["step"], fields["return"], fields["seeds"]) == ("preempted", 0, None, {})
 
 
-def test_confirmed_return_of_all_needs_that_of_every_seed_with_a_return() -> None:
+def test_confirmed_return_of_a_fleet_needs_that_of_every_seed_with_a_return() -> None:
     seeds = {0: of_seed(0, "completed", 4.0, confirmed_return=3.0), 1: of_seed(0, "completed", 8.0)}
     assert "confirmed_return" not in fields_of(seeds)
     seeds[1]["confirmed_return"] = 5.0
@@ -132,12 +132,12 @@ def test_confirmed_return_of_all_needs_that_of_every_seed_with_a_return() -> Non
     assert fields_of(seeds)["confirmed_return"] == 4.0
 
 
-def test_no_return_at_all_is_none() -> None:
+def test_best_return_of_a_fleet_without_returns_is_none() -> None:
     assert fields_of({0: of_seed(5, "physics_unstable", None)})["best_return"] is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.none(), min_size=1, max_size=12))
-def test_the_return_of_all_lies_among_theirs(values: list[float | None]) -> None:
+def test_return_of_a_fleet_lies_among_those_of_its_seeds(values: list[float | None]) -> None:
     fields = fields_of({seed: of_seed(0, "completed", value) for seed, value in enumerate(values)})
     known = [value for value in values if value is not None]
     if not known:

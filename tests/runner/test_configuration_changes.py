@@ -1,4 +1,4 @@
-"""Settings that differ from those of the checkpoint are told when a run is resumed."""
+"""Settings that differ from the checkpoint are logged when a run is resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record
-from rlstable.runner.configuration_changes import Change, changes
+from rlstable.runner.configuration_changes import SettingChange, changes
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -65,9 +65,9 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [{key: event[key] for key in ("key", "old", "new", "how")} for event in own]
 
 
-def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folder: Path) -> None:
+def test_event_and_page_tell_edited_from_typed_settings(folder: Path) -> None:
     edit(folder / "config.yaml", "ppo", "discounting", 0.15)
-    # The folder is a copy, which this user agrees to.
+    # The folder is a copy, so the user has to trust it.
     config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
     assert TrainingLoop(config, folder).run().stop_reason is StopReason.completed
     assert told(folder) == [
@@ -79,12 +79,12 @@ def test_edited_and_typed_settings_are_told_apart_by_event_and_on_the_page(folde
     row = "<code>ppo.discounting</code></td><td><code>0.95</code></td><td><code>0.15</code></td><td><code>edited"
     assert row in html
     assert load_policy(folder, "latest").host["config"]["ppo"]["discounting"] == 0.15
-    # What has been trained with once is no news when the run is resumed again.
+    # A change is logged once, not at every later resume.
     TrainingLoop(compose([f"resume={folder}", "total_steps=192"]), folder).run()
     assert [event["key"] for event in told(folder)] == ["ppo.discounting", "total_steps", "total_steps"]
 
 
-def test_nothing_is_told_where_only_places_and_sinks_changed(folder: Path) -> None:
+def test_changed_folders_and_loggers_are_not_logged(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
     other = quick(resume="auto", compile_cache=None, logging={"console": "plain", "wandb": {"name": "other"}})
     assert changes(saved, other, folder) == []
@@ -92,7 +92,7 @@ def test_nothing_is_told_where_only_places_and_sinks_changed(folder: Path) -> No
     assert "Changed settings" not in html
 
 
-def test_every_kind_of_value_is_compared(folder: Path) -> None:
+def test_all_kinds_of_values_are_compared(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
     now = quick(
         env={"kwargs": {"bound": 2.0}},
@@ -101,15 +101,15 @@ def test_every_kind_of_value_is_compared(folder: Path) -> None:
         seed=3,
     )
     found = {change.key: change for change in changes(saved, now, folder)}
-    assert found["env.kwargs"] == Change("env.kwargs", None, {"bound": 2.0}, "typed")
+    assert found["env.kwargs"] == SettingChange("env.kwargs", None, {"bound": 2.0}, "typed")
     assert found["network.policy_hidden_layer_sizes"].old == [8]
     assert found["network.policy_hidden_layer_sizes"].new == [16]
     assert found["guards.limiters.kl"].new is None
-    assert found["seed"] == Change("seed", 0, 3, "typed")
+    assert found["seed"] == SettingChange("seed", 0, 3, "typed")
     assert len(found) == 4
 
 
-def test_keys_that_one_version_does_not_know_are_left_out(folder: Path) -> None:
+def test_keys_unknown_to_one_version_are_left_out(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
     older = {key: value for key, value in saved.items() if key not in ("supervise", "seed")} | {"warp_drive": 9}
     del older["ppo"]["gae"]
@@ -121,10 +121,10 @@ def test_checkpoint_without_a_configuration_is_compared_with_nothing(saved: Any,
     assert changes(saved, quick(), tmp_path) == []
 
 
-def test_change_is_typed_where_the_settings_of_the_folder_are_lost(folder: Path) -> None:
+def test_change_counts_as_typed_if_config_yaml_is_missing(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
     (folder / "config.yaml").unlink()
-    assert changes(saved, quick(seed=3), folder) == [Change("seed", 0, 3, "typed")]
+    assert changes(saved, quick(seed=3), folder) == [SettingChange("seed", 0, 3, "typed")]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_console_marks_what_was_edited_and_not_what_was_typed() -> None:
     assert lines[0].endswith("seed: 0 -> 1 (edited)")
 
 
-def test_seeds_that_train_together_tell_of_an_edit_in_the_folder_of_all(tmp_path: Path) -> None:
+def test_every_seed_of_a_fleet_logs_an_edit_in_the_folder_of_the_fleet(tmp_path: Path) -> None:
     with_two = {"seeds": 2, "total_steps": 64}
     TrainingLoop(quick(**with_two), tmp_path).run()
     edit(tmp_path / "config.yaml", "ppo", "discounting", 0.15)
@@ -166,9 +166,9 @@ def test_seeds_that_train_together_tell_of_an_edit_in_the_folder_of_all(tmp_path
 
 
 def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None:
-    """So a changed one is no configuration that trained it, and the checkpoint is not taken."""
+    """A checkpoint with an edited configuration is rejected."""
     host = folder / "checkpoints" / "1" / "host" / "metadata"
     host.write_text(host.read_text().replace("0.95", "0.15"))
     write_config(folder, quick().model_dump(mode="json"))
-    with pytest.raises(ValueError, match="the host data do not have their checksum"):
+    with pytest.raises(ValueError, match="the checksum of the host data is wrong"):
         TrainingLoop(quick(total_steps=128, resume="auto"), folder)

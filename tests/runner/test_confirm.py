@@ -1,4 +1,4 @@
-"""The best policy of a run is evaluated again: a lucky evaluation does not choose it."""
+"""The best checkpoints are evaluated again at the end, so that a lucky evaluation does not choose the policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.policy.saved_run import open_run
 from rlstable.report.run_record import read_record
-from rlstable.runner import loop, seed_run, setup_cache
+from rlstable.runner import after_iteration, loop, setup_cache
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
@@ -42,12 +42,15 @@ def learning(**sections: Any) -> Config:
 
 
 class FirstEvaluationIsLucky:
-    """Evaluators whose first evaluation gives every policy a return of `LUCKY`; `played` has the policies of all.
+    """Makes evaluators whose first evaluation gives every policy a return of `LUCKY`.
 
     Args:
-        make: Makes the evaluators otherwise.
-        error: Raised by every evaluation from the fifth on, that is, by those that confirm.
-        void_from: Number of the first evaluation that has no return, counted from 1.
+        make: Factory of the real evaluators.
+        error: Raised by every confirming evaluation, which are the fifth and later ones.
+        void_from: Number of the first evaluation without a return, counted from 1.
+
+    Attributes:
+        played: Policies of each evaluation, in order.
     """
 
     def __init__(self, make: Any, error: Exception | None = None, void_from: float = float("inf")):
@@ -74,7 +77,7 @@ class FirstEvaluationIsLucky:
 
     @property
     def keys(self) -> list[tuple[int, ...]]:
-        """The random keys of all evaluations, in their order."""
+        """Random keys of all evaluations, in order."""
         return [tuple(np.asarray(one.key).tolist()) for policies in self.played for one in policies]
 
 
@@ -120,19 +123,19 @@ def test_with_confirmation_a_lucky_evaluation_does_not_choose_the_policy(
     assert event["candidates"] == len(evaluators.played) - 4
 
 
-def test_all_candidates_play_the_same_fresh_episodes(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
+def test_all_candidates_play_the_same_new_episodes(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
     _, evaluators = run
     training, confirming = evaluators.keys[:4], evaluators.keys[4:]
     assert len(confirming) >= 3 and len(set(confirming)) == 1
     assert not set(confirming) & set(training)
 
 
-def test_the_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
+def test_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
     result, evaluators = run
     runner = TrainingLoop(learning(resume="auto"), result.run_dir)
     runner.close()
     returns = [
-        runner.single.supervisor.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]
+        runner.single.programs.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]
     ]
     assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
 
@@ -179,7 +182,7 @@ def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("no room"), RuntimeError("a device went away")])
-def test_failure_to_confirm_leaves_the_ending_and_the_unconfirmed_best(tmp_path: Path, error: Exception) -> None:
+def test_failure_to_confirm_keeps_the_stop_reason_and_the_unconfirmed_best(tmp_path: Path, error: Exception) -> None:
     result, _ = lucky_run(tmp_path, {"error": error})
     assert result.stop_reason is StopReason.completed
     assert str(error) in events(tmp_path, "best_not_confirmed")[0]["error"]
@@ -207,17 +210,17 @@ def test_run_whose_evaluations_are_all_void_ends_without_a_confirmed_best(tmp_pa
     assert "confirmed_return" not in (read_result(tmp_path) or {})
 
 
-def test_candidates_whose_fresh_episodes_are_all_void_are_not_confirmed(tmp_path: Path) -> None:
+def test_candidates_whose_new_episodes_are_all_void_are_not_confirmed(tmp_path: Path) -> None:
     result, _ = lucky_run(tmp_path, {"void_from": 5})
     assert result.stop_reason is StopReason.completed and iteration_of(result.policy) == 3
     assert [event["because"] for event in events(tmp_path, "best_not_confirmed")] == ["no candidate has a return"]
 
 
-def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_run_confirms_its_saved_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverges_in_the_eighth_iteration(_: Any, host: HostState, *args: Any) -> StopReason | None:
         return StopReason.policy_diverged if host.iteration == 8 else None
 
-    monkeypatch.setattr(seed_run, "cause_of", diverges_in_the_eighth_iteration)
+    monkeypatch.setattr(after_iteration, "cause_of", diverges_in_the_eighth_iteration)
     result = TrainingLoop(learning(), tmp_path).run()
     assert result.stop_reason is StopReason.policy_diverged
     left = read_result(tmp_path) or {}
@@ -225,18 +228,18 @@ def test_given_up_run_confirms_what_is_on_disk(tmp_path: Path, monkeypatch: pyte
     assert iteration_of(result.policy) == left["confirmed_iteration"]
 
 
-def test_signal_while_the_best_is_confirmed_ends_that(
+def test_signal_while_the_best_is_confirmed_ends_the_confirmation(
     run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
 ) -> None:
     runner = TrainingLoop(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
     runner.single.confirmed = {}
-    confirm([runner.single], runner.single.supervisor.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
+    confirm([runner.single], runner.single.programs.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
     runner.close()
     assert not runner.single.confirmed
     assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"
 
 
-def test_endings_that_must_be_quick_are_not_confirmed() -> None:
+def test_runs_that_must_end_quickly_are_not_confirmed() -> None:
     others = set(StopReason) - set(CONFIRMED_AT)
     assert {ending.name for ending in others} == {
         "config_error", "out_of_memory", "not_saved", "time_limit", "error", "interrupted", "preempted",
@@ -257,7 +260,7 @@ def test_confirming_changes_no_bit_of_a_run_that_is_resumed(tmp_path: Path) -> N
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_completed_run_that_is_started_again_keeps_its_record(
+def test_completed_run_that_is_started_again_keeps_its_confirmed_best(
     run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
@@ -268,7 +271,9 @@ def test_completed_run_that_is_started_again_keeps_its_record(
     assert len(events(folder, "best_confirmed")) == 1
 
 
-def test_training_on_forgets_the_record(run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path) -> None:
+def test_confirmed_best_is_dropped_when_training_continues(
+    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
+) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
     runner = TrainingLoop(learning(resume="auto", total_steps=15 * ITERATION), folder)
     assert runner.single.confirmed

@@ -1,4 +1,4 @@
-"""Several seeds in one program: each is the run that it would be alone, and what happens to one reaches no other."""
+"""Several seeds in one program: each seed equals its run alone, and trouble of one seed does not affect the others."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
+from rlstable.runner import loop
+from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
+from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -39,18 +42,21 @@ OFF = {"enabled": False}
 
 
 def together(seeds: int = 3, remedies: Any = None, ladder: Any = None, **sections: Any) -> Config:
-    """Ten iterations; three bad ones are a storm, copies are taken every second one."""
+    """Ten iterations. A storm is three bad iterations; every second state is kept for a rollback.
+
+    By default a fault is compiled in that no seed gets, so that all fleets here share one program.
+    """
     recovery = {"every": 2, "remedies": remedies or [{"scale_learning_rate": 0.5}]}
     defaults: dict[str, Any] = {
         "guards": {"storm": {"patience": 3}}, "devices": 1, "total_steps": 10 * ITERATION, "seeds": seeds,
         "eval": {"num_evals": 2, "num_envs": 4}, "logging": {"console": "off"}, "checkpoint": {"asynchronous": False},
-        "supervise": {"recovery": recovery, "ladder": ladder or OFF, "incident": OFF},
+        "supervise": {"recovery": recovery, "ladder": ladder or OFF, "incident": OFF}, "fault": storm(seed=99),
     }  # fmt: skip
     return tiny_config(**defaults | sections)
 
 
 def storm(**fields: Any) -> dict[str, Any]:
-    """Every sample of seed 1 is bad from the fourth iteration on, for four of them."""
+    """Every sample of seed 1 is bad in the iterations four to seven."""
     return {"site": "reward", "probability": 1.0, "start": 3, "iterations": 4, "seed": 1, **fields}
 
 
@@ -64,7 +70,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 def of_learning(folder: Path) -> list[dict[str, Any]]:
-    """What a run logged, without what the clock and the machine have to do with."""
+    """Logged rows without the values that depend on the clock and the machine."""
     unsteady = re.compile(r"time$|sps|memory/|timing/|seconds")
     return [
         {key: value for key, value in row.items() if not unsteady.search(key)}
@@ -80,12 +86,12 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Res
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
-    """Seed 1 has a storm, and gets over it."""
+    """Seed 1 has a storm and recovers."""
     fleet = TrainingLoop(together(fault=storm()), tmp_path_factory.mktemp("struck"))
     return fleet, fleet.run()
 
 
-def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_every_seed_of_a_fleet_has_a_complete_run_folder(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     assert result.stop_reason is StopReason.completed
     assert [own.run_dir.name for own in result.seeds] == ["seed-0", "seed-1", "seed-2"]
@@ -101,7 +107,7 @@ def test_every_seed_leaves_a_run_folder_like_any_other(healthy: tuple[TrainingLo
         assert np.isfinite(own.policy.act(np.zeros(4))).all()
 
 
-def test_a_row_of_all_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_row_of_a_fleet_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     rows = lines(result.run_dir / "metrics.jsonl")
     own = [lines(seed.run_dir / "metrics.jsonl") for seed in result.seeds]
@@ -121,13 +127,13 @@ def test_a_row_of_all_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple
     assert result.history[-1]["eval/episode_reward"] == rows[-1]["eval/episode_reward"]
 
 
-def test_the_policy_is_that_of_the_best_seed(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_policy_of_a_fleet_is_that_of_its_best_seed(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0)
     same(result.policy.params, load_policy(best.run_dir).params)
 
 
-def test_other_commands_ask_for_one_of_the_seeds(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_loading_a_fleet_asks_for_the_folder_of_one_seed(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0).run_dir
     for use in (load_policy, open_run):
@@ -147,8 +153,10 @@ def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[Trainin
     assert "Differences in the configuration" not in text
 
 
-def test_a_killed_one_has_a_page_too(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
-    """Of the seeds that had begun."""
+def test_page_of_a_killed_fleet_shows_the_seeds_that_had_started(
+    healthy: tuple[TrainingLoop, Result], tmp_path: Path
+) -> None:
+    """The page shows the seeds that had started."""
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
@@ -156,32 +164,33 @@ def test_a_killed_one_has_a_page_too(healthy: tuple[TrainingLoop, Result], tmp_p
     assert [story.folder.name for story in read_records(tmp_path / "run")] == ["seed-0", "seed-1"]
 
 
-def test_a_mistake_leaves_no_folders(tmp_path: Path) -> None:
+def test_invalid_configuration_of_a_fleet_leaves_no_folders(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^ppo.bootstrap_on_timeout: "):
         TrainingLoop(together(ppo={"bootstrap_on_timeout": True}), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_a_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, seed: int) -> None:
-    """After one iteration, to 1e-5: the products of several seeds are added up in another order."""
+def test_seed_in_a_fleet_equals_its_run_alone(tmp_path: Path) -> None:
+    """After one iteration, to 1e-5: products of several seeds are summed in another order."""
     config = together(total_steps=ITERATION)
     fleet = TrainingLoop(config, tmp_path / "fleet")
     fleet.run()
-    alone = TrainingLoop(config.of_seed(seed, "alone"), tmp_path / "alone")
-    alone.run()
-    ours, theirs = fleet.seeds[seed].state, alone.single.state
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for a, b in zip(numbers(ours), numbers(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    whole = [x for x in numbers(ours.counters) if x.dtype == np.uint32]
-    assert whole and all((a == b).all() for a, b in zip(whole, numbers(alone.single.state.counters), strict=True))
+    for seed in (0, 2):
+        alone = TrainingLoop(config.of_seed(seed, "alone"), tmp_path / f"alone-{seed}")
+        alone.run()
+        ours, theirs = fleet.seeds[seed].state, alone.single.state
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        for a, b in zip(numbers(ours), numbers(theirs), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        whole = [x for x in numbers(ours.counters) if x.dtype == np.uint32]
+        assert whole and all((a == b).all() for a, b in zip(whole, numbers(theirs.counters), strict=True))
 
 
-def test_what_happens_to_one_seed_reaches_no_other(struck: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
-    """The same program, in which nothing goes wrong, leaves the others the same bits in every row and parameter."""
-    _, result = struck
-    spared = TrainingLoop(together(fault=storm(seed=99)), tmp_path).run()
+def test_storm_of_one_seed_does_not_change_a_bit_of_the_others(
+    struck: tuple[TrainingLoop, Result], healthy: tuple[TrainingLoop, Result]
+) -> None:
+    """In every row and parameter, compared with the same program without the storm."""
+    (_, result), (_, spared) = struck, healthy
     for seed in (0, 2):
         ours, theirs = result.seeds[seed], spared.seeds[seed]
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
@@ -190,7 +199,7 @@ def test_what_happens_to_one_seed_reaches_no_other(struck: tuple[TrainingLoop, R
 
 
 @pytest.mark.parametrize("site", ["critic", "normalizer"])
-def test_collapse_of_one_seed_reaches_no_other(site: str, tmp_path: Path) -> None:
+def test_collapse_of_one_seed_does_not_change_the_others(site: str, tmp_path: Path) -> None:
     fault = {"site": site, "start": 3, "iterations": 1}
     struck, spared = (
         TrainingLoop(together(fault={**fault, "seed": seed}, total_steps=5 * ITERATION), tmp_path / str(seed)).run()
@@ -201,7 +210,7 @@ def test_collapse_of_one_seed_reaches_no_other(site: str, tmp_path: Path) -> Non
     assert learning[0][1][:3] == learning[1][1][:3]
 
 
-def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[TrainingLoop, Result]) -> None:
+def test_only_the_seed_with_the_storm_is_rolled_back_and_gets_the_remedy(struck: tuple[TrainingLoop, Result]) -> None:
     fleet, result = struck
     assert result.stop_reason is StopReason.completed
     rollbacks = [fleet.seeds[seed].host.attempts.count for seed in range(3)]
@@ -218,7 +227,7 @@ def test_rollback_and_remedy_are_the_struck_seeds_alone(struck: tuple[TrainingLo
     assert kinds == [("seed_ended", 0), ("seed_ended", 2), ("seed_ended", 1), ("stopped", None)]
 
 
-def test_a_storm_that_stays_ends_its_seed_by_name_and_no_other(tmp_path: Path) -> None:
+def test_storm_that_stays_ends_only_its_seed_by_name(tmp_path: Path) -> None:
     recovery = {"attempts": 0}
     supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
     result = TrainingLoop(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
@@ -230,7 +239,7 @@ def test_a_storm_that_stays_ends_its_seed_by_name_and_no_other(tmp_path: Path) -
     assert [(event["seed"], event["stop_reason"]) for event in given_up] == [(1, "physics_unstable")]
 
 
-def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) -> None:
+def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) -> None:
     config = together(
         fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True, "patience": 100}
     )
@@ -249,7 +258,7 @@ def test_a_remedy_that_needs_another_program_freezes_its_seed(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_ladder_that_would_climb_ends_one_seed_as_needs_own_program(tmp_path: Path) -> None:
-    """What it learnt until then is saved."""
+    """The state until then is saved."""
     fault = storm(probability=0.3, iterations=None)
     ladder = {"enabled": True, "patience": 2, "max_invalid": 0.05}
     guards = {"storm": {"patience": 50}}
@@ -263,7 +272,9 @@ def test_ladder_that_would_climb_ends_one_seed_as_needs_own_program(tmp_path: Pa
     assert load_policy(tmp_path / "seed-1", "latest").host["step"] == 5 * ITERATION
 
 
-def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
+def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(
+    healthy: tuple[TrainingLoop, Result], tmp_path: Path
+) -> None:
     _, whole = healthy
 
     def stop(step: int, _: Any) -> bool:
@@ -280,7 +291,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(healthy: tuple[TrainingLoo
     assert of_learning(tmp_path) == of_learning(whole.run_dir)
 
 
-def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
+def test_signal_saves_every_seed(tmp_path: Path) -> None:
     once = [signal.SIGTERM]
     result = TrainingLoop(together(), tmp_path, lambda *_: once and os.kill(os.getpid(), once.pop())).run()
     assert {own.stop_reason for own in result.seeds} == {StopReason.preempted}
@@ -289,8 +300,8 @@ def test_a_signal_saves_every_seed(tmp_path: Path) -> None:
     assert steps == {ITERATION}
 
 
-def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path: Path) -> None:
-    """As after a kill in the middle of the first save of all."""
+def test_seed_without_a_checkpoint_starts_again_beside_resumed_seeds(tmp_path: Path) -> None:
+    """As after a kill during the first save."""
     TrainingLoop(together(total_steps=5 * ITERATION), tmp_path).run()
     before = load_policy(tmp_path / "seed-1", "latest").params
     shutil.rmtree(tmp_path / "seed-1" / "checkpoints")
@@ -301,8 +312,8 @@ def test_a_seed_that_was_never_saved_begins_anew_beside_those_that_were(tmp_path
     assert [len(lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")) for seed in range(3)] == [5, 5, 5]
 
 
-def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) -> None:
-    """Given up in the sixth iteration, with the last save before that; the rows of all are not cut back to it."""
+def test_seed_that_has_ended_stays_ended_when_the_fleet_is_resumed(tmp_path: Path) -> None:
+    """Seed 1 ends in the sixth iteration, after its last save; the rows of the fleet are not cut back to that save."""
     supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
     config = together(fault=storm(iterations=None), supervise=supervise)
 
@@ -336,10 +347,10 @@ def test_a_seed_that_has_ended_stays_so_when_the_others_go_on(tmp_path: Path) ->
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
-def test_with_every_seed_at_its_end_there_is_nothing_to_train(
+def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(
     struck: tuple[TrainingLoop, Result], tmp_path: Path
 ) -> None:
-    """One of them has rows beyond the steps that it counts, by a rollback."""
+    """A rollback left one seed with more rows than its step count says."""
     _, result = struck
     shutil.copytree(result.run_dir, tmp_path / "run")
     again = TrainingLoop(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
@@ -348,8 +359,8 @@ def test_with_every_seed_at_its_end_there_is_nothing_to_train(
     assert of_learning(tmp_path / "run") == of_learning(result.run_dir)
 
 
-def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
-    """As after a kill: seed 1 has no checkpoint but that of its fifth iteration, the others are at their eighth."""
+def test_seed_with_an_older_checkpoint_catches_up_first(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
+    """As after a kill: the last checkpoint of seed 1 is of its fifth iteration, the others are at their eighth."""
     _, whole = healthy
 
     def stop_at(iteration: int, folder: Path, resume: str | None) -> Result:
@@ -367,11 +378,11 @@ def test_seeds_that_were_saved_earlier_catch_up_first(healthy: tuple[TrainingLoo
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
     rows = lines(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
-    assert [row["seeds/training"] for row in rows] == [3] * 10  # those that were right are kept
+    assert [row["seeds/training"] for row in rows] == [3] * 10  # rows that are still right are kept
     assert of_learning(tmp_path) == of_learning(whole.run_dir)
 
 
-def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
+def test_fleet_killed_before_its_first_save_starts_again(tmp_path: Path) -> None:
     config = together(total_steps=3 * ITERATION, checkpoint={"enabled": False}, resume="auto")
     TrainingLoop(config, tmp_path).run()
     for path in tmp_path.rglob("result.json"):
@@ -381,18 +392,20 @@ def test_a_start_that_was_killed_before_anything_was_saved_begins_anew(tmp_path:
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
 
-def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = TrainingLoop(together(), tmp_path)
-    finish, asked = fleet.seeds[1].finish_iteration, []
+def test_error_of_one_seed_ends_only_that_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SeedRun] = []
 
-    def fail(*args: Any) -> Any:
-        asked.append(args)
-        if len(asked) == 3:
-            raise OSError("the disk of this one is on fire")
-        return finish(*args)
+    def fail(run: SeedRun, *args: Any) -> Any:
+        if run.config.seed == 1:
+            asked.append(run)
+            if len(asked) == 3:
+                raise OSError("the disk of this one is on fire")
+        return finish_iteration(run, *args)
 
-    fleet.seeds[1].finish_iteration = fail  # type: ignore[method-assign]
-    result = fleet.run()
+    monkeypatch.setattr(loop, "finish_iteration", fail)
+    result = TrainingLoop(together(), tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
     assert (result.stop_reason.exit_code, len(asked)) == (1, 3)
     assert "the disk of this one is on fire" in capsys.readouterr().err
@@ -401,7 +414,7 @@ def test_what_fails_of_one_seed_ends_it_alone(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_program_is_logged_by_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing:
         def memory_analysis(self) -> None:
             """Unknown."""
@@ -411,7 +424,7 @@ def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch:
             raise RuntimeError("the device is on fire")
 
     fleet = TrainingLoop(together(), tmp_path)
-    assembly = fleet.seeds[0].supervisor.setup
+    assembly = fleet.seeds[0].programs.setup
     monkeypatch.setattr(assembly, "compiled", lambda *_: Program(Failing(), assembly.precision))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         fleet.run()
@@ -422,7 +435,7 @@ def test_a_program_that_fails_is_told_by_every_seed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None:
+def test_time_limit_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None:
     config = together(supervise={"max_wall_time": 1e5, "ladder": OFF, "incident": OFF})
 
     def late(step: int, _: Any) -> None:
@@ -435,14 +448,14 @@ def test_the_clock_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None
     assert result.stop_reason.exit_code == 75
 
 
-def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Afterwards it does not listen, and native physics could wait for ever."""
+def test_dispatch_of_jax_is_set_before_jax_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX ignores the setting afterwards, and native physics could deadlock."""
     from rlstable.device import sharding
     from rlstable.runner import seed_run
 
     order: list[str] = []
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(seed_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(seed_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     with pytest.raises(ConfigError, match="on one device"):
         TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
@@ -451,7 +464,7 @@ def test_jax_is_told_how_to_dispatch_before_it_is_first_used(tmp_path: Path, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("site", ["disk", "sinks"])
-def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None:
+def test_fault_of_the_host_affects_only_its_seed(tmp_path: Path, site: str) -> None:
     config = together(fault={"site": site, "seed": 1}, total_steps=3 * ITERATION, eval={"num_evals": 0})
     TrainingLoop(config, tmp_path).run()
     kinds = {seed: {event["kind"] for event in lines(tmp_path / f"seed-{seed}" / "events.jsonl")} for seed in range(3)}
@@ -460,7 +473,7 @@ def test_a_fault_of_the_host_is_one_seeds_too(tmp_path: Path, site: str) -> None
 
 
 @pytest.mark.slow
-def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
+def test_rows_at_intervals_contain_every_seed(tmp_path: Path) -> None:
     sinks = {"console": "off", "log_every": 3}
     result = TrainingLoop(together(fault=storm(), logging=sinks, eval={"num_evals": 0}), tmp_path).run()
     assert result.stop_reason is StopReason.completed
@@ -469,11 +482,11 @@ def test_rows_that_come_every_so_often_have_every_seed(tmp_path: Path) -> None:
     assert steps == sorted(set(steps))
     trips = [row["guards/quarantine/trips"] for row in rows]
     own = [lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")[-1]["guards/quarantine/trips"] for seed in range(3)]
-    assert trips[0] == 0 and all(trips[1:])  # what one seed has counted is not forgotten where another logs alone
+    assert trips[0] == 0 and all(trips[1:])  # counts of one seed stay in the rows that another seed logs alone
     assert trips[-1] == sum(own)
 
 
-def test_a_seed_goes_on_alone(tmp_path: Path) -> None:
+def test_seed_of_a_fleet_can_be_resumed_alone(tmp_path: Path) -> None:
     TrainingLoop(together(total_steps=5 * ITERATION), tmp_path).run()
     config = together(total_steps=7 * ITERATION).of_seed(1, "alone").model_copy(update={"resume": "auto"})
     runner = TrainingLoop(config, tmp_path / "seed-1")
@@ -488,7 +501,7 @@ def test_a_seed_goes_on_alone(tmp_path: Path) -> None:
         (1, 3, "seeds: .* holds a run of a single seed, not of 3; set seeds=1"),
     ],
 )
-def test_one_seed_is_not_resumed_as_several_nor_several_as_one(
+def test_resume_with_another_number_of_seeds_is_an_error(
     tmp_path: Path, made_by: int, resumed_by: int, complaint: str
 ) -> None:
     TrainingLoop(together(made_by, total_steps=ITERATION), tmp_path).run()
@@ -498,7 +511,7 @@ def test_one_seed_is_not_resumed_as_several_nor_several_as_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_no_seed_is_left_behind(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
+def test_resume_that_leaves_out_a_seed_is_an_error(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
     left = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -510,13 +523,13 @@ def test_no_seed_is_left_behind(healthy: tuple[TrainingLoop, Result], tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_seed_at_another_precision_ends_and_the_others_go_on(tmp_path: Path) -> None:
-    """It went on alone, climbed, and was interrupted."""
+def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) -> None:
+    """Seed 1 was resumed alone, changed its precision and was interrupted."""
     TrainingLoop(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
     config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
     alone = TrainingLoop(config, tmp_path / "seed-1")
     alone.single.host.rungs.network = alone.single.host.rungs.matmul = 0
-    alone.single.supervisor._ladder._matmul = ("default", "highest")
+    alone.single.programs.ladder._matmul = ("default", "highest")
     alone.single.host.rungs.matmul = 1
     alone._save(None)
     alone.single.finish(StopReason.interrupted)
@@ -545,7 +558,7 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
 
 
 def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
+    with pytest.raises(ConfigError, match=r"^seeds: 2 seeds train together on one device, not on 8; set devices=1"):
         TrainingLoop(together(2, devices=8), tmp_path)
 
 
@@ -554,18 +567,27 @@ def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
     [
         ({"seeds": 0}, "^seeds: "),
         ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: 2 from seed=4294967295 on pass 2\*\*32"),
-        ({"fault": {"site": "counters", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=counters"),
-        ({"fault": {"site": "reset", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=reset"),
-        ({"fault": {"site": "reward", "eval": True, "seed": 0}}, "^fault.seed: 0 cannot be struck alone by fault.eval"),
+        (
+            {"fault": {"site": "counters", "seed": 1}},
+            "^fault.seed: 1 cannot be the only faulty seed with fault.site=counters",
+        ),
+        (
+            {"fault": {"site": "reset", "seed": 1}},
+            "^fault.seed: 1 cannot be the only faulty seed with fault.site=reset",
+        ),
+        (
+            {"fault": {"site": "reward", "eval": True, "seed": 0}},
+            "^fault.seed: 0 cannot be the only faulty seed with fault.eval",
+        ),
     ],
 )
-def test_what_cannot_train_together_is_refused(sections: dict[str, Any], complaint: str) -> None:
+def test_seeds_and_faults_that_cannot_train_together_are_rejected(sections: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         tiny_config(**sections)
 
 
 class Refused:
-    """A program whose device refuses memory the first time, as it does once the arrays were given to it."""
+    """A program that runs out of memory once, after its arrays were donated."""
 
     def __init__(self, executable: Any, calls: list[int]):
         self._executable = executable
@@ -583,7 +605,7 @@ class Refused:
 
 
 @pytest.mark.slow
-def test_seeds_that_were_saved_with_different_plans_take_the_smallest(tmp_path: Path) -> None:
+def test_seeds_saved_with_different_memory_plans_take_the_smallest(tmp_path: Path) -> None:
     TrainingLoop(together(), tmp_path, lambda *_: True).run()
     fleet = TrainingLoop(together(resume="auto"), tmp_path)
     fleet.seeds[1].take_plan(MemoryPlan(gradient_accumulation=2))
@@ -591,12 +613,12 @@ def test_seeds_that_were_saved_with_different_plans_take_the_smallest(tmp_path: 
     fleet._agree()
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
-    assert len({run.supervisor.program_key for run in fleet.seeds.values()}) == 1
+    assert len({run.programs.key for run in fleet.seeds.values()}) == 1
     fleet.close()
 
 
 @pytest.mark.slow
-def test_memory_refused_in_the_middle_takes_all_seeds_back_to_a_smaller_plan(
+def test_out_of_memory_while_training_takes_all_seeds_back_to_a_smaller_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -622,7 +644,7 @@ def test_memory_refused_in_the_middle_takes_all_seeds_back_to_a_smaller_plan(
 
 
 @pytest.mark.slow
-def test_memory_that_is_short_from_the_start_is_divided_for_all(tmp_path: Path) -> None:
+def test_memory_that_is_too_small_from_the_start_gives_all_seeds_one_plan(tmp_path: Path) -> None:
     assembly = TrainingSetup(together(), mesh())
     needs = footprint(assembly.compiled(*[assembly.shapes()] * 3).executable)
     assert needs is not None
@@ -634,12 +656,13 @@ def test_memory_that_is_short_from_the_start_is_divided_for_all(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_seeds_on_native_physics_are_the_runs_they_would_be_alone(tmp_path: Path) -> None:
+def test_seed_on_native_physics_equals_its_run_alone(tmp_path: Path) -> None:
     """C MuJoCo steps the simulations of all seeds in one call."""
     config = together(
         2,
         total_steps=ITERATION,
         env={"source": "brax", "name": "inverted_pendulum", "backend": "native", "episode_length": 50, "kwargs": None},
+        fault={},
     )
     fleet = TrainingLoop(config, tmp_path / "fleet")
     fleet.run()
@@ -650,7 +673,7 @@ def test_seeds_on_native_physics_are_the_runs_they_would_be_alone(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_fit_gives_back_every_seed(tmp_path: Path) -> None:
+def test_fit_returns_every_seed(tmp_path: Path) -> None:
     rows: list[int] = []
     result = rlstable.fit(
         "toys:PointMass",
@@ -670,13 +693,13 @@ def test_fit_gives_back_every_seed(tmp_path: Path) -> None:
     assert result.policy.act(np.zeros(4)).shape == (2,)
 
 
-def test_no_seed_is_saved_ahead_of_the_rows_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the disk is: the row of all follows when the seeds have theirs, those before it are there."""
+def test_no_seed_is_saved_ahead_of_the_rows_of_the_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a slow disk: before a checkpoint is saved, all rows of the fleet before it are written."""
     log, save = JsonLines.log, Checkpoints.save
 
     def slowly(self: JsonLines, *args: Any) -> None:
         of_all = Path(self._metrics._file.name).parent == tmp_path
-        time.sleep(0.5 * of_all)
+        time.sleep(0.2 * of_all)
         log(self, *args)
 
     found: list[tuple[int, int]] = []
@@ -688,6 +711,6 @@ def test_no_seed_is_saved_ahead_of_the_rows_of_all(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(JsonLines, "log", slowly)
     monkeypatch.setattr(Checkpoints, "save", looked_at)
     checkpoint = {"asynchronous": False, "every": 1}
-    config = together(seeds=2, total_steps=3 * ITERATION, eval={"num_evals": 0}, checkpoint=checkpoint)
+    config = together(total_steps=3 * ITERATION, eval={"num_evals": 0}, checkpoint=checkpoint)
     TrainingLoop(config, tmp_path).run()
-    assert found == [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2), (3, 2)]
+    assert found == [(1, 0)] * 3 + [(2, 1)] * 3 + [(3, 2)] * 3

@@ -1,4 +1,4 @@
-"""Guard memories and trip counters of the version before keep their values under the new names."""
+"""Guard memories and trip counters saved by the previous version keep their values under the new names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from toys import assemble, tiny_config
 from rlstable.device.packed import PackedDict
 from rlstable.ppo.state import TrainState
 from rlstable.runner.renamed_guards import has_old_names, under_new_names, under_old_names
-from rlstable.supervise.snapshots import Saved, template
+from rlstable.supervise.snapshots import SavedState, template
 
 OLD = ("policy", "state", "storm", "transition", "update")
 NEW = {"state": "finite_state", "transition": "finite_samples", "update": "finite_update"}
 
 
-def saved_before(counts: dict[str, list[int]]) -> Saved:
-    """A checkpoint of the version before, without snapshots, whose guards have tripped as often as `counts` says."""
+def saved_before(counts: dict[str, list[int]]) -> SavedState:
+    """A checkpoint of the previous version, without snapshots, with the given trip counts."""
     _, state = assemble(tiny_config())
     now = {NEW.get(name, name): jnp.array(own) for name, own in counts.items()}
     layout = PackedDict.of(now).layout
@@ -26,10 +26,10 @@ def saved_before(counts: dict[str, list[int]]) -> Saved:
     memory = {name: jnp.array(float(sum(own))) for name, own in counts.items()}
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(TrainState)}
     fields |= {"guard_memory": memory, "counters": dataclasses.replace(state.counters, trips=trips)}
-    return Saved(**fields)
+    return SavedState(**fields)
 
 
-def test_trip_counters_of_the_version_before_belong_to_the_same_guards() -> None:
+def test_trip_counters_of_the_previous_version_belong_to_the_same_guards() -> None:
     counts = {name: [10 * n + 1, 10 * n + 2][: 1 + n % 2] for n, name in enumerate(OLD)}
     found = under_new_names(saved_before(counts))
     for name, expected in counts.items():
@@ -37,7 +37,7 @@ def test_trip_counters_of_the_version_before_belong_to_the_same_guards() -> None
         assert float(found.guard_memory[NEW.get(name, name)]) == sum(expected)
 
 
-def test_template_for_the_version_before_has_its_names_in_every_snapshot() -> None:
+def test_template_for_the_previous_version_has_the_old_names_in_every_snapshot() -> None:
     _, state = assemble(tiny_config(guards={}))
     old = under_old_names(template(state))
     for memory in (old.guard_memory, old.last_good["guard_memory"], old.best["guard_memory"]):

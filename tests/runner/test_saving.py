@@ -1,4 +1,4 @@
-"""Exit code 0 means that the policy in the folder is the run's last one or its best, saved and finite."""
+"""Exit code 0 means that the folder holds the last or the best policy of the run, saved and finite."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rlstable.policy import load_policy
 from rlstable.runner import loop
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import SAVED, StopReason
+from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,7 @@ TINY = [
 
 
 def quick(**sections: Any) -> Config:
-    """Eight iterations, each of them saved."""
+    """Eight iterations, each saved."""
     defaults: dict[str, Any] = {
         "guards": {}, "devices": 1, "total_steps": LAST * ITERATION, "eval": {"num_evals": 0},
         "logging": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
@@ -57,7 +58,7 @@ def rows(folder: Path) -> list[int]:
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
-    """Every save of a later iteration fails, the second attempt too."""
+    """Makes every save of a later iteration fail, also the retry."""
     begin = Checkpoints._begin
 
     def broken(self: Checkpoints, save: Any, in_background: bool) -> None:
@@ -79,7 +80,7 @@ def small_disk(folder: Path, size: str) -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk on which a run can begin and no checkpoint has room."""
+    """A disk on which a run can start but no checkpoint fits."""
     folder = tmp_path / "disk"
     small_disk(folder, "220k")
     yield folder
@@ -87,7 +88,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def command(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The training command in a process of its own."""
+    """Runs the training command in another process."""
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     return subprocess.run(
         [sys.executable, "-m", "rlstable.train", *TINY, *words, f"hydra.run.dir={folder.name}"],
@@ -96,16 +97,21 @@ def command(folder: Path, *words: str, **environment: str) -> subprocess.Complet
     )  # fmt: skip
 
 
-def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_prints_no_traceback(tiny_disk: Path) -> None:
-    done = command(tiny_disk, "logging.console=plain")
-    assert done.returncode == 13, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert "stop reason    not_saved: the last state could not be saved" in done.stdout
-    assert f"not saved      the last {LAST * ITERATION:,} steps" in done.stdout
-    assert re.search(r"! step 0  disk_nearly_full: free_mb 0\.\d, checkpoint_mb 0.1", done.stdout)
-    assert done.stdout.index("disk_nearly_full") < done.stdout.index("checkpoint_failed")
-    assert "sign nothing_saved: no good state was saved in the last" in done.stdout
-    assert not re.search(r"^\s*(resume|load) ", done.stdout, re.M)  # there is no policy
+def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_prints_no_traceback(
+    tiny_disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rlstable.train", *TINY, f"hydra.run.dir={tiny_disk}"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said, errors = capfd.readouterr()
+    assert ended.value.code == 13, said + errors
+    assert errors == ""
+    assert "stop reason    not_saved: the last state could not be saved" in said
+    assert f"not saved      the last {LAST * ITERATION:,} steps" in said
+    assert re.search(r"! step 0  disk_nearly_full: free_mb 0\.\d, checkpoint_mb 0.1", said)
+    assert said.index("disk_nearly_full") < said.index("checkpoint_failed")
+    assert "sign nothing_saved: no good state was saved in the last" in said
+    assert not re.search(r"^\s*(resume|load) ", said, re.M)  # there is no policy
     left = read_result(tiny_disk)
     assert left is not None
     assert (left["stop_reason"], left["exit_code"], left["unsaved_steps"]) == ("not_saved", 13, LAST * ITERATION)
@@ -122,7 +128,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
-    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or see that it can be written; then ")
+    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or check its permissions; then ")
     assert left["signs"]["nothing_saved"]["count"] == 2  # at the second failure in a row and at the fourth
     said = [(event["step"] // ITERATION, event["value"] // ITERATION) for event in events(tmp_path, "sign")]
     assert said == [(5, 2), (7, 4)]
@@ -155,10 +161,10 @@ def test_save_that_fails_once_is_tried_again_at_once(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["saved", "not saved"])
-def test_every_ending_with_exit_code_0_has_its_last_state_saved(
+def test_run_with_exit_code_0_has_saved_its_last_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
 ) -> None:
-    """All endings, of a run whose last state is saved, and of one whose is not."""
+    """All stop reasons, of a run whose last state is saved and of a run whose last state is not."""
     if not saves:
         fail_after(monkeypatch, 1)
     runner = TrainingLoop(quick(total_steps=3 * ITERATION), tmp_path)
@@ -170,7 +176,7 @@ def test_every_ending_with_exit_code_0_has_its_last_state_saved(
     for asked, ending in final.items():
         assert ending is (StopReason.not_saved if asked in SAVED and not saves else asked)
         assert saves or ending.exit_code != 0
-        # A bad ending, and one by a signal, keeps its name; a queue that waits for 75 must not begin again for ever.
+        # Failures and signals keep their stop reason; a queue that restarts after exit code 75 must not loop for ever.
         assert (
             asked in (StopReason.completed, StopReason.target_reached, StopReason.stopped, StopReason.time_limit)
             or ending is asked
@@ -178,12 +184,12 @@ def test_every_ending_with_exit_code_0_has_its_last_state_saved(
     assert {ending for ending in StopReason if ending.exit_code == 0} <= set(SAVED)
 
 
-def test_bad_ending_keeps_its_name_and_says_what_is_not_saved(
+def test_failed_run_keeps_its_stop_reason_and_tells_the_unsaved_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_after(monkeypatch, 1)
     storm = {"site": "reward", "probability": 1.0, "start": 4}
-    result = TrainingLoop(quick(guards={"storm": {"patience": 2}}, fault=storm), tmp_path).run()
+    result = TrainingLoop(quick(guards={"storm": {"patience": 3}}, fault=storm), tmp_path).run()
     assert result.stop_reason is StopReason.physics_unstable
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == 3 * ITERATION
@@ -196,7 +202,9 @@ def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_sav
 ) -> None:
     storm = {"site": "reward", "probability": 1.0, "start": LAST - 1}
     checkpoint = {"every": every, "keep": 2, "asynchronous": False}
-    result = TrainingLoop(quick(fault=storm, guards={"storm": {"patience": 10}}, checkpoint=checkpoint), tmp_path).run()
+    result = TrainingLoop(
+        quick(fault=storm, guards={"storm": {"patience": 100}}, checkpoint=checkpoint), tmp_path
+    ).run()
     assert result.stop_reason is ending
     left = read_result(tmp_path)
     assert left is not None and left.get("unsaved_steps", 0) == (0 if every == 1 else (LAST - 1) * ITERATION)
@@ -222,7 +230,7 @@ def test_policy_that_is_not_finite_never_ends_with_exit_code_0(tmp_path: Path) -
     assert (result.stop_reason, result.step) == (StopReason.state_not_finite, LAST * ITERATION)
 
 
-def test_seed_that_cannot_be_saved_leaves_the_others_their_endings(tmp_path: Path) -> None:
+def test_seed_that_cannot_be_saved_does_not_change_the_stop_reason_of_the_others(tmp_path: Path) -> None:
     config = quick(seeds=2, total_steps=3 * ITERATION, fault={"site": "disk", "start": 1, "seed": 1})
     result = TrainingLoop(config, tmp_path).run()
     assert [seed.stop_reason for seed in result.seeds] == [StopReason.completed, StopReason.not_saved]
@@ -231,12 +239,12 @@ def test_seed_that_cannot_be_saved_leaves_the_others_their_endings(tmp_path: Pat
     assert left is not None and left["seeds"]["1"]["unsaved_steps"] == 2 * ITERATION
 
 
-def test_disk_that_is_nearly_full_is_said_once_until_there_is_room_again(
+def test_nearly_full_disk_is_reported_once_until_there_is_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     megabyte = 1024 * 1024
     monkeypatch.setattr("rlstable.runner.saving.size_of", lambda folder: megabyte)
-    # Before the first iteration; then at every save.
+    # Before the first iteration, then at every save.
     free = iter([200_000, *(int(share * megabyte) for share in (2.5, 1.9, 2.5, 3.5, 1.5, 1.0, 9.0, 9.0))])
     monkeypatch.setattr("rlstable.runner.saving.free_bytes", lambda folder: next(free))
     TrainingLoop(quick(), tmp_path).run()
@@ -272,7 +280,7 @@ def test_run_folder_that_vanishes_is_written_again_whole(
     [restored] = events(folder, "run_folder_restored")
     assert restored["folder"] == str(folder)
     assert f"! step {at * ITERATION}  run_folder_restored: folder {folder}" in capsys.readouterr().out
-    assert rows(folder) == [*range(1, LAST + 1)]  # those of before too
+    assert rows(folder) == [*range(1, LAST + 1)]  # also the rows from before
     assert {"config.yaml", "machine.json", "result.json", "report.html", "checkpoints"} <= set(os.listdir(folder))
     assert ".lock" not in os.listdir(folder) and ".reserve" not in os.listdir(folder)
     assert steps_in(folder / "checkpoints")[-1] == LAST
@@ -298,7 +306,7 @@ def test_run_folder_that_cannot_be_written_again_ends_as_not_saved(tmp_path: Pat
     def watch(step: int, _: Any) -> None:
         if step == 4 * ITERATION:
             shutil.rmtree(folder)
-            folder.touch()  # a file stands in its place
+            folder.touch()  # a file with the name of the folder
 
     result = TrainingLoop(quick(), folder, watch).run()
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
@@ -343,9 +351,9 @@ def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: 
         if step == 2 * ITERATION:
             shutil.rmtree(folder)
 
-    assert (
-        TrainingLoop(quick(seeds=2, total_steps=4 * ITERATION), folder, watch).run().stop_reason is StopReason.completed
-    )
+    never = {"site": "disk", "start": 1000, "seed": 1}  # the program of the other test of two seeds
+    config = quick(seeds=2, total_steps=4 * ITERATION, fault=never)
+    assert TrainingLoop(config, folder, watch).run().stop_reason is StopReason.completed
     assert rows(folder) == [1, 2, 3, 4]
     assert (folder / "config.yaml").is_file()
     for seed in range(2):
@@ -366,7 +374,7 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
 
 def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:
     folder = tmp_path / "gr\udcf6\udcdfe"
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: no checkpoint can be saved under '/.*; choose another"):
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot save checkpoints in '/.*; choose another"):
         TrainingLoop(quick(), folder)
     assert not folder.exists()
 
@@ -377,4 +385,4 @@ def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: 
     done = command(folder / "run", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert line.startswith("rlstable: hydra.run.dir: no checkpoint can be saved under ") and "LC_ALL=C.UTF-8" in line
+    assert line.startswith("rlstable: hydra.run.dir: cannot save checkpoints in ") and "LC_ALL=C.UTF-8" in line

@@ -27,9 +27,9 @@ def evaluates(total: int, evals: int, step: int, before: int) -> bool:
 
 
 @given(total=st.integers(1, 10**6), evals=st.integers(0, 50), step=st.integers(1, 10**5))
-def test_there_are_as_many_evaluations_as_were_asked_for(total: int, evals: int, step: int) -> None:
-    """One at most per iteration, the last one at the end."""
-    # Long runs of short iterations are cut: what matters is the last of them.
+def test_run_has_as_many_evaluations_as_configured(total: int, evals: int, step: int) -> None:
+    """At most one per iteration, and one at the end."""
+    # Long runs of short iterations are cut to their last 200 iterations.
     first = max(0, total - 200 * step)
     ends = range(first, total + step, step)
     due = [evaluates(total, evals, step, before) for before in ends if before < total]
@@ -39,7 +39,7 @@ def test_there_are_as_many_evaluations_as_were_asked_for(total: int, evals: int,
         assert sum(due) == evals
 
 
-def test_steps_beyond_the_end_are_none() -> None:
+def test_no_evaluation_is_due_beyond_the_end_of_the_run() -> None:
     assert evaluates(100, 1, 100, before=60)
     assert not evaluates(100, 1, 100, before=160)
 
@@ -47,7 +47,7 @@ def test_steps_beyond_the_end_are_none() -> None:
 @pytest.mark.parametrize(
     ("evals", "resets", "due"), [(2, 0, []), (2, 1, [50, 100]), (0, 2, [50, 100]), (2, 2, [30, 50, 80, 100])]
 )
-def test_resets_are_counted_between_evaluations(evals: int, resets: int, due: list[int]) -> None:
+def test_num_resets_per_eval_spreads_resets_between_evaluations(evals: int, resets: int, due: list[int]) -> None:
     host = HostState()
     own = schedule(host, total_steps=100, eval={"num_evals": evals}, ppo={"num_resets_per_eval": resets})
     found = []
@@ -57,7 +57,7 @@ def test_resets_are_counted_between_evaluations(evals: int, resets: int, due: li
 
 
 @pytest.mark.parametrize(("every", "drawn", "due"), [(5, True, [5, 10]), (5, False, []), (0, True, [])])
-def test_the_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, drawn: bool, due: list[int]) -> None:
+def test_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, drawn: bool, due: list[int]) -> None:
     hosts = [HostState(iteration=n, drawn=drawn) for n in range(1, 13)]
     assert [host.iteration for host in hosts if schedule(host, env={"reset_pool_refresh": every}).refills] == due
 

@@ -1,4 +1,4 @@
-"""The program that is compiled for an estimate is the one that trains."""
+"""`TrainingSetup`: shapes and program before the run equal those of the run, and programs are built once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from toys import PointMass, mesh, tiny_config
 
+from rlstable.compilation.programs import Programs
 from rlstable.config import ConfigError
 from rlstable.device import sharding
 from rlstable.ppo.iteration import PPO
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 class Keyed(PointMass):
-    """One that carries a typed random key from step to step."""
+    """A point mass whose state has a typed random key."""
 
     def reset(self, rng: jax.Array) -> Any:
         state = super().reset(rng)
@@ -35,7 +36,7 @@ class Keyed(PointMass):
 @pytest.mark.parametrize(
     "sections", [{}, {"env": {"reset": "pool"}}, {"guards": {}}, {"ppo": {"normalize_rewards": True}}], ids=str
 )
-def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any], tmp_path: Path) -> None:
+def test_shapes_are_those_of_the_first_state_of_a_run(sections: dict[str, Any], tmp_path: Path) -> None:
     config = tiny_config(**{"logging": {"console": "off"}, "devices": 1, **sections})
     runner = TrainingLoop(config, tmp_path)
     shapes = TrainingSetup(config, mesh()).shapes()
@@ -45,7 +46,7 @@ def test_the_shapes_are_those_of_the_runners_first_state(sections: dict[str, Any
     assert bytes_of(shapes) == sum(x.nbytes for x in jax.tree.leaves(runner.single.state))
 
 
-def test_the_program_is_the_runners(tmp_path: Path) -> None:
+def test_program_of_the_setup_is_the_program_of_a_run(tmp_path: Path) -> None:
     config = tiny_config(logging={"console": "off"}, devices=1)
     runner = TrainingLoop(config, tmp_path)
     assembly = TrainingSetup(config, mesh())
@@ -54,11 +55,11 @@ def test_the_program_is_the_runners(tmp_path: Path) -> None:
         specs = (SPECS, sharding.REPLICATED)
         return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
 
-    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.supervisor.setup.ppo, runner.single.state)
+    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.programs.setup.ppo, runner.single.state)
 
 
-def test_the_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the shapes of its metrics and for the loop over minibatches alike: it is half of what there is to trace."""
+def test_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the shapes of its metrics and the loop over minibatches: the gradient is half of the tracing work."""
     traced: list[Any] = []
     gradient = PPO.gradient
 
@@ -84,32 +85,37 @@ def test_footprint_counts_the_training_states_bytes_as_donated() -> None:
     assert needs.temporary > 0
 
 
-def test_typed_keys_and_several_devices() -> None:
+def test_shapes_keep_typed_keys_and_split_environments_over_devices() -> None:
     shapes = TrainingSetup(tiny_config(env={"name": "test_setup:Keyed"}), mesh(2)).shapes()
     assert jnp.issubdtype(shapes.env_state.info["typed"].dtype, jax.dtypes.prng_key)
     assert shapes.env_state.obs.sharding.spec == sharding.SPLIT
     assert shapes.params["policy"] is not None
 
 
-def test_what_was_begun_is_the_program_and_given_out_once() -> None:
+def test_program_begun_in_the_background_is_the_program_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+    built: list[str] = []
+    build = Programs.build
 
     @contextlib.contextmanager
     def compiling(name: str) -> Iterator[None]:
         told.append(name)
         yield
 
-    assembly = TrainingSetup(tiny_config(), mesh(), compiling=compiling)
-    state = assembly.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), tiny_config().fault, ahead=True)
-    assert told == ["resets"] and assembly._begun is not None
-    begun = assembly._begun.result()
-    program = assembly.compiled(state)
-    assert program.executable is begun
-    assert told == ["resets", "training"] and assembly._begun is None
+    def counted(self: Programs, name: str, *args: Any, **options: Any) -> Any:
+        built.append(name)
+        return build(self, name, *args, **options)
+
+    monkeypatch.setattr(Programs, "build", counted)
+    setup = TrainingSetup(tiny_config(), mesh(), compiling=compiling)
+    state = setup.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), tiny_config().fault, ahead=True)
+    assert told == ["resets"] and built.count("training 1") == 1
+    program = setup.compiled(state)
+    assert told == ["resets", "training"] and built.count("training 1") == 1
     assert np.isfinite(program(state)[1].values["training/total_loss"])
 
 
-def test_a_state_is_the_same_begun_or_not() -> None:
+def test_first_state_does_not_depend_on_compiling_ahead() -> None:
     keys = jax.random.PRNGKey(0), jax.random.PRNGKey(1)
     ahead, plain = (
         TrainingSetup(tiny_config(), mesh()).first_state(*keys, tiny_config().fault, a) for a in (True, False)
@@ -118,15 +124,17 @@ def test_a_state_is_the_same_begun_or_not() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_the_states_lack_is_said_before_anything_compiles() -> None:
+def test_missing_time_out_is_an_error_before_anything_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Programs, "build", lambda *_, **__: pytest.fail("a program was built"))
     config = tiny_config(ppo={"bootstrap_on_timeout": True})
     assembly = TrainingSetup(config, mesh())
     with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
         assembly.begin()
-    assert assembly._begun is None
 
 
-def test_what_cannot_be_compiled_is_an_error_of_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_background_compilation_is_raised_when_the_program_is_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assembly = TrainingSetup(tiny_config(), mesh())
 
     def refuse(*_: Any) -> Any:
@@ -139,7 +147,9 @@ def test_what_cannot_be_compiled_is_an_error_of_whoever_asks_for_it(monkeypatch:
 
 
 @pytest.mark.usefixtures("shared_programs")
-def test_a_program_is_begun_where_the_run_is_new_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_is_compiled_ahead_only_for_a_new_run_of_one_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[Any] = []
     monkeypatch.setattr(TrainingSetup, "begin", lambda self: begun.append(self))
     config = tiny_config(logging={"console": "off"}, devices=1, total_steps=64)

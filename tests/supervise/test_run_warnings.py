@@ -23,7 +23,7 @@ def tally(*iterations: dict[str, Any], returns: tuple[float | None, ...] = ()) -
         healthy = {"training/accepted_share": 1.0, "episode/length": 9.0, "episode/sum_reward": 3.0}
         own.count(healthy | iteration, trips, 100, 4, ("finite_update", "spike"))
     for value in returns:
-        own.evaluate(value)
+        own.count_evaluation(value)
     return own
 
 
@@ -40,11 +40,11 @@ def test_healthy_run_has_no_warning() -> None:
 
 
 def test_most_transitions_rejected_is_said_with_counts_and_guards() -> None:
-    bad = [valid(0.1, transition={"reward": 88, "value": 2}, storm={"environments": 1}) for _ in range(3)]
+    bad = [valid(0.1, finite_samples={"reward": 88, "value": 2}, storm={"environments": 1}) for _ in range(3)]
     (warning,) = warnings_of(tally({}, *bad))
     assert warning.name == "transitions_rejected"
     assert warning.text == (
-        "guards rejected 270 of 400 transitions, and 68 % of them in the last 4 iterations; what trips most: "
+        "guards rejected 270 of 400 transitions, and 68 % of them in the last 4 iterations; most trips: "
         "guards/finite_samples (270, most for reward), guards/storm (3, most for environments)"
     )
 
