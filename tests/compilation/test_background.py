@@ -28,14 +28,14 @@ def test_program_is_built_in_another_thread_and_its_error_reaches_the_caller() -
 
 
 def test_programs_are_built_one_after_another() -> None:
-    told: list[str] = []
+    ended: list[str] = []
     may_end = threading.Event()
-    first = background.build(lambda: (may_end.wait(60), told.append("first")))
-    second = background.build(lambda: told.append("second"))
+    first = background.build(lambda: (may_end.wait(60), ended.append("first")))
+    second = background.build(lambda: ended.append("second"))
     assert not first.done() and not second.done()
     may_end.set()
     second.result(60)
-    assert told == ["first", "second"]
+    assert ended == ["first", "second"]
 
 
 def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,21 +49,20 @@ def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.
 
 @quickly()
 def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise minutes pass without a line, in which no signal is handled."""
-    background.build(lambda: None).result()  # what another test began is built
+    background.build(lambda: None).result()  # waits for programs that other tests began
     monkeypatch.setattr(background, "available", lambda: False)
-    telling: list[str] = []
+    shown: list[str] = []
     compiled: dict[str, list[str]] = {}
 
     @contextlib.contextmanager
     def compiling(name: str) -> Iterator[None]:
-        telling.append(name)
+        shown.append(name)
         yield
-        telling.pop()
+        shown.pop()
 
     def listen(name: str, seconds: float, **about: str) -> None:
         if name.endswith("backend_compile_duration"):
-            compiled.setdefault(about["fun_name"], []).append("".join(telling))
+            compiled.setdefault(about["fun_name"], []).append("".join(shown))
 
     config = tiny_config(eval={"num_evals": 1, "num_envs": 3}, network={"policy_hidden_layer_sizes": (5,)})
     monitoring.register_event_duration_secs_listener(listen)
@@ -102,7 +101,7 @@ except SystemExit as end:
 
 @pytest.mark.parametrize(("seconds", "code"), [(600, 143), (0, 3)])
 def test_process_ends_while_a_program_is_being_built(seconds: int, code: int) -> None:
-    """Python would wait for the thread, here for longer than the timeout of the test."""
+    """Python would wait for the thread, here longer than the timeout of the subprocess."""
     command = [sys.executable, "-c", _ENDS.format(seconds=seconds, code=code)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (code, "ended")

@@ -362,8 +362,7 @@ def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.
     monkeypatch.setattr(assemblies, "programs_of", lambda *_: Recording())
     plain = lowered(tiny_config())
     assert len(plain) > 10_000
-    for key, value in OUTSIDE_THE_KEY.items():
-        assert lowered(tiny_config(**{key: value})) == plain, key
+    assert lowered(tiny_config(**OUTSIDE_THE_KEY)) == plain
     assert lowered(tiny_config(**LINEAR)) != lowered(tiny_config(**LINEAR, total_steps=5_000))
 
 

@@ -21,7 +21,7 @@ from rlstable.config.ppo import PPOConfig
 from rlstable.config.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}
-# What a complaint says of what would be right, one of these at least.
+# An error message says what is allowed with at least one of these.
 ALLOWED = re.compile(r"should|must|needs|would fit|did you mean|allowed here|set it|leave it out|lower it")
 NAN, INF = float("nan"), float("inf")
 
@@ -39,7 +39,7 @@ def with_values(changes: dict[str, Any], start: dict[str, Any] = MINIMAL) -> dic
 
 
 def refusal(changes: dict[str, Any], key: str | None = None) -> str:
-    """What `load` says to a change, after its key."""
+    """The message of the error about a change, after its key."""
     with pytest.raises(ConfigError) as refused:
         load(with_values(changes))
     text = str(refused.value)
@@ -85,7 +85,7 @@ def leaves(section: type[Section], prefix: str = "") -> list[Leaf]:
 
 LEAVES = leaves(Config)
 KEYS = {leaf.key: leaf for leaf in LEAVES}
-# A number or a word that stands for one; tested by itself.
+# A number or its name, tested separately.
 MIXED = {"fault.value": {float, typing.Literal}}
 KNOWN_KINDS = {float, int, bool, str, tuple, dict, typing.Literal}
 
@@ -258,16 +258,16 @@ def test_numbers_are_accepted_up_to_the_ends_of_their_range(key, inside, outside
         refusal({key: value})
 
 
-# --- numbers that must go together
+# --- sizes that must divide each other
 
 
 def suggested(message: str) -> int:
-    """The number that a complaint says would fit."""
+    """The number that an error message suggests."""
     return int(re.search(r"(\d+) would fit", message)[1])
 
 
 def mend(data: dict[str, Any], devices: int | None = None) -> tuple[Config, int]:
-    """Applies suggestions until the configuration loads; a suggestion must cure what it was made for."""
+    """Applies suggestions until the configuration loads; each suggestion must cure its error."""
     cured: list[str] = []
     while True:
         try:
@@ -349,7 +349,7 @@ def test_huge_size_is_rejected_without_a_long_search():
             load(with_values(changes))
 
 
-# --- impossible together
+# --- contradictions
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_options_that_the_error_messages_advise_are_accepted(changes):
     load(with_values(changes))
 
 
-# --- a number that may be none
+# --- the value of a fault
 
 
 @pytest.mark.parametrize("value", ["nan", "-inf", NAN, INF, -3.5])
@@ -453,7 +453,7 @@ def test_unknown_fault_site_lists_the_known_sites():
     assert all(f"'{site}'" in message for site in FaultConfig.sites())
 
 
-# --- Brax's spelling, and what a configuration is
+# --- spelling of Brax, immutability, round trip
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ OPTIONS = [
     f"{group}={option}" for group, options in GROUPS.items() if group not in ("env", "sweep") for option in options
 ]
 IMPORT = ["env=import", "env.name=my_package.my_module:MyEnv"]
-ANYWHERE = "recipe_for=accelerator"  # what is published, whatever machine the tests run on
+ANYWHERE = "recipe_for=accelerator"  # the published recipe on every machine
 SECTIONS = {
     "ppo": PPOConfig,
     "network": NetworkConfig,
@@ -48,7 +48,7 @@ DOCUMENTED = [
     *(f"{group}/default.yaml" for group in SECTIONS),
 ]
 
-# What is published, so that no edit changes it unnoticed: google/brax notebooks/training.ipynb at 01ca8caf;
+# Published recipes, so that no edit changes one unnoticed: google/brax notebooks/training.ipynb at 01ca8caf;
 # for fast brax/training/agents/ppo/train_test.py of brax 0.14.2.
 PUBLISHED = {
     # num_envs, batch_size, num_minibatches, num_updates_per_batch, unroll_length, discounting,
@@ -67,7 +67,7 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra_at_home():
-    """Hydra reads configs/; the run folder does not depend on the time here."""
+    """Hydra reads configs/. The run folder does not depend on the time."""
     resolvers = dict(BaseContainer._resolvers)
     register_resolvers()
     OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
@@ -116,7 +116,7 @@ def test_recipe_depends_on_the_accelerator_and_is_announced(monkeypatch: pytest.
         "humanoid_cpu",
         "recipe: humanoid_cpu, the recipe for a CPU (recipe_for=auto); ppo=humanoid is the recipe for an accelerator",
     )
-    assert recipes.notice(here, ["env=humanoid", "ppo=humanoid_cpu"]) is None, "whoever asks for it knows"
+    assert recipes.notice(here, ["env=humanoid", "ppo=humanoid_cpu"]) is None
     assert recipes.notice(here, ["ppo.num_envs=8"]) is not None
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     there = hydra_node("env=humanoid").runtime.choices
@@ -182,7 +182,7 @@ def test_config_yaml_has_the_typed_keys_and_values() -> None:
     }
     assert groups == set(GROUPS)
     own = {key: value for key, value in written.items() if key not in ("defaults", "hydra", "env")}
-    assert set(own) | groups - {"sweep"} == set(typed.Config.model_fields)  # which is Hydra's business alone
+    assert set(own) | groups - {"sweep"} == set(typed.Config.model_fields)  # only Hydra reads it
     plain = typed.Config(env=typed.EnvConfig(name="ant"))
     assert read("recipe_for/auto.yaml") == {"recipe_for": plain.recipe_for}
     assert own == {key: getattr(plain, key) for key in own}
@@ -270,9 +270,9 @@ def test_guards_off_disables_every_guard_and_strict_is_stricter() -> None:
     assert not any(getattr(off, name).enabled for name in guards)
     assert not any(off.limiters.model_dump().values())
     assert all(getattr(level, name).enabled for level in (default, strict) for name in guards)
-    for name in guards:  # what is switched on alone has the default's numbers
+    for name in guards:  # a guard that is switched on alone has the default numbers
         assert getattr(off, name).model_copy(update={"enabled": True}) == getattr(default, name)
-    # A floor is stricter where it is higher, and a look where it is thorough.
+    # A higher floor is stricter, and so is a thorough check.
     floors, as_they_are = (
         {"policy_std_min", "min_std", "thorough"},
         {"advantage_std_min", "value_error", "gradient_block", "reward", "value_target"},
@@ -319,7 +319,7 @@ def test_hydra_writes_no_files_and_keeps_the_working_folder() -> None:
     assert node.job.chdir is False
     assert node.job_logging.root is None and node.hydra_logging.root is None
     assert re.fullmatch(r"runs/sweeps/[\d-]+_[\d-]+", node.sweep.dir)
-    # Without env.name there is still a folder, so that the error is ours and one line long.
+    # A missing env.name still has a folder, so that the error is one line of ours.
     assert hydra_node("env=import").run.dir == "runs/import/now"
 
 

@@ -17,6 +17,8 @@ from rlstable.io.run_folder import read_result
 from rlstable.policy.saved_run import open_run
 from rlstable.runner.loop import TrainingLoop
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 # A run and a fleet of two seeds, 2,560 steps of env=fast each, saved by rlstable 0.1.0 before its keys were renamed.
 ARCHIVE = Path(__file__).parents[1] / "data" / "runs_of_the_version_before.tar.gz"
 

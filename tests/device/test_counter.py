@@ -1,4 +1,4 @@
-"""WideCounter against the integers of Python."""
+"""WideCounter compared with the integers of Python."""
 
 import copy
 import operator
@@ -44,7 +44,7 @@ def clip(n: int) -> int:
 
 
 def assert_canonical(c: WideCounter, shape: tuple[int, ...] = ()) -> None:
-    """Two uint32 words of a strong type: what a scan carry must be before and after."""
+    """Two uint32 words of a strong type, as a scan carry needs."""
     for word in (c.hi, c.lo):
         assert (word.dtype, word.shape, word.weak_type) == (jnp.uint32, shape, False)
 
@@ -64,7 +64,6 @@ def test_counter_converts_from_and_to_int(n):
 @settings(max_examples=200)
 @given(counts, counts)
 def test_counter_arithmetic_equals_python_and_saturates(a, b):
-    """Sum, difference and order are Python's, saturated."""
     x, y = WideCounter.of(a), WideCounter.of(b)
     assert int(add(x, y)) == clip(a + b)
     assert int(sub(x, y)) == clip(a - b)
@@ -74,7 +73,6 @@ def test_counter_arithmetic_equals_python_and_saturates(a, b):
 @settings(max_examples=40)
 @given(counts, any_ints)
 def test_counter_takes_python_integers_of_any_size(a, b):
-    """A Python int may have any size, also where it is a constant of the program."""
     c = WideCounter.of(a)
     for op in COMPARISONS:
         assert bool(op(c, b)) == op(a, b)
@@ -104,7 +102,7 @@ def test_progress_of_a_counter_is_a_share_of_at_most_one(a, total):
 
 
 def test_counter_saturates_at_64_bits():
-    """At 2^64-1 the count stays, also under the largest increments, and may come down again."""
+    """A saturated count may decrease again."""
     top = WideCounter.of(LARGEST)
     for x in (1, 2**32, LARGEST, 2**64, 2**200, np.uint64(LARGEST), top):
         assert int(top + x) == LARGEST
@@ -121,7 +119,7 @@ def test_counter_counts_past_2_to_the_31():
 
 
 def test_progress_is_zero_at_the_start_and_one_at_the_end():
-    """0 at the start, 1 from the end on, at any rounding of the two sides; a traced 0 is a total reached."""
+    """At any rounding. A traced total of 0 counts as reached."""
     for total in (1, 3, 2**24 + 1, 2**32 + 2**8 + 1, 2**53 + 1, LARGEST):
         assert float(WideCounter.zero().progress(total)) == 0.0
         assert float(WideCounter.of(total).progress(total)) == 1.0
@@ -136,7 +134,6 @@ def test_progress_is_zero_at_the_start_and_one_at_the_end():
 
 
 def test_counter_in_a_scan_crosses_2_to_the_32():
-    """A counter is a scan carry; the words stay what they are."""
 
     @jax.jit
     def run(c, steps):
@@ -182,7 +179,7 @@ def test_counter_takes_narrow_jax_integers(dtype):
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_counter_takes_traced_64_bit_integers(dtype):
-    """Split into two words, not cut; a 64-bit array is also read after x64 is off again."""
+    """A 64-bit array is also read after x64 was switched off."""
     base = 2**33 + 5
     with jax.enable_x64(True):
         info = jnp.iinfo(dtype)
@@ -206,7 +203,6 @@ def test_counter_takes_traced_64_bit_integers(dtype):
 
 @pytest.mark.parametrize("number", [2**40 + 12345, LARGEST])
 def test_orbax_saves_and_restores_a_counter(tmp_path, number):
-    """Saved and restored as it is, beside other state."""
     state = {"steps": WideCounter.of(number), "w": jnp.arange(3.0)}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
@@ -235,7 +231,6 @@ C = WideCounter.of(3)
 
 @pytest.mark.parametrize("bad", [True, jnp.array(True), 1.0, np.float32(1), "1\n2", None], ids=repr)
 def test_counter_rejects_types_other_than_integers(bad):
-    """One line that names the given type and the allowed types."""
     operations = [WideCounter.of, C.__add__, C.__radd__, C.__sub__, C.__lt__, C.__ge__, C.progress]
     if not (bad is None or isinstance(bad, str | list | complex)):
         operations += [C.__eq__, C.__ne__]
@@ -246,7 +241,6 @@ def test_counter_rejects_types_other_than_integers(bad):
 
 
 def test_counter_rejects_negative_and_batched_numbers():
-    """Negative, batched, empty totals and traced int() are refused by name."""
     for bad in (-1, -(2**80), -(10**5000), np.int64(-1), jnp.int32(-1)):
         for operation in (WideCounter.of, C.__add__, C.__sub__, C.progress):
             with pytest.raises(ValueError, match="takes no negative count; got "):

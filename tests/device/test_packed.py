@@ -53,7 +53,7 @@ def test_unknown_name_of_a_packed_dict_is_a_key_error(parts):
 
 
 def test_equal_pytrees_are_packed_leaf_by_leaf():
-    """Counters become one WideCounter, which counts and carries like each counter alone."""
+    """The packed WideCounter counts and carries like each counter alone."""
     words = {"a": [2**32 - 1, 5], "b": [7]}
     parts = {name: WideCounter(jnp.zeros(len(x), jnp.uint32), jnp.asarray(x, jnp.uint32)) for name, x in words.items()}
     packed = PackedDict.of(parts | {"c": WideCounter.of(2**40 + 3)})

@@ -38,7 +38,7 @@ def test_apply_if_keeps_bad_numbers_of_a_function_out_that_does_not_run() -> Non
 
 
 def walk(state: dict[str, Any]) -> dict[str, Any]:
-    """Loops as often as the state says, draws, and returns other shapes than it takes."""
+    """Loops `times` times, draws random numbers, and returns other shapes than its arguments."""
 
     def step(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         key, x = carry
@@ -60,7 +60,7 @@ def plain(tree: Any) -> list[np.ndarray]:
     return [np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x) for x in leaves]
 
 
-def test_vmap_seeds_gives_each_seed_what_it_has_alone() -> None:
+def test_vmap_seeds_gives_each_seed_the_results_of_the_seed_alone() -> None:
     states = (state(0, 3), state(1, 0), state(2, 7))
     results = jax.jit(vmap_seeds(walk))(states)
     for result, start in zip(results, states, strict=True):

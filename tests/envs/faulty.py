@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from toys import State
 
 SITES = ("physics", "scratch", "observation", "reward", "done", "metrics", "info")
 VALUES = (float("nan"), float("inf"), -float("inf"), 1e30)
@@ -22,18 +23,6 @@ class Physics:
     scratch: jax.Array
     ident: jax.Array
     t: jax.Array
-
-
-@struct.dataclass
-class BraxState:
-    """The fields of Brax."""
-
-    pipeline_state: Physics
-    obs: Any
-    reward: jax.Array
-    done: jax.Array
-    metrics: dict[str, jax.Array]
-    info: dict[str, Any]
 
 
 @struct.dataclass
@@ -67,7 +56,7 @@ class Faulty:
     def __init__(self, named: bool = False, data: bool = False, period: int = 1, phase: int = 0):
         self.named = named
         self.field = "data" if data else "pipeline_state"
-        self.state_class: Any = PlaygroundState if data else BraxState
+        self.state_class: Any = PlaygroundState if data else State
         self.period = period
         self.phase = phase
 

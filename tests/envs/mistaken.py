@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from toys import Physics, State
+
+Change = Callable[[Any], Any]
 
 
 @struct.dataclass
@@ -20,7 +23,7 @@ class Mistaken:
     """A point that is pushed along a line.
 
     Args:
-        mistake: Name of a method `reset_<mistake>` or `step_<mistake>`, which changes the returned state.
+        mistake: Key of `RESET` or `STEP`, whose function changes the returned state.
         action_size: Of the environment.
         observation_size: Of the environment; an observation has 2 numbers.
     """
@@ -35,7 +38,7 @@ class Mistaken:
         zero = jnp.zeros(())
         info = {"age": jnp.int32(0)}
         state = State(Physics(seen, seen, jnp.zeros(1)), seen, zero, zero, {"distance": zero}, info)
-        return getattr(self, f"reset_{self.mistake}", lambda state: state)(state)
+        return RESET.get(self.mistake, _unchanged)(state)
 
     def step(self, state: Any, action: jax.Array) -> Any:
         q = state.pipeline_state.q + 0.1 * action[0]
@@ -45,117 +48,97 @@ class Mistaken:
         done = jnp.where(jnp.abs(q[0]) > 2.0, 1.0, 0.0)
         physics = state.pipeline_state.replace(q=q)
         after = state.replace(pipeline_state=physics, obs=q, reward=reward, done=done, metrics=metrics, info=info)
-        return getattr(self, f"step_{self.mistake}", lambda state: state)(after)
+        return STEP.get(self.mistake, _unchanged)(after)
 
-    def reset_reward_vector(self, state: State) -> State:
-        return state.replace(reward=state.reward[None])
 
-    def step_reward_vector(self, state: State) -> State:
-        return state.replace(reward=state.reward[None])
+def _unchanged(state: State) -> State:
+    return state
 
-    def step_reward_vector_step(self, state: State) -> State:
-        return state.replace(reward=state.reward[None])
 
-    def reset_reward_int(self, state: State) -> State:
-        return state.replace(reward=0)
+def _info(**entries: Any) -> Change:
+    return lambda state: state.replace(info={**state.info, **entries})
 
-    def step_reward_int_step(self, state: State) -> State:
-        return state.replace(reward=jnp.int32(1))
 
-    def step_reward_python(self, state: State) -> State:
-        return state.replace(reward=1.0)
+def _metrics(**metrics: Any) -> Change:
+    return lambda state: state.replace(metrics=metrics)
 
-    def reset_done_bool(self, state: State) -> State:
-        return state.replace(done=jnp.bool_(False))
 
-    def step_done_bool(self, state: State) -> State:
-        return state.replace(done=state.done > 0)
+def _warm_start(value: Any) -> Change:
+    return lambda state: state.replace(pipeline_state=state.pipeline_state.replace(warm_start=value))
 
-    def step_done_bool_step(self, state: State) -> State:
-        return state.replace(done=state.done > 0)
 
-    def reset_done_int(self, state: State) -> State:
-        return state.replace(done=jnp.int32(0))
+def _reward_vector(state: State) -> State:
+    return state.replace(reward=state.reward[None])
 
-    def step_info_added(self, state: State) -> State:
-        return state.replace(info={**state.info, "speed": jnp.zeros(3)})
 
-    def step_info_new(self, state: State) -> State:
-        return state.replace(info={"age": state.info["age"]})
+def _done_bool(state: State) -> State:
+    return state.replace(done=state.done > 0)
 
-    def step_metric_added(self, state: State) -> State:
-        return state.replace(metrics={**state.metrics, "speed": jnp.zeros(())})
 
-    def step_metric_dropped(self, state: State) -> State:
-        return state.replace(metrics={})
+def _observation_matrix(state: State) -> State:
+    return state.replace(obs=state.obs[None])
 
-    def reset_metric_vector(self, state: State) -> State:
-        return state.replace(metrics={"distance": jnp.zeros(3)})
 
-    def step_metric_vector(self, state: State) -> State:
-        return state.replace(metrics={"distance": jnp.zeros(3)})
+def _observation_tuple(state: State) -> State:
+    return state.replace(obs=(state.obs, state.obs))
 
-    def reset_metric_int(self, state: State) -> State:
-        return state.replace(metrics={"distance": jnp.int32(0)})
 
-    def step_metric_int(self, state: State) -> State:
-        return state.replace(metrics={"distance": jnp.int32(0)})
+def _shapes(state: State) -> State:
+    return state.replace(obs=state.obs + jnp.zeros(3))  # raises: shapes
 
-    def step_info_float(self, state: State) -> State:
-        return state.replace(info={**state.info, "age": state.info["age"] * 0.5})
 
-    def reset_info_weak(self, state: State) -> State:
-        return state.replace(info={"age": 0, "goal": 0.0})
+def _if(state: State) -> State:
+    if state.obs[0] > 0:  # raises: if
+        return state
+    return state.replace(reward=jnp.zeros(()))
 
-    def step_info_shape(self, state: State) -> State:
-        return state.replace(info={**state.info, "age": state.info["age"][None]})
 
-    def reset_info_text(self, state: State) -> State:
-        return state.replace(info={**state.info, "name": "text"})
+def _numpy(state: State) -> State:
+    return state.replace(reward=jnp.float32(np.sin(state.obs[0])))  # raises: numpy
 
-    def step_observation_shape(self, state: State) -> State:
-        return state.replace(obs=state.obs[:1])
 
-    def reset_observation_matrix(self, state: State) -> State:
-        return state.replace(obs=state.obs[None])
+def _missing(state: State) -> State:
+    return state.replace(reward=state.info["goal"])  # raises: missing
 
-    def step_observation_matrix(self, state: State) -> State:
-        return state.replace(obs=state.obs[None])
 
-    def reset_observation_tuple(self, state: State) -> State:
-        return state.replace(obs=(state.obs, state.obs))
-
-    def step_observation_tuple(self, state: State) -> State:
-        return state.replace(obs=(state.obs, state.obs))
-
-    def step_physics_shape(self, state: State) -> State:
-        return state.replace(pipeline_state=state.pipeline_state.replace(warm_start=jnp.zeros(2)))
-
-    def step_physics_int(self, state: State) -> State:
-        return state.replace(pipeline_state=state.pipeline_state.replace(warm_start=jnp.zeros(1, jnp.int32)))
-
-    def reset_gym(self, state: State) -> Any:
-        return state.obs, state.info
-
-    def step_gym_step(self, state: State) -> Any:
-        return state.obs, state.reward, state.done, state.info
-
-    def step_if(self, state: State) -> State:
-        if state.obs[0] > 0:  # raises: if
-            return state
-        return state.replace(reward=jnp.zeros(()))
-
-    def step_numpy(self, state: State) -> State:
-        return state.replace(reward=jnp.float32(np.sin(state.obs[0])))  # raises: numpy
-
-    def step_missing(self, state: State) -> State:
-        return state.replace(reward=state.info["goal"])  # raises: missing
-
-    def reset_shapes(self, state: State) -> State:
-        return state.replace(obs=state.obs + jnp.zeros(3))  # raises: shapes
-
-    def step_physics_class(self, state: State) -> State:
-        return state.replace(pipeline_state=Other(**vars(state.pipeline_state)))
-
-    def step_two(self, state: State) -> State:
-        return state.replace(info={**state.info, "a": 1.0, "b": 1.0})
+RESET: dict[str, Change] = {
+    "reward_vector": _reward_vector,
+    "reward_int": lambda state: state.replace(reward=0),
+    "done_bool": lambda state: state.replace(done=jnp.bool_(False)),
+    "done_int": lambda state: state.replace(done=jnp.int32(0)),
+    "metric_vector": _metrics(distance=np.zeros(3, np.float32)),
+    "metric_int": _metrics(distance=np.int32(0)),
+    "info_weak": lambda state: state.replace(info={"age": 0, "goal": 0.0}),
+    "info_text": _info(name="text"),
+    "observation_matrix": _observation_matrix,
+    "observation_tuple": _observation_tuple,
+    "gym": lambda state: (state.obs, state.info),
+    "shapes": _shapes,
+}
+STEP: dict[str, Change] = {
+    "reward_vector": _reward_vector,
+    "reward_vector_step": _reward_vector,
+    "reward_int_step": lambda state: state.replace(reward=jnp.int32(1)),
+    "reward_python": lambda state: state.replace(reward=1.0),
+    "done_bool": _done_bool,
+    "done_bool_step": _done_bool,
+    "info_added": _info(speed=np.zeros(3, np.float32)),
+    "info_new": lambda state: state.replace(info={"age": state.info["age"]}),
+    "info_float": lambda state: state.replace(info={**state.info, "age": state.info["age"] * 0.5}),
+    "info_shape": lambda state: state.replace(info={**state.info, "age": state.info["age"][None]}),
+    "metric_added": lambda state: state.replace(metrics={**state.metrics, "speed": jnp.zeros(())}),
+    "metric_dropped": _metrics(),
+    "metric_vector": _metrics(distance=np.zeros(3, np.float32)),
+    "metric_int": _metrics(distance=np.int32(0)),
+    "observation_shape": lambda state: state.replace(obs=state.obs[:1]),
+    "observation_matrix": _observation_matrix,
+    "observation_tuple": _observation_tuple,
+    "physics_shape": _warm_start(np.zeros(2, np.float32)),
+    "physics_int": _warm_start(np.zeros(1, np.int32)),
+    "physics_class": lambda state: state.replace(pipeline_state=Other(**vars(state.pipeline_state))),
+    "gym_step": lambda state: (state.obs, state.reward, state.done, state.info),
+    "two": _info(a=1.0, b=1.0),
+    "if": _if,
+    "numpy": _numpy,
+    "missing": _missing,
+}

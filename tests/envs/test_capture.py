@@ -34,7 +34,7 @@ def poisoned(state, *envs, field="q", value=np.nan):
 
 
 def held(state, device=0):
-    """What the slot of a device holds."""
+    """The record in the slot of a device."""
     slot = jax.device_get(state.incident)
     return jax.tree.map(lambda x: x[device], slot.record.take(np.arange(len(slot.record))))
 
@@ -54,7 +54,7 @@ def test_incident_slot_stays_empty_while_every_environment_is_healthy(program):
     after, _ = run(placed(state))
     assert not np.asarray(after.incident.taken).any()
     assert all(not np.asarray(x).any() for x in after.incident.record.matrices.values())
-    # Nothing of the iteration is left in it: an empty slot is as good as the one that a resumed run begins with.
+    # A resumed run starts with an equal empty slot.
     assert after.incident.clock.tolist() == [0]
 
 
@@ -67,7 +67,7 @@ def test_first_bad_environment_is_captured_completely(program):
     record = held(after)
     assert (int(record["environment"]), int(record["clock"])) == (5, 0)
     flags = dict(zip(cause_names(ppo.env.guards), record["causes"].tolist(), strict=True))
-    # All causes, not the first alone, by which trips are counted.
+    # The record has all causes; trips count the first cause only.
     assert [name for name, flag in flags.items() if flag] == [
         f"quarantine/{cause}" for cause in ("physics", "observation", "reward", "metrics")
     ]
@@ -150,7 +150,7 @@ def test_disabled_capture_is_absent_from_the_program(monkeypatch):
     monkeypatch.setattr(capture, "catch", None)
     monkeypatch.setattr(capture, "flags", None)
     without = primitives(plain, placed(off))
-    # The state decides, so one that has no slot is trained by the same program whatever is configured.
+    # A state without a slot traces the same program under every configuration.
     assert without == primitives(ppo, placed(dataclasses.replace(state, incident=None)))
     assert on["while"] > without["while"] or on.total() > without.total()
 
@@ -162,9 +162,10 @@ def test_no_environment_is_captured_without_guards():
 
 def test_each_device_captures_its_own_environment():
     ppo, state = started(ON, devices=2)
-    after, metrics = compiled(ppo, 2)(placed(poisoned(state, 1, 6), 2))
+    run = compiled(ppo, 2)
+    after, metrics = run(placed(poisoned(state, 1, 6), 2))
     assert metrics.trips["quarantine"].sum() == 2
     assert after.incident.taken.tolist() == [True, True]
     assert [int(held(after, device)["environment"]) for device in (0, 1)] == [1, 2]
     one = placed(poisoned(state, 6), 2)
-    assert compiled(ppo, 2)(one)[0].incident.taken.tolist() == [False, True]
+    assert run(one)[0].incident.taken.tolist() == [False, True]

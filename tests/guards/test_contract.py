@@ -1,7 +1,7 @@
-"""The contract, over every guard: one row per guard, one line per kind of bad number.
+"""The contract of all guards: one row per guard, one line per kind of bad number.
 
-What is particular to one guard follows here for `quarantine`, `transition` and `update`; that of the outlier guards is
-in test_outlier.py, that of the state site in test_state.py, that of inference in policy/test_policy.py.
+Below are the own tests of `quarantine`, `finite_samples` and `finite_update`. Those of the outlier guards are in
+test_outlier.py, of the state site in test_state.py, of inference in policy/test_policy.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 from flax import struct
+from toys import State
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
@@ -60,7 +61,7 @@ SITES: tuple[Callable[[GuardsConfig], dict[str, Any]], ...] = (
 )
 GUARDS = {name: guard for site in SITES for name, guard in site(CONFIG).items()}
 THOROUGH = dataclasses.replace(GUARDS["finite_update"], thorough=True)
-# The return watch is no guard of a site: it compares episodes on the host.
+# The return watch belongs to no site: it compares episodes on the host.
 SWITCHES = [name for name in GuardsConfig.model_fields if name not in ("limiters", "return_watch")]
 
 
@@ -68,11 +69,11 @@ class Fault(NamedTuple):
     """One place where a number may go bad.
 
     Attributes:
-        cause: What the guard calls it.
-        put: The context with a bad number there; at sites that judge samples in sample `at`.
-        values: The bad numbers that this place knows.
-        lets: Large numbers that are none of its business.
-        unsaid: Bad numbers that it refuses and leaves to another to count.
+        cause: Cause that the guard counts.
+        put: Puts a bad number into a context; at sites that judge samples, into sample `Row.at`.
+        values: Bad numbers that are rejected and counted.
+        lets: Large numbers that are accepted.
+        unsaid: Bad numbers that are rejected and counted by another guard.
     """
 
     cause: str
@@ -84,16 +85,16 @@ class Fault(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A guard, a healthy context, and what may go wrong.
+    """A guard, a healthy context, and its faults.
 
     Attributes:
-        guard: Under its configured default.
-        healthy: Makes a context from a number, so that two differ.
-        faults: Where.
-        at: The sample that a fault is put into; () where the verdict is a scalar, the same on all devices.
-        used: What the caller goes on with, from the verdict and from what it had before.
-        start: The state to begin with, where that of `init` judges nothing yet.
-        learns: Whether healthy values move its memory.
+        guard: With its default configuration.
+        healthy: Makes a context from a seed.
+        faults: The places of bad numbers.
+        at: Index of the faulty sample; () if the verdict is a scalar, the same on all devices.
+        used: The values that the caller uses, from the verdict and from the previous values.
+        start: First state, if the state of `init` rejects nothing yet.
+        learns: Whether healthy values change the memory.
     """
 
     guard: Any
@@ -110,7 +111,7 @@ class Row:
 
 
 def draw(seed: int, *shape: int) -> jax.Array:
-    """With a -0.0, which only what is left alone keeps."""
+    """Normal numbers and one -0.0, whose sign most operations would change."""
     x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     x[(0,) * len(shape)] = -0.0
     return jnp.asarray(x)
@@ -134,33 +135,23 @@ class Physics:
     absent: Any = None
 
 
-@struct.dataclass
-class EnvState:
-    pipeline_state: Physics
-    obs: Any
-    reward: jax.Array
-    done: jax.Array
-    metrics: dict[str, jax.Array]
-    info: dict[str, Any]
-
-
 @functools.cache
 def env_context(seed: int) -> EnvContext:
     q, qd, contact = draw(seed, 4, 2), draw(seed + 1, 4, 2), draw(seed + 2, 4, 3, 3)
     physics = Physics(q, qd, 10 * qd, contact, jnp.arange(4), jnp.zeros((4, 0, 3)))
-    state = EnvState(
+    state = State(
         physics, {"state": draw(seed + 3, 4, 3)}, draw(seed + 4, 4), jnp.array([0.0, 1.0, 0.0, 1.0]),
         {"speed": draw(seed + 5, 4)}, {"wind": draw(seed + 6, 4, 2), "key": jnp.ones((4, 2), jnp.uint32)},
     )  # fmt: skip
     return EnvContext(state, draw(seed + 7, 4, 2), jnp.ones(4, bool))
 
 
-def in_env(change: Callable[[EnvState, float], EnvState]) -> Callable[[EnvContext, float], EnvContext]:
+def in_env(change: Callable[[State, float], State]) -> Callable[[EnvContext, float], EnvContext]:
     return lambda ctx, bad: ctx._replace(value=change(ctx.value, bad))
 
 
 def in_physics(name: str, index: tuple[int, ...]) -> Callable[[EnvContext, float], EnvContext]:
-    def change(state: EnvState, bad: float) -> EnvState:
+    def change(state: State, bad: float) -> State:
         leaf = getattr(state.pipeline_state, name).at[index].set(bad)
         return state.replace(pipeline_state=state.pipeline_state.replace(**{name: leaf}))
 
@@ -233,7 +224,7 @@ def in_batch(name: str, index: tuple[int, ...]) -> Callable[[BatchContext, float
 
 
 def learnt_from(verdict: Verdict, _: Any) -> Any:
-    """As the loss reads it: the return sees every reward, a network every observation that is finite."""
+    """The values that the loss reads: every reward, finite observations, valid samples."""
     data = verdict.value
     sampled = (data.raw_action, data.log_prob, data.distribution, data.value)
     return (
@@ -258,7 +249,7 @@ BATCH = Row(
     learnt_from,
 )
 
-# Unit rewards have been seen; 5,000 times that is the bound.
+# The level is 3, so the bound is 15,000.
 REWARD = Row(
     GUARDS["reward_outlier"],
     batch_context,
@@ -295,12 +286,12 @@ def spoiled(tree: Any, bad: float) -> Any:
 
 
 def in_gradients(ctx: UpdateContext, bad: float) -> UpdateContext:
-    """A bad gradient, seen in its norm."""
+    """A bad gradient, which shows in its norm."""
     return ctx._replace(gradient_norm=optax.global_norm(spoiled(ctx.value[0], bad)))
 
 
 def in_candidate(ctx: UpdateContext, bad: float) -> UpdateContext:
-    """Bad new parameters, seen in the norm of the step that leads to them."""
+    """Bad new parameters, which show in the norm of the step."""
     params, opt_state = ctx.value
     new = spoiled(params, bad)
     step = optax.global_norm(jax.tree.map(jnp.subtract, new, params))
@@ -308,7 +299,7 @@ def in_candidate(ctx: UpdateContext, bad: float) -> UpdateContext:
 
 
 def in_old_parameters(ctx: UpdateContext, bad: float) -> UpdateContext:
-    """Bad old parameters, seen in theirs."""
+    """Bad old parameters, which show in their norm."""
     return ctx._replace(parameter_norm=optax.global_norm(spoiled(ctx.value[0], bad)))
 
 
@@ -338,7 +329,7 @@ UPDATE = Row(
     chosen,
 )
 
-# Numbers of the candidate that no norm told of, as of a machine that miscalculates.
+# Bad numbers of the candidate that show in no norm, as after a hardware error.
 UPDATE_THOROUGH = Row(
     THOROUGH,
     update_context,
@@ -351,7 +342,7 @@ UPDATE_THOROUGH = Row(
     chosen,
 )
 
-# A norm of 0.25 is usual; what is not finite is the update guard's to count.
+# The level is 0.25. `finite_update` counts norms that are not finite.
 SPIKE = Row(
     GUARDS["spike"],
     update_context,
@@ -395,7 +386,7 @@ STATE = Row(
     chosen,
 )
 
-# Shares are at most 1, squares and divergences at least 0: each is judged from the side where it can go wrong.
+# Shares are at most 1, squares and divergences at least 0, so one bound is enough for each.
 STORM = Row(
     GUARDS["storm"],
     state_context,
@@ -469,7 +460,7 @@ EACH = pytest.mark.parametrize("name", ROWS)
 
 
 def on_one(function: Callable[..., Any]) -> Any:
-    """Compiled for a single device, whose axis has a name as in training."""
+    """Compiles for a single device, with the axis name of training."""
     return sharding.over_devices(function, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
 
 
@@ -479,7 +470,7 @@ def apply(name: str) -> Any:
 
 
 def same(one: Any, other: Any) -> None:
-    """Equal numbers of the same types; one NaN is as good as another."""
+    """Equal numbers of equal types. NaN equals NaN."""
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -492,7 +483,7 @@ def same_bits(one: Any, other: Any) -> None:
 
 
 def same_verdict(one: Verdict, other: Verdict) -> None:
-    """A memory may differ by the rounding of a logarithm."""
+    """The memory may differ by rounding."""
     same((one.value, one.ok, one.state.trips), (other.value, other.ok, other.state.trips))
     for a, b in zip(jax.tree.leaves(one.state.memory), jax.tree.leaves(other.state.memory), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -520,7 +511,7 @@ def test_every_guard_has_a_row_in_the_contract():
     """Adding a guard means adding a row, and a section of the configuration."""
     assert {*GUARDS, "thorough", "inference"} == ROWS.keys() and set(SWITCHES) == GUARDS.keys()
     for name, row in ROWS.items():
-        # Three norms bound what an optimizer makes of them; only the thorough one looks at it.
+        # Only the thorough update guard reads the optimizer state.
         expected = set(row.guard.causes) - ({"optimizer"} if name == "finite_update" else set())
         assert {fault.cause for fault in row.faults} == expected, name
 
@@ -594,9 +585,9 @@ def test_large_number_within_the_limit_passes(name):
 
 @functools.cache
 def gradients(name: str) -> Any:
-    """Of a loss on what the caller goes on with, by a weight and by the judged value itself."""
+    """Gradients of a loss on the used values, with respect to a weight and to the judged value."""
     row = ROWS[name]
-    before = row.healthy(20).value  # not inside, where what is kept of it would be traced
+    before = row.healthy(20).value  # outside of the traced function
 
     def loss(weight: float, value: Any, verdict: Verdict) -> jax.Array:
         used = floats(row.used(verdict._replace(value=value), before))
@@ -652,7 +643,7 @@ def test_eager_scanned_and_batched_guards_give_the_verdict_of_the_compiled_guard
 
 @functools.cache
 def on_eight(name: str) -> Any:
-    """Every device judges its own context, of a leading axis; at sites of one verdict they first average theirs."""
+    """Every device judges its own context; at sites with a scalar verdict the devices average their contexts first."""
     row = ROWS[name]
 
     def judge(ctx: Any, state: GuardState) -> tuple[Verdict, jax.Array]:
@@ -667,7 +658,7 @@ def on_eight(name: str) -> Any:
 
 
 def spread(row: Row, fault: Fault, device: int, bad: float) -> Any:
-    """A healthy context for each device, and one of them spoiled."""
+    """A healthy context for each device, one of them with a bad number."""
     contexts = [row.healthy(i if row.at else 0) for i in range(DEVICES)]
     contexts[device] = fault.put(contexts[device], bad)
     return jax.tree.map(lambda *x: np.stack(x), *contexts)
@@ -693,11 +684,11 @@ def test_fault_on_one_of_eight_devices_is_counted_once(name):
             assert total.sum() == len(counted) * (1 if row.at else DEVICES)
 
 
-# --- what is particular to one
+# --- single guards
 
 
 @pytest.mark.parametrize("leaf", ["observation", "log_prob", "reward"])
-def test_bad_transition_reaches_no_return(leaf):
+def test_bad_sample_enters_no_return(leaf):
     """The sample becomes invalid, without reward and truncated; its neighbours keep rewards and masks."""
     ctx = in_batch(leaf, (2, 1))(batch_context(0), NAN)
     before, after = ctx.value, apply("finite_samples")(ctx, BATCH.state).value
@@ -706,7 +697,7 @@ def test_bad_transition_reaches_no_return(leaf):
     others[2, 1] = False
     for name in ("reward", "valid"):
         np.testing.assert_array_equal(getattr(after, name)[others], getattr(before, name)[others])
-    # A network that overflowed here would do so in the loss: what it saw is put away, and the step before is cut.
+    # The network might overflow in the loss too, so the observation is zeroed and the step before is truncated.
     np.testing.assert_array_equal(after.truncation[2, 0], float(leaf != "reward"))
     seen = np.asarray(jax.tree.leaves(after.observation)[0])
     assert (seen[2, 1] == 0).all() == (leaf != "reward")
@@ -723,8 +714,8 @@ def test_step_before_a_bad_observation_is_truncated():
     assert np.asarray(last.ok).all() and trips(BATCH, last.state) == {}
 
 
-def test_transition_that_is_already_invalid_is_not_counted_again():
-    """The env guard has counted the sample."""
+def test_sample_that_is_already_invalid_is_not_counted_again():
+    """The quarantine has counted the sample."""
     verdict = apply("finite_samples")(in_batch("observation", (0, 3))(batch_context(0), NAN), BATCH.state)
     assert not verdict.value.valid[0, 3] and trips(BATCH, verdict.state) == {}
 
@@ -790,7 +781,7 @@ def test_guard_without_limits_still_rejects_numbers_that_are_not_finite(name):
 
 def test_quarantine_accepts_empty_metrics_and_integer_observations():
     guard = UNLIMITED
-    state = EnvState(jnp.zeros((4, 2)), jnp.arange(4), jnp.zeros(4), jnp.zeros(4, bool), {}, {})
+    state = State(jnp.zeros((4, 2)), jnp.arange(4), jnp.zeros(4), jnp.zeros(4, bool), {}, {})
     verdict = guard.apply(EnvContext(state, jnp.zeros((4, 1)), jnp.ones(4, bool)), guard.init())
     assert verdict.ok.shape == (4,) and verdict.ok.all()
     limited = ENV.guard.apply(EnvContext(state, jnp.zeros((4, 1)), jnp.ones(4, bool)), guard.init())
@@ -818,7 +809,7 @@ def test_patience_counts_consecutive_trips(name):
 
 @dataclasses.dataclass(frozen=True)
 class Doubling:
-    """A guard that repairs by doubling and trips on what it saw beyond a limit."""
+    """A guard that doubles values and trips beyond a limit."""
 
     limit: float
     causes: tuple[str, ...] = ("beyond",)
@@ -852,7 +843,7 @@ def test_select_lets_no_bad_number_of_the_rejected_value_through():
     assert (select(jnp.array([True, False]), keys, keys[::-1]) == keys[jnp.array([0, 0])]).all()
 
 
-# --- what guards are made of
+# --- helpers of guards
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])

@@ -1,6 +1,6 @@
-"""Limiters: exact values, gradients that stay finite and lead back, and how often they are active.
+"""Limiters: exact values, finite gradients that lead back inside, and the reported activity.
 
-First the functions, then every entry of the configuration where it acts.
+First the functions, then every limiter of the configuration.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from rlstable.ppo.records import Collected, Targets
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 NAN, INF = float("nan"), float("inf")
-FLOATS = st.floats(-10, 10, width=32, allow_subnormal=False)  # XLA takes subnormal numbers for zero
+FLOATS = st.floats(-10, 10, width=32, allow_subnormal=False)  # XLA flushes subnormal numbers to zero
 
 
 def gradient(function: Callable[[jax.Array], jax.Array], *at: float) -> list[float]:
     return jax.grad(lambda x: jnp.sum(function(x)))(jnp.array(at, jnp.float32)).tolist()
 
 
-# --- clip, beyond
+# --- clip
 
 
 def test_clip_is_exact_and_its_gradient_finite():
@@ -78,9 +78,9 @@ def test_bounded_equals_clip_and_has_the_gradient_of_the_identity_inside(xs, low
 @pytest.mark.parametrize(
     ("x", "slope", "passes"),
     [
-        # Downhill from a value above the ceiling: down is back inside, up is further out.
+        # Gradient descent with a slope of 1 goes down: above the ceiling this leads back inside.
         (5.0, 1.0, True), (5.0, -1.0, False), (-5.0, -1.0, True), (-5.0, 1.0, False),
-        # At a bound alike.
+        # The same at a bound.
         (2.0, 1.0, True), (2.0, -1.0, False), (-2.0, -1.0, True), (-2.0, 1.0, False),
         (0.5, 1.0, True), (0.5, -1.0, True),
     ],
@@ -121,10 +121,7 @@ def test_bounded_keeps_nan_and_its_gradient_is_finite():
     assert active.tolist() == [1, 0, 0, 0, 1, 1, 1, 1] and active.dtype == jnp.float32
 
 
-# --- floor, squared
-
-
-# --- all
+# --- all functions
 
 
 def test_limiters_keep_the_type():
@@ -148,7 +145,7 @@ def test_disabled_limiter_traces_nothing():
     assert jax.make_jaxpr(lambda y: limiters.bounded(y, None, None))(x).eqns == []
 
 
-# --- where they act
+# --- every limiter of the configuration
 
 OFF = dict.fromkeys(LimiterConfig.model_fields)
 R = sharding.REPLICATED
@@ -169,7 +166,7 @@ def finite(tree: Any) -> bool:
 def test_every_limiter_has_a_test():
     """Adding a limiter means adding a test that names it. The KL limiter is tested in ppo/test_kl_limiter.py."""
     with open(__file__) as file:
-        below = file.read().split("# --- where they act")[-1]
+        below = file.read().split("# --- every limiter of the configuration")[-1]
     assert [name for name in LimiterConfig.model_fields if f"{name}=" not in below] == ["kl"]
 
 
@@ -224,7 +221,7 @@ def test_observation_limiter_clips_normalised_observations():
     np.testing.assert_array_equal(networks.value(params, STATISTICS, seen), unlimited.value(params, STATISTICS, inside))
     assert networks.beyond(STATISTICS, seen, 3.0).tolist() == [0.0, 0.5, 1.0]
     assert nothing == {}
-    # Preprocessed once and read by networks without preprocessing, the outputs are the same, bit for bit.
+    # Networks without preprocessing give the same bits for preprocessed observations.
     preprocessed, bare = networks.preprocess(STATISTICS, seen), networks.without_preprocessing
     np.testing.assert_array_equal(bare.distribution(params, STATISTICS, preprocessed)[0].loc, expected.loc)
     np.testing.assert_array_equal(
@@ -316,10 +313,10 @@ def test_value_error_limiter_makes_the_loss_linear_beyond_delta():
     ],
 )
 def test_log_ratio_limiter_keeps_a_gradient_that_leads_back(advantage, policy_loss, slopes):
-    """The ratio ends at the exponential of the limit; beyond it the gradient is that of a ratio of 1, and leads back.
+    """The ratio is at most the exponential of the limit; beyond the limit the gradient is that of a ratio of 1.
 
-    Log-ratios are 1, 2.5, 1000 and -1000. A bad action that became far likelier gets less likely again, a good one that
-    became far less likely gets likelier, and what PPO clips has no gradient.
+    Log-ratios are 1, 2.5, 1000 and -1000. A bad action that became far likelier becomes less likely again, and a good
+    action that became far less likely becomes likelier. Samples clipped by PPO have no gradient.
     """
     now = -0.5 * 0.25 - 0.9189385332046727
     samples_of = (jnp.zeros((1, 4)), advantage, now - jnp.array([[1.0, 2.5, 1000.0, -1000.0]]))
@@ -370,7 +367,7 @@ def candidate(limits: LimiterConfig, gradients: Any, rate: float = 1e-3, params:
     return jax.jit(step)(gradients, params)
 
 
-def given_to_adam(candidate: Candidate) -> Any:
+def seen_by_adam(candidate: Candidate) -> Any:
     """After one step its first moment is a tenth of the gradient."""
     adam = next(state for state in candidate.opt_state if isinstance(state, optax.ScaleByAdamState))
     return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), adam.mu)
@@ -400,7 +397,7 @@ def test_gradient_norm_limiter_scales_the_gradient(factor):
     norm = float(optax.global_norm(SMALL))
     limits = only(gradient_norm=norm * 1.5)
     large = candidate(limits, scaled(SMALL, factor))
-    given = given_to_adam(large)
+    given = seen_by_adam(large)
     assert optax.global_norm(given) == pytest.approx(1.5 * norm, rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1.5 * b, rtol=1e-5), given, SMALL)
     assert large.activity == {"gradient_norm": 1.0} and finite(large.params)
@@ -414,11 +411,11 @@ def test_gradient_block_limiter_scales_each_unit():
     assert kept.activity == {"gradient_block": 0.0}
     one = candidate(limits, SMALL | {"b": jnp.array([0.3, 0.4])})
     assert one.activity == {"gradient_block": 0.5}
-    np.testing.assert_allclose(given_to_adam(one)["b"], [6e-5, 8e-5], rtol=1e-5)
-    np.testing.assert_allclose(given_to_adam(one)["w"], SMALL["w"], rtol=1e-6)
+    np.testing.assert_allclose(seen_by_adam(one)["b"], [6e-5, 8e-5], rtol=1e-5)
+    np.testing.assert_allclose(seen_by_adam(one)["w"], SMALL["w"], rtol=1e-6)
     both = candidate(limits, scaled(SMALL, 1e6))
     assert both.activity == {"gradient_block": 1.0} and finite(both.params)
-    np.testing.assert_allclose(np.linalg.norm(given_to_adam(both)["w"], axis=0), [0.5, 0.05], rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(seen_by_adam(both)["w"], axis=0), [0.5, 0.05], rtol=1e-5)
 
 
 @pytest.mark.parametrize("limits", [only(gradient_norm=1.0), only(gradient_block=0.1), only(update_norm=0.1)])
@@ -436,8 +433,10 @@ def test_update_norm_is_limited_to_a_share_of_the_norm_of_the_parameters(params,
     unlimited, limited = (candidate(limits, SMALL, rate, params) for limits in (only(), only(update_norm=share)))
     assert limited.update_norm == pytest.approx(bound, rel=1e-5)
     assert limited.activity == {"update_norm": 1.0}
-    assert step_of(limited, params) == pytest.approx(bound, rel=2e-3)  # in the last bits of large parameters
-    assert unlimited.update_norm == pytest.approx(rate * 2, rel=0.02)  # Adam's first step is one of all signs
+    assert step_of(limited, params) == pytest.approx(bound, rel=2e-3)  # rounding of large parameters
+    assert unlimited.update_norm == pytest.approx(
+        rate * 2, rel=0.02
+    )  # every element of the first step of Adam has the size of the rate
     for a, b in zip(jax.tree.leaves(limited.opt_state), jax.tree.leaves(unlimited.opt_state), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -1,4 +1,4 @@
-"""Masked reductions against NumPy over the valid samples, on one device and spread unevenly over eight."""
+"""Masked reductions equal NumPy over the valid samples, on one device and unevenly over eight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAN = float("nan")
 
 @functools.cache
 def reductions(devices: int) -> Any:
-    """Everything at once, compiled once: `x` and `valid` are split by rows."""
+    """All reductions in one program; `x` and `valid` are split by rows."""
 
     def reduce(x: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         valid_share = masked.share(valid)
@@ -44,7 +44,7 @@ def sample(seed: int = 0) -> np.ndarray:
 
 
 def uneven() -> np.ndarray:
-    """Some devices all valid, some in part, one not at all."""
+    """Devices with all, some and no samples valid."""
     valid = np.random.default_rng(1).random((ROWS, STEPS)) < np.linspace(0.1, 1.0, ROWS)[:, None]
     valid[0], valid[-1] = False, True
     return valid
@@ -102,7 +102,7 @@ def test_masked_std_is_exact_beside_a_large_mean():
 
 
 def operations(function: Any, *args: Any, devices: int = 2) -> list[str]:
-    """The primitives of a program on some devices, whose reductions over devices are named, not run."""
+    """The primitives of a program, traced for a number of devices."""
     traced = jax.make_jaxpr(function, axis_env=[(sharding.AXIS, devices)])(*args)
 
     def walk(jaxpr: Any) -> list[str]:
@@ -131,12 +131,12 @@ def test_reductions_without_a_mask_trace_the_plain_operations():
         return center, jnp.sqrt(jax.lax.pmean(jnp.mean(jnp.square(y - center)), "data"))
 
     assert operations(lambda y: masked.mean_and_std(y, None, None), x) == operations(plain_mean_and_std, x)
-    assert operations(lambda y: masked.minimum(y, None), x, devices=1) == ["reduce_min"]  # nothing crosses to nowhere
+    assert operations(lambda y: masked.minimum(y, None), x, devices=1) == ["reduce_min"]
     tree = {"x": x}
     assert masked.zero_invalid(tree, None) is tree and masked.zero_invalid_nonfinite(tree, None) is tree
 
 
-# --- choosing before computing
+# --- masks before products
 
 
 def test_masking_before_a_product_keeps_the_gradient_finite():

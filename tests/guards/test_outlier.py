@@ -28,12 +28,12 @@ WIDEN = 1.05
 
 
 def refusals(times: float) -> int:
-    """How often a number that is so many times the bound is refused, whenever it comes."""
+    """How often a number of `times` the bound is rejected."""
     return math.ceil(math.log(times) / math.log(WIDEN) - 1e-9)
 
 
 def padded(x: Any) -> np.ndarray:
-    """Zeros behind, up to one of a few lengths, so that few programs are compiled."""
+    """Appends zeros up to one of a few lengths, so that few programs are compiled."""
     length = next(length for length in (64, 512, 2048, 4096) if length >= len(x))
     return np.concatenate([x, np.zeros((length - len(x), *np.shape(x)[1:]), np.asarray(x).dtype)])
 
@@ -73,7 +73,7 @@ def paying(guard: RewardOutlierGuard, devices: int = 1) -> Any:
 
 
 def pay(rewards: Any, valid: Any = None, guard: RewardOutlierGuard = REWARDS, devices: int = 1) -> Any:
-    """What is made of batches: ok, reward, valid `[n, rows, T]`, the state `[n, devices, ...]` after each."""
+    """Results of each batch: ok, reward, valid `[n, rows, T]`, and the state `[n, devices, ...]`."""
     rewards = np.asarray(rewards, F32)
     valid = np.ones(rewards.shape, bool) if valid is None else valid
     made = paying(guard, devices)(guard.init(), padded(rewards), padded(valid))
@@ -135,7 +135,7 @@ def test_first_batch_with_rewards_is_compared_with_its_own_level():
 
 def test_invalid_and_non_finite_rewards_do_not_set_the_level():
     rewards = jnp.ones((ROWS, T)).at[0, 0].set(1e30).at[0, 1].set(NAN).at[1, 2].set(5001.0)
-    # Were the other two counted, or nothing at all, 5,001 would pass.
+    # 5,001 would pass if the other two set the level.
     valid = jnp.ones((ROWS, T), bool).at[0, 0].set(False)
     judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
     verdict = judge(batch(rewards, valid), REWARDS.init())
@@ -198,7 +198,7 @@ def test_usual_level_is_the_same_on_all_devices():
     assert state.trips[-1, :, 0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
-def test_transition_guard_runs_before_the_reward_outlier_guard():
+def test_finite_samples_guard_runs_before_the_reward_outlier_guard():
     """So a number that is not finite is counted once."""
     guards = batch_guards(GuardsConfig())
     assert [type(guard) for guard in guards.values()] == [FiniteSamplesGuard, RewardOutlierGuard]
@@ -219,7 +219,7 @@ def stepping(guard: SpikeGuard) -> Any:
 
 
 def steps(*norms: float, guard: SpikeGuard = SPIKES) -> tuple[list[bool], list[float], list[float], int]:
-    """Of norms one after another: verdicts, levels, allowances, and the trips in the end."""
+    """Verdicts, levels and allowances of norms in sequence, and the final trips."""
     ok, state = jax.tree.map(lambda x: np.asarray(x)[: len(norms)], stepping(guard)(padded(np.array(norms, F32))))
     return ok.tolist(), state.memory.level.tolist(), state.memory.allowance.tolist(), int(state.trips[-1, 0])
 
@@ -227,9 +227,9 @@ def steps(*norms: float, guard: SpikeGuard = SPIKES) -> tuple[list[bool], list[f
 def test_spike_level_is_the_geometric_mean_of_accepted_norms():
     """Each new logarithm has a weight of 1/20; the first norm sets the level."""
     norms = np.random.default_rng(0).lognormal(1.0, 1.0, 50)
-    told = list(norms)
-    told[10:10] = [1e7, NAN, INF, 0.0, 5e6]
-    ok, level, _, trips = steps(*told)
+    seen = list(norms)
+    seen[10:10] = [1e7, NAN, INF, 0.0, 5e6]
+    ok, level, _, trips = steps(*seen)
     mean = np.log(norms[0])
     expected = [norms[0]]
     for norm in norms[1:]:
@@ -264,6 +264,3 @@ def test_new_level_of_gradient_norms_is_accepted_in_the_end(norm, refused):
     np.testing.assert_allclose(allowance[: refused + 1], WIDEN ** np.arange(refused + 1), rtol=1e-4)
     assert level[: refused + 1] == [1.0] * (refused + 1)
     assert level[refused + 1] == pytest.approx(norm**0.05, rel=1e-4) and level[-1] == pytest.approx(norm, rel=1e-4)
-
-
-# --- both

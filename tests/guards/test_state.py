@@ -1,4 +1,4 @@
-"""The guards of the state site, each at its boundary, and the patience that they share."""
+"""The guards of the state site, each at its boundary, and their patience."""
 
 from __future__ import annotations
 
@@ -24,49 +24,33 @@ NUMBERS = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5, distance=0.
 
 
 def report(updated: bool = True, **numbers: float) -> IterationStats:
-    told: dict[str, Any] = {name: np.float32(x) for name, x in (NUMBERS | numbers).items()}
-    return IterationStats(updated=np.bool_(updated), **told)
+    reports: dict[str, Any] = {name: np.float32(x) for name, x in (NUMBERS | numbers).items()}
+    return IterationStats(updated=np.bool_(updated), **reports)
 
 
 @functools.cache
 def judging(guard: Any) -> Any:
-    def step(state: GuardState, told: IterationStats) -> Any:
-        verdict = guard.apply(StateContext((), told), state)
-        return verdict.state, (verdict.ok, verdict.state, guard.exhausted(verdict.state))
+    def step(state: GuardState, reports: IterationStats) -> Any:
+        verdict = guard.apply(StateContext((), reports), state)
+        return verdict.state, (verdict.ok, verdict.state)
 
-    return jax.jit(lambda told: jax.lax.scan(step, guard.init(), told)[1])
+    return jax.jit(lambda reports: jax.lax.scan(step, guard.init(), reports)[1])
 
 
-def judge(guard: Any, *told: IterationStats) -> tuple[list[bool], dict[str, int], GuardState, list[bool]]:
-    """Iterations one after another: verdicts, trips in the end, states, and whether patience had ended."""
-    longer = (*told, *[told[-1]] * (64 - len(told)))  # one program for all lengths
+def judge(guard: Any, *reports: IterationStats) -> tuple[list[bool], dict[str, int], GuardState]:
+    """Judges iterations in sequence: verdicts, final trips, and states."""
+    longer = (*reports, *[reports[-1]] * (64 - len(reports)))  # one program for all lengths
     judged = judging(guard)(jax.tree.map(lambda *x: np.stack(x), *longer))
-    ok, state, exhausted = jax.tree.map(lambda x: np.asarray(x)[: len(told)], judged)
+    ok, state = jax.tree.map(lambda x: np.asarray(x)[: len(reports)], judged)
     trips = {cause: n for cause, n in zip(guard.causes, state.trips[-1].tolist(), strict=True) if n}
-    return ok.tolist(), trips, state, exhausted.tolist()
+    return ok.tolist(), trips, state
 
-
-# --- patience
 
 BAD = {
     "storm": report(valid_share=0.0),
     "value_loss": report(value_loss=2e10),
     "policy": report(distance=1e3),
 }
-
-
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("patience", [1, 5])
-def test_patience_ends_after_its_number_of_consecutive_trips(name, patience):
-    """The guard stays exhausted until a good iteration."""
-    make = {"storm": StormGuard, "value_loss": ValueLossGuard, "policy": PolicyGuard}[name]
-    fields = {field: getattr(GUARDS[name], field) for field in make.__dataclass_fields__} | {"patience": patience}
-    bad = [BAD[name]]
-    told = bad * (patience - 1) + [report()] + bad * (patience + 1) + [report()]
-    ok, trips, state, exhausted = judge(make(**fields), *told)
-    assert exhausted == [False] * (2 * patience - 1) + [True, True, False]
-    assert list(trips.values()) == [2 * patience] == [len(ok) - sum(ok)]
-    assert state.memory.length[-1] == 0
 
 
 def test_default_patience_of_each_state_guard():
@@ -115,8 +99,8 @@ def test_value_loss_limit_equals_the_formula():
     assert (guard.factor, guard.discount, guard.coefficient) == (100.0, 0.97, 0.25)
     for reward in (0.0, 1.0, 1000.0):
         limit = 100 * 0.25 * (1 + reward / 0.03) ** 2
-        told = [report(greatest_reward=reward, value_loss=share * limit) for share in (0.999, 1.001)]
-        assert judge(guard, *told)[0] == [True, False]
+        reports = [report(greatest_reward=reward, value_loss=share * limit) for share in (0.999, 1.001)]
+        assert judge(guard, *reports)[0] == [True, False]
 
 
 def test_value_loss_that_rises_with_a_sparse_reward_does_not_trip():
@@ -124,7 +108,7 @@ def test_value_loss_that_rises_with_a_sparse_reward_does_not_trip():
     nothing, paid = report(greatest_reward=0.0, value_loss=1e-12), report(greatest_reward=100.0, value_loss=1e4)
     after = report(greatest_reward=0.0, value_loss=1e4)
     exploded = report(greatest_reward=0.0, value_loss=2e10)
-    ok, trips, state, _ = judge(GUARDS["value_loss"], nothing, nothing, paid, after, exploded, after)
+    ok, trips, state = judge(GUARDS["value_loss"], nothing, nothing, paid, after, exploded, after)
     assert ok == [True] * 4 + [False, True] and trips == {"exploded": 1}
     assert state.memory.scale.tolist() == [0, 0, 100, 100, 100, 100]
 
@@ -148,8 +132,8 @@ def test_value_loss_limit_uses_a_horizon_of_at_most_10000_steps(discount):
 @pytest.mark.parametrize("greatest", [NAN, INF, -INF])
 def test_value_loss_guard_does_not_remember_a_bad_reward(greatest):
     """A batch without a valid sample reports -inf."""
-    told = [report(greatest_reward=3.0), report(greatest_reward=greatest), report(greatest_reward=1.0)]
-    ok, _, state, _ = judge(GUARDS["value_loss"], *told)
+    reports = [report(greatest_reward=3.0), report(greatest_reward=greatest), report(greatest_reward=1.0)]
+    ok, _, state = judge(GUARDS["value_loss"], *reports)
     assert state.memory.scale.tolist() == [3, 3, 3]
     assert ok == [True, not np.isnan(greatest), True]
 
@@ -193,7 +177,7 @@ def test_iteration_without_accepted_updates_does_not_trip_state_guards(name):
     """Means over no update are NaN. Such an iteration also resets the patience."""
     bad = NAN
     nothing = report(updated=False, value_loss=bad, distance=bad, std=bad, entropy=bad, greatest_reward=bad)
-    ok, trips, state, _ = judge(GUARDS[name], BAD[name], nothing, report())
+    ok, trips, state = judge(GUARDS[name], BAD[name], nothing, report())
     assert ok == [False, True, True] and sum(trips.values()) == 1
     assert state.memory.length.tolist() == [1, 0, 0]
     assert np.isfinite(state.memory.scale).all()

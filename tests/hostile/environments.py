@@ -1,4 +1,4 @@
-"""Environments that attack the trainer: each kind does one thing that no environment should do."""
+"""Environments that attack the trainer; each does one thing that no environment should do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _physics(value: Callable[[jax.Array, jax.Array], Any]) -> Attack:
     return attack
 
 
-# In plain words: what the environment does in every step. `age` counts the steps since the reset, from 1.
+# The attack in every step, by its description. `age` counts the steps since the reset, from 1.
 ATTACKS: dict[str, Attack] = {
     "every reward is NaN": _reward(lambda state, age: jnp.nan),
     "every reward is infinite": _reward(lambda state, age: jnp.inf),
@@ -58,7 +58,7 @@ class Hostile(PointMass):
     """A point mass under an attack.
 
     Args:
-        attack: One of `ATTACKS`, or nothing.
+        attack: One of `ATTACKS`, or empty for none.
         bad_resets: Share of the resets whose observation is NaN.
     """
 

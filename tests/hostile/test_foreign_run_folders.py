@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -50,7 +51,7 @@ def made_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stranger(made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as another user sends it, whose environment leaves a file where it is imported; beside it its module."""
+    """A run folder of another user and its module, whose import creates a file."""
     folder = tmp_path / "run"
     shutil.copytree(made_here, folder)
     (tmp_path / f"{COPY}.py").write_text(CODE)
@@ -82,7 +83,7 @@ def incident(folder: Path) -> Path:
 
 
 def resume(words: Sequence[str] | None) -> None:
-    """Types `python -m rlstable.train`."""
+    """Runs `python -m rlstable.train`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["rlstable.train", *(words or ())])
         train.main()
@@ -97,7 +98,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str] | None], None], Callable[[Path
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_code_of_another_user_is_imported_after_one_word_of_trust(
+def test_code_of_another_user_is_imported_only_after_trust_was_given_once(
     command: str, stranger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main, words, agree = COMMANDS[command]
@@ -107,7 +108,7 @@ def test_code_of_another_user_is_imported_after_one_word_of_trust(
     assert f"names code outside rlstable, Brax and Playground, env.name={COPY}:PointMass" in last
     assert last.endswith(f"read that code, then add {agree} once")
     assert not Path("imported").exists() and sys.path == before
-    # A point mass has no model to draw; it was made all the same.
+    # `render` imports the environment, then fails because a point mass has no model to draw.
     assert exit_code(main, *words(stranger), agree) == (2 if command == "render" else 0)
     assert Path("imported").exists()
     assert exit_code(main, *words(stranger)) == (2 if command == "render" else 0)
@@ -115,7 +116,7 @@ def test_code_of_another_user_is_imported_after_one_word_of_trust(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_trust_in_one_folder_is_none_in_its_changed_settings(command: str, stranger: Path) -> None:
+def test_changed_settings_of_a_trusted_folder_need_trust_again(command: str, stranger: Path) -> None:
     main, words, agree = COMMANDS[command]
     exit_code(main, *words(stranger), agree)
     Path("imported").unlink()
@@ -125,32 +126,31 @@ def test_trust_in_one_folder_is_none_in_its_changed_settings(command: str, stran
     assert not Path("imported").exists()
 
 
-@pytest.mark.parametrize("agreed", [False, True])
+STDLIB = ("os:system", {"command": "touch called"})
+OURS = ("rlstable.io.run_folder:write_atomically", {"path": "called", "content": "anything"})
+
+
+@pytest.mark.parametrize(
+    ("function", "agreed", "said"),
+    [
+        (STDLIB, False, "env.name=os:system, and is not in this user's list"),
+        (STDLIB, True, "is in Python's standard library"),
+        (OURS, False, "functions of rlstable are not called"),
+        (OURS, True, "functions of rlstable are not called"),
+    ],
+)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_function_of_the_standard_library_is_never_called(
-    command: str, agreed: bool, stranger: Path, capsys: pytest.CaptureFixture[str]
+def test_function_of_python_or_rlstable_is_never_called_as_an_environment(
+    command: str, function: Any, agreed: bool, said: str, stranger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name(stranger, "os:system", {"command": "touch called"})
+    name(stranger, *function)
     main, words, agree = COMMANDS[command]
     assert exit_code(main, *words(stranger), *([agree] if agreed else [])) == 2
-    said = "is in Python's standard library" if agreed else "env.name=os:system, and is not in this user's list"
     assert said in capsys.readouterr().err
     assert not Path("called").exists()
 
 
-@pytest.mark.parametrize("agreed", [False, True])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_function_of_rlstable_is_never_called_as_an_environment(
-    command: str, agreed: bool, stranger: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name(stranger, "rlstable.io.run_folder:write_atomically", {"path": "called", "content": "anything"})
-    main, words, agree = COMMANDS[command]
-    assert exit_code(main, *words(stranger), *([agree] if agreed else [])) == 2
-    assert "functions of rlstable are not called" in capsys.readouterr().err
-    assert not Path("called").exists()
-
-
-def test_trust_that_stands_in_the_settings_does_not_count(stranger: Path) -> None:
+def test_trust_written_in_the_settings_of_a_folder_is_ignored(stranger: Path) -> None:
     with (stranger / "config.yaml").open("a") as file:
         file.write("trust: true\n")
     for command in ("evaluate", "resume"):
@@ -173,7 +173,7 @@ def test_compiled_programs_of_another_user_are_not_executed(
     assert not Path("programs").exists()
 
 
-def test_folder_that_was_made_here_is_not_asked_about(
+def test_folder_made_by_the_same_user_needs_no_trust(
     made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From any working directory, before and after it was resumed."""

@@ -1,4 +1,4 @@
-"""Environments and settings that attack a training: each ends by a name, with finite parameters and a result."""
+"""Runs under hostile environments and settings end with a named stop reason, finite parameters and a result."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rlstable.supervise.stop_reasons import StopReason
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATIONS = 12
 
-# Those that are not marked slow; each attack compiles a program.
-QUICK = ("every reward is NaN", "observations are the greatest float32", "the physics explodes", "done is NaN")
-QUICK_SETTINGS = ("a learning rate of 1e30", "rewards times 1e12")
+# Not marked slow. Each attack compiles a program.
+QUICK = ("every reward is NaN", "the physics explodes")
+QUICK_SETTINGS = ("a learning rate of 1e30",)
 
 NEVER_TRAINED = (
     "every reward is NaN", "every reward is infinite", "every reward is 1e30", "every observation is NaN",
     "observations are the greatest float32", "done is NaN", "the physics is NaN in every step", "a metric is infinite",
 )  # fmt: skip
 
-# Attack by settings, in plain words.
+# Attacks by settings, by description.
 SETTINGS: dict[str, dict[str, Any]] = {
     "a learning rate of 1e6": {"learning_rate": 1e6},
     "a learning rate of 1e30": {"learning_rate": 1e30},
@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = None) -> Any:
-    """The ended runner of a whole run under default guards."""
+    """The result of a run under default guards, whose parameters are checked."""
     config = tiny_config(
         guards={}, devices=1, seed=3, total_steps=ITERATIONS * 64, ppo=ppo or {},
         env={"name": "environments:Hostile", "kwargs": {"attack": attack, "bad_resets": bad_resets}},
@@ -72,16 +72,18 @@ def _marked(attacks: Iterable[str], quick: Sequence[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("attack", _marked(ATTACKS, QUICK))
-def test_every_hostile_environment_ends_by_name_with_finite_parameters(tmp_path: Path, attack: str) -> None:
+def test_run_in_a_hostile_environment_ends_with_a_stop_reason_and_finite_parameters(
+    tmp_path: Path, attack: str
+) -> None:
     result = train(tmp_path, attack)
-    # Where no update was accepted nothing was trained, whatever the steps.
+    # A run without an accepted update has not trained.
     assert result.stop_reason.succeeded is (attack not in NEVER_TRAINED)
 
 
 @pytest.mark.parametrize("settings", _marked(SETTINGS, QUICK_SETTINGS))
-def test_every_hostile_setting_ends_by_name_with_finite_parameters(tmp_path: Path, settings: str) -> None:
+def test_run_with_hostile_settings_ends_with_a_stop_reason_and_finite_parameters(tmp_path: Path, settings: str) -> None:
     train(tmp_path, ppo=SETTINGS[settings])
 
 
-def test_nine_of_ten_resets_may_be_bad(tmp_path: Path) -> None:
+def test_run_completes_with_nine_of_ten_resets_bad(tmp_path: Path) -> None:
     assert train(tmp_path, bad_resets=0.9).stop_reason is StopReason.completed

@@ -1,4 +1,4 @@
-"""Eight devices compute the gradient of one, do not communicate while collecting, and count each fault once."""
+"""Eight devices: the gradient of one device, no communication while collecting, one count per fault."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ def settings():
 
 @pytest.fixture(scope="module")
 def gradients(settings):
-    """Gradient and metrics of a global `[T, B]` batch on so many devices, split along B."""
+    """Gradient and metrics of a `[T, B]` batch that is split along B over devices."""
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
 
     def gradient(params, statistics, rows, noise):
@@ -92,7 +92,7 @@ def test_gradient_on_eight_devices_equals_that_on_one(gradients, masking):
 
 
 def crossings(function, *arguments):
-    """Where a program on all devices communicates: how many loops are around each collective."""
+    """The number of loops around each collective operation of a program."""
     program = jax.make_jaxpr(function)(*arguments).jaxpr
     return [loops(inside) for equation, inside in equations(program) if equation.primitive.name in COLLECTIVES]
 
@@ -111,9 +111,9 @@ def test_devices_do_not_communicate_while_collecting():
     )  # fmt: skip
     key = jax.random.PRNGKey(0)
     program = jax.make_jaxpr(collecting)(state, key).jaxpr
-    assert max(loops(inside) for _, inside in equations(program)) >= 2  # unrolls of steps: both are looked into
+    assert max(loops(inside) for _, inside in equations(program)) >= 2  # over unrolls and over steps
     assert set(crossings(collecting, state, key)) == {0}
-    # The test can fail: in a whole iteration the gradients do cross, once per minibatch of an epoch.
+    # The test can fail: in a whole iteration gradients are reduced once per minibatch of an epoch.
     assert max(crossings(compiled(ppo, DEVICES), state)) == 2
 
 
@@ -151,15 +151,12 @@ def test_fault_on_one_device_is_counted_once(poisoned):
     minibatches = 4  # two in each of two epochs
     if guards == "every guard":
         assert trips["quarantine"] == [0, 1, 0, 0, 0, 0, 0]
-        assert [sum(trips[name]) for name in ("finite_samples", "finite_update", "finite_state")] == [0, 0, 0]
+        assert {name for name, counts in trips.items() if any(counts)} == {"quarantine"}
         assert int(after.counters.updates) == minibatches
         np.testing.assert_allclose(metrics.values["training/valid_share"], 1 - 1 / 64)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(after) if x.dtype == jnp.float32)
-        ppo, _ = assemble(tiny_config(guards={}))
-        _, alone = compiled(ppo)(placed(jax.device_get(before)))  # other actions, the same fault and count
-        jax.tree.map(np.testing.assert_array_equal, metrics.trips, alone.trips)
         return
-    # Each device has two unrolls and gives one to each minibatch, so every minibatch is bad: on all devices, once.
+    # Each device has two unrolls, one in each minibatch, so every minibatch is bad on all devices and counted once.
     assert trips == {"finite_update": [minibatches, 0, 0]}
     assert int(after.counters.updates) == 0
     jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))

@@ -1,4 +1,4 @@
-"""Policy distance: exact values, its bounds, the mean and percentile of a batch, and the bounded normaliser."""
+"""Policy distance: exact values, bounds, mean and percentile of a batch, and the bounded normaliser."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def between(kind, old, new):
 
 
 def divergence(kind, old, new):
-    """Brax's KL of the raw Gaussians."""
+    """The KL of the raw Gaussians, as in Brax."""
     return float(policy(kind, *new).kl_from(policy(kind, *old)))
 
 
@@ -109,7 +109,7 @@ def test_distance_is_finite_and_bounded_for_extreme_policies(kind):
     found = np.asarray(distance.distance(moments(old), moments(new)))
     assert found.shape == (len(EXTREMES) ** 2,)
     assert (found >= -1e-4).all() and (found <= 801).all()
-    assert not np.isfinite(new.kl_from(old)).all()  # Brax's is not
+    assert not np.isfinite(new.kl_from(old)).all()  # the KL of Brax is not finite
 
 
 # --- a batch
@@ -146,7 +146,7 @@ def measured(reference, valid=None, limit=None, devices=1, observation=None):
 
 
 def moved(where):
-    """A reference that is elsewhere in some samples, and the distance of each sample from it."""
+    """A reference with other means in some samples, and the distance of each sample from it."""
     _, params, statistics, _ = parts()
     now = under(params, statistics)
     mean = jnp.where(where[..., None], -0.5 * jnp.sign(now.mean), now.mean)
@@ -316,7 +316,7 @@ def training(kl, policy_guard=False, **ppo):
 
 
 def shaken(state):
-    """A state whose normaliser saw few samples far from those that come, and whose policy depends on them."""
+    """A state whose normaliser has few and far samples, with a policy that depends strongly on observations."""
     weights = jax.tree.map(lambda x: 10.0 * x, state.params["policy"])
     statistics = dataclasses.replace(
         state.normalizer,
@@ -340,7 +340,7 @@ def test_kl_limiter_keeps_the_normalizer_from_moving_the_policy(order):
     whole = after.normalizer.mean - start.normalizer.mean
     limited, state = training(0.1, **small)
     after, metrics = limited(shaken(state))
-    assert metrics.values["training/policy_distance"] <= 0.5 * 0.1 * 1.05  # the updates move it a little, too
+    assert metrics.values["training/policy_distance"] <= 0.5 * 0.1 * 1.05  # updates move the policy a little
     assert metrics.values["limiters/kl/active"] == 0.0
     share = np.asarray((after.normalizer.mean - start.normalizer.mean) / whole)
     np.testing.assert_allclose(share, share[0], rtol=1e-3)

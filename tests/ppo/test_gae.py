@@ -84,7 +84,7 @@ def test_bad_reward_at_a_truncated_step_changes_no_estimate(bad):
     for mine, wanted in zip(ours(poisoned, *rest), expected, strict=True):
         np.testing.assert_array_equal(mine, wanted)
     theirs = brax(poisoned, *rest, DISCOUNT, LAMBDA)
-    if np.isnan(bad):  # The same number takes every earlier advantage in Brax's, which is why ours chooses.
+    if np.isnan(bad):  # in Brax every earlier advantage becomes NaN
         assert np.isnan(theirs[1][:4, 1]).all()
 
 
@@ -103,7 +103,7 @@ def test_bad_value_at_a_truncated_step_reaches_only_the_step_that_bootstraps_fro
     )
     np.testing.assert_array_equal(advantages, wanted)
     bad = np.isnan(targets)
-    assert bad[3, 1] and bad.sum() == 1  # that sample's own target, which its mask leaves out
+    assert bad[3, 1] and bad.sum() == 1  # the target of the bad sample, which is masked
     np.testing.assert_array_equal(np.where(bad, 0, targets), np.where(bad, 0, wanted_targets))
 
 

@@ -51,7 +51,7 @@ def limited(kl=1.0):
 
 
 def built(kl, kind=PPO, **ppo):
-    """PPO with that limit and nothing else, its iteration, and a first state."""
+    """PPO with the KL limiter only, its iteration, and a first state."""
     own, state = assemble(tiny_config(guards=limited(kl), ppo=ppo))
     own = kind(**{field.name: getattr(own, field.name) for field in dataclasses.fields(PPO)})
     return own, compiled(own), placed(state)
@@ -61,7 +61,7 @@ training = functools.cache(built)
 
 
 def tuned(state, **tuning):
-    """The state with other numbers in its tuning, for which nothing compiles anew."""
+    """The state with other tuning, which compiles nothing."""
     changes = {name: jnp.full_like(getattr(state.tuning, name), value) for name, value in tuning.items()}
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **changes))
 
@@ -71,7 +71,7 @@ def same(a, b):
 
 
 def learnt(state):
-    """Of a training state, or of progress."""
+    """Parameters and optimizer state."""
     return state.params, state.opt_state
 
 
@@ -86,7 +86,7 @@ def test_update_that_overshoots_is_rolled_back():
     same(learnt(after), learnt(start))
     assert metrics.values["limiters/kl/active"] == (MINIBATCHES - 1) / MINIBATCHES
     assert after.tuning.step_scale == 0.25
-    assert int(after.counters.env_steps) == int(start.counters.env_steps) + 64  # it is not stuck: it collected
+    assert int(after.counters.env_steps) == int(start.counters.env_steps) + 64  # the iteration collected
     assert (int(after.counters.updates), float(metrics.values["training/accepted_share"])) == (0, 0.0)
 
 
@@ -101,10 +101,10 @@ def test_steps_shrink_until_they_fit_and_grow_back_to_full_length():
         overshot = metrics.values["limiters/kl/active"] > 0
         factor = 0.25 if overshot else 1.05
         np.testing.assert_allclose(now.tuning.step_scale, min(before.tuning.step_scale * factor, 1.0), rtol=1e-6)
-        # A mean over accepted updates: of two epochs, neither is proven where one overshot.
+        # The metric is a mean over accepted updates, of which an overshoot leaves none.
         rate = np.nan if overshot else 3.0 * before.tuning.step_scale
         np.testing.assert_allclose(metrics.values["training/learning_rate"], rate, rtol=1e-6)
-        assert now.tuning.learning_rate == 3.0  # the rate itself is the user's or the schedule's
+        assert now.tuning.learning_rate == 3.0  # the configured rate does not change
         found.append(bool(overshot))
         moved |= not overshot
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(now.params))
@@ -116,7 +116,7 @@ def test_steps_shrink_until_they_fit_and_grow_back_to_full_length():
 
 @pytest.fixture(scope="module")
 def steps():
-    """Minibatch after minibatch of one batch, under a limit that five updates exceed; an epoch has two."""
+    """SGD steps on one minibatch, with a limit that five updates exceed; an epoch has two updates."""
     ppo = make_ppo(tiny_config(guards=limited(LIMIT)), VectorEnv(PointMass(), 12, 1, {}), 2)
     params, statistics, data, _, noise = experience(ppo.networks, T, B)
     policy, _ = ppo.networks.distribution(params, statistics, data.observation)
@@ -160,7 +160,7 @@ def test_overshoot_rolls_back_to_the_last_epoch_within_the_limit(steps):
     """Parameters and moments are bit for bit those of that epoch; later minibatches are skipped."""
     steps, moved = steps
     passed = [int(x.skipped) for x in steps]
-    first = passed.index(1)  # here the parameters before were seen to be beyond the limit
+    first = passed.index(1)  # the parameters before this step were found beyond the limit
     epoch, within = divmod(first - 1, EPOCH)
     assert epoch > 1 and within != 0
     assert moved[first - 1] > LIMIT >= max(moved[: first - 1])
@@ -186,7 +186,7 @@ def test_kl_limiter_stops_sgd_beyond_the_limit_and_shortens_steps_once(moved, go
     assert (bool(found), float(tuning.step_scale)) == (going, scale)
     assert int(skipped) == (0 if going else 1)
     assert (kl_limiter.relax(skipped, scaled(tuning, 0.5)).step_scale > 0.5) == going
-    # The minibatches that follow are passed over, whatever their distance, and shorten nothing more.
+    # Later minibatches are skipped at any distance and shorten no step.
     again, then, after = kl_limiter.check(skipped, metrics, tuning, 1.0)
     if not going:
         assert (bool(again), int(then)) == (False, 2)
@@ -245,7 +245,7 @@ def test_distance_of_nan_ends_the_epochs_without_shortening_steps():
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A guard of the update site that counts how often its opinion counted."""
+    """A guard of the update site that counts its verdicts that had an effect."""
 
     causes = ("never",)
 
@@ -256,17 +256,18 @@ class Asked:
         return Verdict(ctx.value, jnp.ones((), bool), GuardState(state.trips, state.memory + 1))
 
 
-@pytest.mark.parametrize(("rate", "asked"), [(3e-4, MINIBATCHES), (3.0, 1)])
-def test_guards_do_not_see_skipped_minibatches(rate, asked):
+def test_guards_do_not_see_skipped_minibatches():
     """Gradients beyond the bound must not change the usual level."""
     plain, state = assemble(tiny_config(guards=limited(1.0)))
     own = make_ppo(plain.config, plain.env, 2, more_guards={"update": {"asked": Asked()}})
     state = placed(init_state(own, jax.random.PRNGKey(2), state.env_state, None))
-    after, _ = compiled(own)(tuned(state, learning_rate=rate))
-    assert after.guard_memory["asked"] == asked
+    iteration = compiled(own)
+    for rate, asked in ((3e-4, MINIBATCHES), (3.0, 1)):
+        after, _ = iteration(tuned(state, learning_rate=rate))
+        assert after.guard_memory["asked"] == asked
 
 
-# --- what it does not do
+# --- no effect on healthy iterations
 
 
 @ordinarily()
@@ -286,7 +287,7 @@ def test_kl_limiter_does_not_change_a_healthy_iteration():
 
 # --- the end of the iteration
 
-ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # an update that no later one measures
+ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # no later update measures this one
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_kl_limiter_measures_the_end_of_an_iteration(skipped, moved, expected):
 
 
 def watching():
-    """No limiter, but a guard that wants the distance."""
+    """No limiter, but a guard that needs the distance."""
     own, state = assemble(tiny_config(guards=GUARDS_OFF | {"policy": {"enabled": True}}, ppo=ONE))
     return compiled(own), placed(state)
 
@@ -333,8 +334,8 @@ def test_overshoot_of_the_last_update_rolls_back_to_the_start_of_the_iteration(o
     assert after.tuning.step_scale == 0.25
     assert values["limiters/kl/active"] == 1.0
     assert (int(after.counters.updates) - int(start.counters.updates), values["training/accepted_share"]) == (0, 0.0)
-    assert values["training/policy_distance"] <= 0.1  # of the normaliser, which has a tenth of the bound
-    if order == "after":  # statistics that were bounded for the parameters of SGD went back with them
+    assert values["training/policy_distance"] <= 0.1  # of the normaliser
+    if order == "after":  # the statistics are rolled back with the parameters
         same(after.normalizer, start.normalizer)
         assert abs(values["training/policy_distance"]) < 1e-6
         assert abs(values["training/policy_distance_p99"]) < 1e-6
@@ -343,7 +344,7 @@ def test_overshoot_of_the_last_update_rolls_back_to_the_start_of_the_iteration(o
         assert values["training/policy_distance"] > 0.0
 
 
-# --- together with the rate that follows the KL
+# --- with an adaptive learning rate
 
 
 def test_adaptive_rate_does_not_rise_while_updates_are_rolled_back():
@@ -356,7 +357,7 @@ def test_adaptive_rate_does_not_rise_while_updates_are_rolled_back():
     assert after.tuning.learning_rate <= start.tuning.learning_rate
 
 
-# --- what is reported beside it
+# --- related metrics
 
 
 @pytest.mark.parametrize(("floor", "trips"), [(1.0, 0), (2.0**100, MINIBATCHES)])

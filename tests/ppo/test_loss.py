@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 T, B, A = 5, 8, 2
 KEY = jax.random.PRNGKey(7)
 R = sharding.REPLICATED
-NOISE = jax.random.normal(KEY, (T, B, A))  # that Brax would draw
+NOISE = jax.random.normal(KEY, (T, B, A))  # as Brax draws it
 
 
 def one_device(function):
@@ -44,7 +44,7 @@ def batch(networks, named=False):
 
 
 def brax_params(params):
-    """Ours to Brax's: only the tanh policy has a level more."""
+    """Converts our parameters to those of Brax. Our tanh policy has one more level."""
     policy = params["policy"]["params"]
     return brax_losses.PPONetworkParams(policy={"params": policy.get("mlp", policy)}, value=params["value"])
 
@@ -68,7 +68,7 @@ def brax_network(settings, named):
 
 
 def brax_data(network, statistics, data, old, reward):
-    """Ours `[T, B]` to Brax's `[B, T]`; the old policy's parameters anew, from Brax's own network."""
+    """Converts our data `[T, B]` to that of Brax `[B, T]`, with the policy parameters of the network of Brax."""
     logits = network.policy_network.apply(statistics, brax_params(old).policy, data.observation)
     log_prob = network.parametric_action_distribution.log_prob(logits, data.raw_action)
     after = jax.tree.map(lambda x: jnp.broadcast_to(x, (T, *x.shape)), data.bootstrap_observation)
@@ -155,7 +155,7 @@ def test_loss_and_gradient_equal_brax_with_guards_off(case):
         mapped,
         their_gradients,
     )
-    assert all(jnp.any(g != 0) for g in jax.tree.leaves(gradients))  # every parameter is reached
+    assert all(jnp.any(g != 0) for g in jax.tree.leaves(gradients))  # every parameter has a gradient
 
 
 # --- masks
@@ -187,7 +187,7 @@ def sample():
 
 
 def mask(seed=3):
-    """Some invalid samples, each cut, as guards leave them."""
+    """A mask with some invalid samples."""
     return np.random.default_rng(seed).random((T, B)) > 0.3
 
 
@@ -246,7 +246,7 @@ def test_bad_numbers_in_invalid_samples_do_not_change_the_loss(loss, sample, fie
     """Bit for bit, in the loss, the metrics and the gradient."""
     params, _, data = sample
     valid = mask()
-    if field == "observation":  # The step before reads the value of this one, so it is cut or left out as well.
+    if field == "observation":  # the step before reads the value of this sample
         valid = np.cumprod(valid, axis=0).astype(bool)
     data = cut(data, valid)
 
@@ -271,7 +271,7 @@ def test_bad_numbers_in_invalid_samples_do_not_change_the_loss(loss, sample, fie
     assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found))
 
 
-def test_transition_guard_removes_a_bad_observation_from_the_loss(loss, sample):
+def test_finite_samples_guard_removes_a_bad_observation_from_the_loss(loss, sample):
     """The sample is invalid and the step before is truncated; nothing else changes."""
     params, _, data = sample
     observation = data.observation.at[3, 1, 2].set(np.nan)
@@ -296,27 +296,21 @@ def test_loss_and_gradient_without_a_valid_sample_are_zero(loss, sample):
     (value, metrics), gradients = loss(params, cut(data, np.zeros((T, B), bool)))
     assert value == 0
     jax.tree.map(lambda g: np.testing.assert_array_equal(g, 0.0), gradients)
-    # A least and a greatest of nothing are what masked.py says; everything else has a number.
+    # The minimum and maximum of no samples are infinite.
     assert {name for name, x in metrics.items() if not jnp.isfinite(x)} == {
         "training/policy_dist_min_std", "training/policy_dist_max_std",
     }  # fmt: skip
-
-
-# --- the log-ratio limiter
-
-
-# --- the value loss by hand
 
 
 # --- the floor under the standard deviation of advantages
 
 
 def standardized(advantages, least, valid=None):
-    """On one device; the deviation that is told is that of the valid ones, whatever its floor."""
+    """Standardised advantages on one device. The returned deviation is that of the valid samples, without floor."""
     program = one_device(lambda x, valid: standardize(x, valid, masked.share(valid), least))
     found, std = program(jnp.float32(advantages), valid)
-    told = advantages if valid is None else np.float32(advantages)[np.asarray(valid)]
-    np.testing.assert_allclose(std, np.std(told) if np.size(told) else 0.0, rtol=1e-3, atol=1e-6)
+    seen = advantages if valid is None else np.float32(advantages)[np.asarray(valid)]
+    np.testing.assert_allclose(std, np.std(seen) if np.size(seen) else 0.0, rtol=1e-3, atol=1e-6)
     return np.asarray(found)
 
 
@@ -359,7 +353,7 @@ def test_accumulated_gradient_equals_the_gradient_of_the_whole_minibatch(gae, ma
     params, statistics, data, _ = batch(make_networks(MASKED, A))
     if masking:
         valid = mask(5)
-        valid[:, :2] = False  # the first of four parts has nothing valid at all
+        valid[:, :2] = False  # the first of four parts has no valid sample
         data = cut(data, valid)
     whole, _ = gradient(gae, 1)(params, statistics, data)
     accumulated, metrics = gradient(gae, 4)(params, statistics, data)

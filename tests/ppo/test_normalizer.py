@@ -116,7 +116,7 @@ def test_masked_samples_do_not_enter_the_statistics(mode, bad):
     expected, found = (updating(**MODES[mode])(before, x, valid) for x in (data[1], poisoned))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
-    if np.isnan(bad):  # a weight of zero does not keep it out, which is why ours chooses
+    if np.isnan(bad):  # a weight of zero times NaN is NaN
         theirs = running_statistics.init_state(fresh(data[0]).mean)
         theirs = running_statistics.update(theirs, poisoned, weights=jnp.float32(valid))
         assert np.isnan(theirs.mean).all()
@@ -151,7 +151,7 @@ def test_observation_outlier_limiter_keeps_the_std_small(mode, masking):
         update = updating(outlier, **MODES[mode])
         before = update(fresh(first), first, valid)
         found[outlier] = update(before, bad, valid)
-        # The other element, and everything else, is as if nothing had happened.
+        # The other element does not change.
         np.testing.assert_array_equal(found[outlier].std[1], update(before, second, valid).std[1])
     assert 1.0 < found[OUTLIER].std[0] / before.std[0] < 2.0
     assert abs(found[OUTLIER].mean[0]) < 0.1
@@ -203,5 +203,5 @@ def test_statistics_stay_exact_after_ten_thousand_million_samples(mode, mean, st
     assert int(found.count) == MANY + added
     np.testing.assert_allclose(found.mean, expected_mean, rtol=1e-4)
     np.testing.assert_allclose(found.std, np.sqrt(expected_variance), rtol=1e-4)
-    if (mean, std) != (old_mean, old_std):  # and there was something to follow
+    if (mean, std) != (old_mean, old_std):  # the statistics had to change
         assert abs(np.sqrt(expected_variance) / old_std - 1) > 0.3

@@ -87,12 +87,12 @@ def test_decaying_learning_rate_never_rises():
     [
         (0.0201, 1 / 1.5),
         (np.inf, 1 / 1.5),
-        (np.nan, 1 / 1.5),  # in Brax's comparisons, nothing
+        (np.nan, 1 / 1.5),  # Brax ignores NaN
         (0.02, 1.0),
         (0.01, 1.0),
         (0.005, 1.0),
         (0.0049, 1.5),
-        (0.0, 1.0),  # a KL of exactly 0 tells nothing: no step was taken
+        (0.0, 1.0),  # no step was taken
         (-0.001, 1.0),
     ],
 )
@@ -135,10 +135,10 @@ def separate(rate, **tuned):
     [
         (1e-3, {}, 1e-3, 1e-3),
         (1e-3, {"step_scale": 1e-4}, 1e-7, 1e-3),  # the critic is not slowed
-        (3e-4, {"step_scale": 1e-4}, 3e-8, 3e-4),  # nor quicker than configured
+        (3e-4, {"step_scale": 1e-4}, 3e-8, 3e-4),  # the critic is not faster than configured
         (0.3, {"step_scale": 0.25}, 0.075, 0.075),  # a rate that is too high for both
         (0.3, {"step_scale": 1e-2}, 3e-3, 3e-3),
-        (0.3, {"step_scale": 1e-4}, 3e-5, 1e-3),  # and not below 1e-3
+        (0.3, {"step_scale": 1e-4}, 3e-5, 1e-3),  # the critic is not slower than 1e-3
         (1e-3, {"policy_rate_scale": 0.5}, 5e-4, 1e-3),
         (0.3, {"policy_rate_scale": 0.5}, 0.15, 0.3),
         (0.3, {"policy_rate_scale": 0.5, "step_scale": 0.25}, 0.0375, 0.075),
@@ -153,7 +153,7 @@ def test_policy_is_slowed_and_critic_keeps_its_rate(rate, tuned, policy, value):
 
 
 def test_policy_and_critic_share_one_rate_without_the_kl_limiter():
-    """One array, so the program is that of a single rate."""
+    """One array, as in a program with a single rate."""
     rates = optimizer().rates(tuning(step_scale=jnp.float32(0.1), policy_hold=jnp.int32(3)), lambda: jnp.float32(0))
     assert rates.policy is rates.value and rates.policy == np.float32(LR)
 
@@ -188,7 +188,7 @@ def test_policy_and_critic_take_steps_of_their_own_rates(joined, rates):
 
 
 def iterated(sizes=(8,), steps=1, **tuned):
-    """Iterations of a run whose policy may be count_down_policy_hold: parameters before and after, tuning, metrics."""
+    """Runs iterations with a changed tuning: first state, last state, metrics."""
     network = {"policy_hidden_layer_sizes": sizes, "value_hidden_layer_sizes": sizes}
     own, state = assemble(tiny_config(guards=GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": 1.0}}, network=network))
     assert ParamFlattener.of(state.params).joined == (sizes == (8,))
@@ -219,11 +219,11 @@ def test_held_policy_does_not_change_while_the_critic_learns(sizes):
 def test_loss_scale_halves_on_overflow_and_doubles_after_good_steps():
     """Between its floor and its cap."""
     config = LossScaleConfig(initial=8.0, floor=2.0, cap=16.0, growth_interval=3)
-    told = "x x x . . . . . x . . . . . . . . . . . . x"
+    signs = "x x x . . . . . x . . . . . . . . . . . . x"
     expected = [4, 2, 2, 2, 2, 4, 4, 4, 2, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 16, 16, 8]
     now = tuning(loss_scale=jnp.float32(8))
     found = []
-    for sign in told.split():
+    for sign in signs.split():
         now = adapt_loss_scale(now, jnp.bool_(sign == "."), config)
         found.append(float(now.loss_scale))
     assert found == expected
@@ -279,7 +279,7 @@ def test_tighter_of_two_bounds_of_the_gradient_norm_holds(own, limit, expected):
     (params, gradient) = trees(2, 2)
     state = candidate(ours, gradient, ours.init(params), params).opt_state
     adam = next(s for s in state if isinstance(s, optax.ScaleByAdamState))
-    seen = optax.global_norm(adam.mu) / 0.1  # after one step mu is a tenth of what Adam was given
+    seen = optax.global_norm(adam.mu) / 0.1  # after one step mu is a tenth of the gradient
     np.testing.assert_allclose(seen, expected or optax.global_norm(gradient), rtol=1e-5)
 
 
@@ -324,7 +324,7 @@ def same(a, b):
 # A reward of 1e24 makes a gradient near 1e22: finite, and its square is not.
 @pytest.mark.parametrize("bad", [1e24, np.nan, np.inf])
 def test_rejected_gradient_leaves_the_optimizer_unchanged_and_an_accepted_one_stops_learning(stepping, bad):
-    """Accepted, the gradient freezes Adam for good, though parameters stay finite."""
+    """An accepted gradient freezes Adam for good, though parameters stay finite."""
     guarded, step, start, data, layout = stepping
 
     def params(learning):
@@ -355,5 +355,5 @@ def test_rejected_gradient_leaves_the_optimizer_unchanged_and_an_accepted_one_st
         later = step(later, data)
     pairs = zip(*(jax.tree.leaves(params(x)["value"]) for x in (later, after)), strict=True)
     still = np.concatenate([np.ravel(a == b) for a, b in pairs])
-    assert still.mean() > 0.9  # 50 good steps, and not a bit has moved
+    assert still.mean() > 0.9  # after 50 good steps
     assert not same(params(later)["policy"], params(after)["policy"])

@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 def brax_training(settings):
-    """Brax's `training_step` without the rollout: (params, optimizer state, normalizer) anew, with rates and KLs."""
+    """`training_step` of Brax without the rollout: new (params, optimizer state, normalizer), with rates and KLs."""
     config = settings.ppo
     adaptive = config.learning_rate_schedule == "adaptive_kl"
     network = brax_networks.make_ppo_networks(
@@ -109,13 +109,13 @@ def brax_training(settings):
 
 
 def brax_params(params):
-    """Ours to Brax's: the tanh policy has a level more."""
+    """Converts our parameters to those of Brax. Our tanh policy has one more level."""
     policy = params["policy"]["params"]["mlp"]
     return brax_losses.PPONetworkParams(policy={"params": policy}, value=params["value"])
 
 
 def brax_data(data, settings):
-    """What we collected, `[rows, T]`, as Brax would have: unscaled rewards, softplus not yet taken."""
+    """Converts our data `[rows, T]` to that of Brax: unscaled rewards, scales before the softplus."""
     scale = data.distribution.scale - 0.001
     logits = jnp.concatenate([data.distribution.loc, jnp.log(jnp.expm1(scale))], -1)
     last = jnp.repeat(data.bootstrap_observation[:, None], data.reward.shape[1], axis=1)
@@ -171,7 +171,7 @@ def test_training_equals_brax(case):
 
     params, optimizer_state, normalizer = theirs
     moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), state.params, first.params)
-    assert min(jax.tree.leaves(moved)) > 1e-2  # the comparison below is not between two things that stood still
+    assert min(jax.tree.leaves(moved)) > 1e-2  # training changed the parameters
     jax.tree.map(lambda a, b: close(a, b, "parameters"), brax_params(state.params), params)
 
     adam = next(part for part in jax.tree.leaves(optimizer_state, is_leaf=is_adam) if is_adam(part))

@@ -46,7 +46,7 @@ def shaping(devices=1, limit=None, settings=NORMALIZED):
 
 
 def batch(unrolls, seed, masking):
-    """Rewards, ends and mask `[unrolls, ENVS, T]`: some samples left out, worth nothing and cut, as a guard does."""
+    """Rewards, ends and mask `[unrolls, ENVS, T]`. Invalid samples are truncated and have no reward."""
     rng = np.random.default_rng(seed)
     shape = (unrolls, ENVS, T)
     rewards = rng.normal(size=shape) * 3 + 1

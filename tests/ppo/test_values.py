@@ -73,7 +73,7 @@ def test_value_estimates_do_not_change_with_the_units(sample, mean, std, layer_n
 
     rescaled = networks.rescale_value(params, old, new)
     before, after = values(params, old), values(rescaled, new)
-    # What float32 can hold of a value beside a mean and a unit that are larger than it.
+    # float32 rounds a value to the precision of the larger mean and unit.
     scale = max(float(jnp.max(jnp.abs(before))), abs(mean), std)
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6 * scale)
     assert rescaled["policy"] is params["policy"]
@@ -109,7 +109,7 @@ def test_target_statistics_equal_numpy_over_valid_targets(sample, limit):
 
 
 def ignorant(params):
-    """A value function that says 0 whatever it sees, so that targets are sums of rewards alone."""
+    """A value function of 0, so that targets are sums of rewards."""
     layers = dict(params["value"]["params"])
     layers["hidden_1"] = jax.tree.map(jnp.zeros_like, layers["hidden_1"])
     return {**params, "value": {"params": layers}}
@@ -123,7 +123,6 @@ def test_gradient_with_normalised_values_does_not_depend_on_the_reward_scale(sam
     limits = (("value_error", delta),)
     gradients = {}
     for normalized in (True, False):
-        # Entropy apart: the policy's own terms are standardised, and have no scale either.
         objective = ppo(normalized, limits if normalized else (), **(own if normalized else {}))
         gradient = on_one_device(objective.gradient)
         for scale in (1.0, 1000.0):
@@ -141,7 +140,9 @@ def test_gradient_with_normalised_values_does_not_depend_on_the_reward_scale(sam
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), large, small)
     assert float(jnp.max(jnp.abs(small["value"]["params"]["hidden_1"]["kernel"]))) > 1e-3
     plain, thousandfold = (gradients[False, s]["value"]["params"]["hidden_1"]["bias"] for s in (1.0, 1000.0))
-    np.testing.assert_allclose(thousandfold, plain * 1000.0, rtol=1e-4)  # without it the value loss takes over
+    np.testing.assert_allclose(
+        thousandfold, plain * 1000.0, rtol=1e-4
+    )  # without normalisation the gradient scales with rewards
 
 
 def test_iterations_update_the_target_statistics():
@@ -157,4 +158,4 @@ def test_iterations_update_the_target_statistics():
     value = now.normalizer.value
     assert float(value.std) > 20.0  # rewards are some 200
     np.testing.assert_allclose(value.std, np.sqrt(value.variance), rtol=1e-6)
-    assert metrics.values["training/v_loss"] < 20.0  # in their units, where it would be thousands
+    assert metrics.values["training/v_loss"] < 20.0  # it would be thousands in units of rewards
