@@ -1,6 +1,6 @@
-"""Compiling in a sixth of the time: without LLVM's expensive optimisations and XLA's emitters of fused kernels.
+"""Compiles in a sixth of the time: without LLVM's expensive optimisations and XLA's emitters of fused kernels.
 
-Not for tests of what XLA makes of a program, nor for those that two programs compute the same bits.
+Not for tests of compiled programs themselves, nor for tests that two programs compute the same bits.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 import jax
 import pytest
-from jax._src import compiler  # nothing public says for all programs what they are compiled with
+from jax._src import compiler  # JAX has no public setting for the options of all programs
 
 _UNOPTIMIZED, _EMITTERS = "jax_disable_most_optimizations", "xla_cpu_use_fusion_emitters"
-# For a process of its own.
+# The same settings for another process.
 ENVIRONMENT = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": f"--{_EMITTERS}=false"}
 
 
 @contextlib.contextmanager
 def quickly() -> Iterator[None]:
-    """Every program compiled inside, but for those inside `ordinarily`."""
+    """Applies to all programs compiled inside, except inside `ordinarily`."""
 
     def options(*args: Any, make: Any = compiler.get_compile_options, **named: Any) -> Any:
         if jax.config.values[_UNOPTIMIZED]:
@@ -33,7 +33,7 @@ def quickly() -> Iterator[None]:
 
 
 def ordinarily() -> contextlib.AbstractContextManager[None]:
-    """As users compile, amid what is compiled quickly, in which two programs of one computation may differ by bits."""
+    """Compiles as usual inside `quickly`, where two programs of the same computation may differ in bits."""
     return _unoptimized(False)
 
 

@@ -1,8 +1,7 @@
-"""PPO must find the value function and the policy that are known by hand, seconds each.
+"""PPO learns known value functions and policies in probe environments, in seconds.
 
-The environments are probes; where the value is wrong, the failing probe says which part is: the value loss
-(constant), the
-network's input (observation), the policy gradient (action), the discount (two steps), the mask (quarantined).
+The failing probe names the wrong part: value loss (constant), network input (observation), policy gradient (action),
+discount (two steps), mask (quarantined).
 """
 
 from __future__ import annotations
@@ -59,31 +58,31 @@ def actions(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
     return np.array(chosen)[:, 0]
 
 
-@pytest.mark.slow  # a special case of the next
-def test_constant_reward() -> None:
+@pytest.mark.slow  # a special case of the reward from the observation
+def test_value_of_a_constant_reward_is_learned() -> None:
     ppo, state = train(ConstantReward(), 120)
     np.testing.assert_allclose(values(ppo, state, 0.0), [1.0], atol=0.02)
 
 
-def test_reward_from_observation() -> None:
+def test_value_that_depends_on_the_observation_is_learned() -> None:
     ppo, state = train(ObservationReward(), 150)
     np.testing.assert_allclose(values(ppo, state, -1.0, 1.0), [-1.0, 1.0], atol=0.05)
 
 
-@pytest.mark.slow  # likewise
-def test_reward_from_action() -> None:
+@pytest.mark.slow  # a special case of the reward from observation and action
+def test_policy_that_maximizes_a_reward_of_the_action_is_learned() -> None:
     ppo, state = train(ActionReward(), 200)
     np.testing.assert_allclose(actions(ppo, state, 0.0), [0.5], atol=0.1)
 
 
-def test_reward_from_observation_and_action() -> None:
-    # Careful steps: once the policy is nearly deterministic, long ones lead it astray by half in a third of all seeds.
+def test_policy_that_depends_on_the_observation_is_learned() -> None:
+    # Small steps: with large ones a nearly deterministic policy ends wrong by half in a third of all seeds.
     ppo, state = train(ObservationActionReward(), 300, learning_rate=1e-3, clipping_epsilon=0.1)
     np.testing.assert_allclose(actions(ppo, state, -1.0, 1.0), [-0.5, 0.5], atol=0.15)
 
 
 @pytest.mark.parametrize(("probe", "guarded"), [(TwoSteps(), False), (QuarantinedTwoSteps(), True)])
-def test_two_steps_discounted(probe: Probe, guarded: bool) -> None:
+def test_discounted_values_of_two_steps_are_learned(probe: Probe, guarded: bool) -> None:
     ppo, state = train(probe, 200, guarded)
     np.testing.assert_allclose(values(ppo, state, 0.0, 1.0), [DISCOUNT, 1.0], atol=0.05)
 

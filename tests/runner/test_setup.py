@@ -125,7 +125,7 @@ def test_first_state_does_not_depend_on_compiling_ahead() -> None:
 
 
 def test_missing_time_out_is_an_error_before_anything_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Programs, "build", lambda *_, **__: pytest.fail("a program was built"))
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_, **__: pytest.fail("a program was compiled"))
     config = tiny_config(ppo={"bootstrap_on_timeout": True})
     assembly = TrainingSetup(config, mesh())
     with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):

@@ -1,4 +1,4 @@
-"""Sizes that cannot fit whatever a memory plan divides."""
+"""Sizes that do not fit into memory with any memory plan are an error at the start."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_healthy_run_has_no_warning() -> None:
 
 
 def test_most_transitions_rejected_is_said_with_counts_and_guards() -> None:
-    bad = [valid(0.1, transition={"reward": 88, "value": 2}, storm={"environments": 1}) for _ in range(3)]
+    bad = [valid(0.1, finite_samples={"reward": 88, "value": 2}, storm={"environments": 1}) for _ in range(3)]
     (warning,) = warnings_of(tally({}, *bad))
     assert warning.name == "transitions_rejected"
     assert warning.text == (
