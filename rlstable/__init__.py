@@ -1,6 +1,6 @@
 """rlstable: PPO on Brax and MuJoCo-MJX environments that does not blow up.
 
-`fit` trains, `load_policy` loads what was trained; the command is `python -m rlstable.train`.
+`fit` trains a policy and `load_policy` loads a trained policy; the command is `python -m rlstable.train`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "NonFiniteAction", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
 
-_HOMES = {
+_MODULE_OF = {
     "ConfigError": "rlstable.config",
     "NonFiniteAction": "rlstable.policy.policy",
     "Policy": "rlstable.policy",
@@ -23,9 +23,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first asked for: `--help` must not wait for jax."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    """Imports a public name at its first use, so that `--help` does not import JAX."""
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""Training from Python: `rlstable.fit` is the same run as the command's."""
+"""Training from Python: `rlstable.fit` runs the same training as `python -m rlstable.train`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
 from rlstable.runner.seed_log import Callback
 
-_READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}
+_NO_STRINGS = {"null", "true", "false", "inf", "nan"}
 
 
 def fit(
@@ -32,29 +32,28 @@ def fit(
     """Trains a policy.
 
     Args:
-        env: A name under `configs/env`, or `package.module:Class` for a class with Brax's Env interface; when None, the
-            inverted pendulum, or what the run that is resumed was trained on.
-        run_dir: The run folder; `runs/<env>/<time>` when None.
-        callback: Called as `callback(step, metrics)` with every logged row; returning True ends the run.
-        more_guards: Guards beside the configured ones, by site (`env`, `batch`, `update`, `state`) and
-            name; see docs/guards.md.
-        overrides: More overrides as the command takes them, e.g. `["ppo.learning_rate=1e-3"]`.
+        env: A name under `configs/env`, or `package.module:Class` for a class with Brax's Env interface. None selects
+            the inverted pendulum, or the environment of the resumed run.
+        run_dir: The run folder; None for `runs/<env>/<time>`.
+        callback: Called as `callback(step, metrics)` with every logged row; returning True stops the run.
+        more_guards: Your own guards, by site (`env`, `batch`, `update`, `state`) and name; see docs/guards.md.
+        overrides: More overrides in the syntax of the command, e.g. `["ppo.learning_rate=1e-3"]`.
         **keys: Top-level keys and groups, e.g. `total_steps=1_000_000`, `guards="strict"`, or a mapping for single
             keys of a group, e.g. `ppo={"learning_rate": 1e-3}`.
 
     Returns:
-        The stop reason, metrics, history and policy; with several `seeds` those of the whole run and of each seed.
+        The stop reason, metrics, history and policy; with several `seeds` also the result of each seed.
 
     Raises:
-        ConfigError: A mistake in the configuration, in one line.
+        ConfigError: The configuration is wrong; the message is one line.
     """
-    chosen = [] if env is None else ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]
-    words = [*chosen, *(item for key, value in keys.items() for item in _override(key, value)), *overrides]
+    env_words = [] if env is None else ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]
+    words = [*env_words, *(item for key, value in keys.items() for item in _override(key, value)), *overrides]
     config = compose(words, run_dir)
     if run_dir is None:
         run_dir = default_run_dir(config.resume, config.env.name)
     elif config.resume not in (None, "auto"):
-        raise ConfigError("resume: names a folder already; leave run_dir out, or set resume=auto")
+        raise ConfigError("resume: names a folder already, so run_dir is not allowed; omit run_dir or set resume=auto")
     return TrainingLoop(config, run_dir, callback, more_guards).run()
 
 
@@ -79,7 +78,7 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(_literal(inner) for inner in value) + "]"
     if isinstance(value, str | Path):
         text = str(value)
-        # Bare words only where they cannot be read as a number, a truth value or null.
-        plain = re.fullmatch(r"[A-Za-z_./][\w\-./:]*", text) and text.lower() not in _READ_OTHERWISE
+        # Without quotes, Hydra would read some strings as a number, a truth value or null.
+        plain = re.fullmatch(r"[A-Za-z_./][\w\-./:]*", text) and text.lower() not in _NO_STRINGS
         return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return repr(value)

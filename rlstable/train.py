@@ -1,7 +1,7 @@
 """The command: `python -m rlstable.train env=humanoid`.
 
-Hydra composes the configuration, `TrainingLoop` runs it. A mistake is one line and
-exit code 2; a job of a sweep never ends the process, since Hydra would drop the jobs after it.
+Hydra composes the configuration, and `TrainingLoop` runs it. A configuration error is printed in one line with exit
+code 2. A job of a sweep never ends the process, because Hydra would skip the remaining jobs.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from rlstable.io.run_folder import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
 
-# The score of a job that gave none: finite, since sweepers choke on inf and nan, and below any return worth having.
+# The score of a job without a return: finite, because sweepers reject inf and nan, and below every useful return.
 WORST_SCORE = -1e9
 
-# A signal that stopped one job of a sweep is meant for those after it too.
-_told_to_stop: list[StopReason] = []
+# Stop reason of a signal that stopped one job of a sweep; the remaining jobs stop too.
+_stopped_by_signal: list[StopReason] = []
 
 
 def main() -> None:
     """Runs the command line and exits with the exit code of the stop reason."""
     register_resolvers()
-    # Hydra prints its own page of advice for a mistake and exits with 1; with this it raises, and we say it in a line.
+    # By default Hydra prints a long help text for an error and exits with 1; with this flag it raises the error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    _told_to_stop.clear()
+    _stopped_by_signal.clear()
     SweepSummary.exit_codes.clear()
-    # Hydra has no flag of ours.
+    # Hydra rejects flags that it does not know.
     words = ["logging.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
     try:
         sys.argv[1:], warnings = with_new_names(words)
     except ConfigError as error:
-        _complain(str(error))
+        _print_error(str(error))
         sys.exit(StopReason.config_error.exit_code)
     for warning in warnings:
-        _complain(warning)
+        _print_error(warning)
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -62,42 +62,42 @@ def main() -> None:
     try:
         job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
-        _complain(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
+        _print_error(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
         sys.exit(StopReason.config_error.exit_code)
-    except BrokenPipeError:  # `| head` has seen enough; what is still buffered has nowhere to go
+    except BrokenPipeError:  # the reader of the pipe, such as `| head`, has exited; discard the buffered output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(StopReason.error.exit_code)
     except OSError as error:
-        _complain(f"hydra.run.dir: cannot write to {error.filename}: {error.strerror}; choose another folder")
+        _print_error(f"hydra.run.dir: cannot write to {error.filename}: {error.strerror}; choose another folder")
         sys.exit(StopReason.config_error.exit_code)
-    # A launcher may have run the jobs in other processes, which left their codes in the folders.
+    # A launcher may have run the jobs in other processes; their exit codes are read from the run folders.
     sys.exit(max([*codes, *SweepSummary.exit_codes], default=0))
 
 
 def command() -> None:
-    """Runs the command as a process and ends it."""
-    sources.trust()
+    """Runs the command and ends the process."""
+    sources.mark_process_unmodified()
     try:
         main()
     except SystemExit as end:
-        background.leave(end)
-    except KeyboardInterrupt:  # the second one, in a sweep
-        _complain("interrupted")
-        background.leave(SystemExit(StopReason.interrupted.exit_code))
+        background.exit_process(end)
+    except KeyboardInterrupt:  # the second Ctrl-C, in a sweep
+        _print_error("interrupted")
+        background.exit_process(SystemExit(StopReason.interrupted.exit_code))
 
 
 def run_job(composed: DictConfig) -> tuple[int, float]:
-    """Runs one configuration until it stops; nothing but a keyboard interrupt gets out.
+    """Runs one configuration until it stops; the only exception it raises is a keyboard interrupt.
 
     Returns:
-        Exit code, and the best return, confirmed if possible, finite whatever happened.
+        Exit code, and the best return (confirmed if possible), which is always finite.
     """
     options = HydraConfig.get()
     run_dir = Path(options.runtime.output_dir)
     overrides = list(options.overrides.task)
     in_sweep = options.mode is RunMode.MULTIRUN
-    if in_sweep and _told_to_stop:
-        stop_reason = _told_to_stop[0]
+    if in_sweep and _stopped_by_signal:
+        stop_reason = _stopped_by_signal[0]
         fields = {
             "stop_reason": stop_reason.name,
             "exit_code": stop_reason.exit_code,
@@ -110,21 +110,22 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
     try:
         if str(options.sweeper.get("direction")).endswith("minimize"):
-            raise ConfigError("hydra.sweeper.direction: would look for the least return; sweep=optuna maximizes it")
-        config = with_saved(composed, overrides, run_dir)
-        told = recipes.notice(options.runtime.choices, overrides)
-        if told is not None and config.resume is None and config.logging.console != "off":
-            print(told, flush=True)
-        with Signals(hard=not in_sweep) as signals:
-            from rlstable.runner.loop import (
-                TrainingLoop,  # jax and brax take seconds, which a mistake need not wait for
+            raise ConfigError(
+                "hydra.sweeper.direction: minimize would search for the lowest return; set it to maximize"
             )
+        config = with_saved(composed, overrides, run_dir)
+        notice = recipes.notice(options.runtime.choices, overrides)
+        if notice is not None and config.resume is None and config.logging.console != "off":
+            print(notice, flush=True)
+        with Signals(owns_process=not in_sweep) as signals:
+            # Importing JAX and Brax takes seconds; a configuration error is printed before.
+            from rlstable.runner.loop import TrainingLoop
 
             stop_reason = TrainingLoop(config, run_dir, signals=signals).run().stop_reason
         if stop_reason in (StopReason.interrupted, StopReason.preempted):
-            _told_to_stop.append(stop_reason)
+            _stopped_by_signal.append(stop_reason)
     except ConfigError as error:
-        _complain(str(error))
+        _print_error(str(error))
         stop_reason = StopReason.config_error
     except Exception:
         traceback.print_exc()
@@ -133,15 +134,15 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     if in_sweep:
         try:
             write_result(run_dir, result | {"overrides": overrides})
-        except OSError as error:  # the jobs after it may have room
-            _complain(f"{run_dir}: result.json could not be written: {error}")
+        except OSError as error:  # the remaining jobs may still be able to write
+            _print_error(f"{run_dir}: result.json could not be written: {error}")
     elif stop_reason is StopReason.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
-        run_dir.rmdir()  # Hydra made it; a mistake leaves nothing behind
+        run_dir.rmdir()  # Hydra made the folder; a configuration error leaves no empty folder
     score = return_of(result)
     return stop_reason.exit_code, WORST_SCORE if score is None else score
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     print(f"rlstable: {message}", file=sys.stderr)
 
 

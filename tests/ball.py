@@ -1,4 +1,4 @@
-"""A stick on a plane with one motor: contacts, a joint limit and a sensor, and MJX compiles it in seconds."""
+"""A stick on a plane with one motor, contacts, a joint limit and a sensor. MJX compiles it in seconds."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ MODEL = """
 
 
 class Stick(PipelineEnv):
-    """Thrown a little; the reward is the height of its tip.
+    """A stick with small random first positions and velocities; the reward is the height of its tip.
 
     Args:
         gear: Of the motor.
-        reads: What the observation has of the physics besides positions and velocities.
-        backend: Brax's name of it.
+        reads: Further fields of the physics state in the observation.
+        backend: Name of the backend in Brax.
     """
 
     def __init__(self, gear: float = 3.0, reads: tuple[str, ...] = (), backend: str = "mjx", n_frames: int = 4):
@@ -70,7 +70,7 @@ class Stick(PipelineEnv):
 
 
 class SlowStick(Stick):
-    """Has its own way of stepping: two rounds of half the frames, with half the action in the second."""
+    """Overrides `pipeline_step`: it steps twice, the second time with half the action."""
 
     def pipeline_step(self, pipeline_state: Any, action: jax.Array) -> Any:
         return super().pipeline_step(super().pipeline_step(pipeline_state, action), 0.5 * action)

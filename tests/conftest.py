@@ -1,4 +1,4 @@
-"""Settings of every test process before JAX is imported: fake devices, no network, shared compiled programs."""
+"""Settings of every test process: eight CPU devices, no network, a shared compilation cache, no time limits."""
 
 import gc
 import os
@@ -14,16 +14,16 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
-# Many tests run the same small program; the first one compiles it.
+# Many tests run the same small program: the first test compiles it, the others read it from this cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-# A cache folder without trusted run folders; workers of pytest-xdist inherit it.
+# The list of trusted run folders lies here, not in the user's home. Workers of pytest-xdist inherit the folder.
 _CACHE = "RLSTABLE_TESTS_CACHE"
 if _CACHE not in os.environ:
     os.environ[_CACHE] = tempfile.mkdtemp(prefix="rlstable-tests-")
 os.environ["XDG_CACHE_HOME"] = os.environ[_CACHE]
 
-# A shell script starts background tests with SIGINT ignored, but some tests send SIGINT.
+# A shell that starts the tests in the background makes them ignore SIGINT, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis  # noqa: E402
@@ -32,14 +32,14 @@ import pytest  # noqa: E402
 
 from rlstable.compilation import sources  # noqa: E402
 
-# No test depends on how fast the machine is.
-hypothesis.settings.register_profile("rlstable", deadline=None)
-hypothesis.settings.load_profile("rlstable")
+# No test depends on the speed of the machine.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="module")
 def quick_compile():
-    """Programs compile in a sixth of the time and run slower, see `quick_compile.py`."""
+    """Compiles in a sixth of the time to slower programs, see `quick_compile.py`."""
     from quick_compile import quickly
 
     with quickly():
@@ -47,27 +47,27 @@ def quick_compile():
 
 
 @pytest.fixture(autouse=True)
-def _untrusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that tests run in this process must not keep traced programs, since tests replace functions."""
-    monkeypatch.setattr(sources, "_trusted", [])
+def _modified_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the trace cache, because other tests replace functions in this process."""
+    monkeypatch.setattr(sources, "_unmodified", False)
 
 
 @pytest.fixture(scope="module")
 def shared_programs():
-    """Runs of the same configuration share compiled programs, see `shared_programs.py`."""
+    """Runs of equal configuration share their compiled programs, see `shared_programs.py`."""
     from shared_programs import sharing
 
     with sharing():
         yield
 
 
-# Linux allows a process 65,530 memory mappings and aborts it beyond; every compiled program takes some.
+# Every compiled program takes memory mappings. Linux allows 65,530 per process and aborts a process that needs more.
 _MANY_MAPPINGS = 20_000
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs() -> Iterator[None]:
-    """Drops compiled programs after a module when the process has many memory mappings."""
+    """Frees the compiled programs of a worker before the worker runs out of memory mappings."""
     yield
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > _MANY_MAPPINGS:

@@ -1,12 +1,12 @@
-"""`python -m rlstable.train` that is killed at a set moment: `python tests/deadly.py <moment as JSON> <arguments...>`.
+"""`python -m rlstable.train` that kills itself at a set moment: `python tests/deadly.py <moment as JSON> <arguments>`.
 
-The process sends SIGKILL to itself, so that it comes neither sooner nor later. Moments are counted in this process:
+The process sends SIGKILL to itself, so the moment is exact:
 
 - `{"at": "iteration", "n": 3}`: after the third iteration;
-- `{"at": "evaluation", "n": 1}`: when the first evaluation has played its episodes;
-- `{"at": "compile", "what": "training", "seconds": 0.1}`: that long into a compilation;
-- `{"at": "write", "n": 2, "step": 5}`: at the fifth thing that Python does to files of checkpoints in the second save;
-- `{"at": "rollback", "n": 1, "step": 5}`: likewise in the save that ends the first rollback, with 0 before it begins;
+- `{"at": "evaluation", "n": 1}`: after the episodes of the first evaluation;
+- `{"at": "compile", "what": "training", "seconds": 0.1}`: 0.1 s after the start of that compilation;
+- `{"at": "write", "n": 2, "step": 5}`: before the fifth file operation of Python in the second save of a checkpoint;
+- `{"at": "rollback", "n": 1, "step": 5}`: the same in the save after the first rollback; step 0 is before the save;
 - `{"at": "end"}`: never.
 """
 
@@ -34,7 +34,7 @@ def die() -> None:
 
 
 def counted(call: Callable[..., Any], n: int, before: bool, then: Callable[[], None]) -> Callable[..., Any]:
-    """The function, with something done before or after its n-th call."""
+    """The function, with `then` called before or after its n-th call."""
     calls = 0
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ def counted(call: Callable[..., Any], n: int, before: bool, then: Callable[[], N
 
 
 def die_at_file(step: int) -> None:
-    """Counts from now on what is done to files under `checkpoints`, and dies before that is done so often."""
+    """Dies before the `step`-th file operation under `checkpoints`, counted from now."""
     if step == 0:
         die()
     left = step
@@ -67,7 +67,7 @@ def die_at_file(step: int) -> None:
 
 
 def alone(save: Callable[..., Any]) -> Callable[..., Any]:
-    """The save, begun when the one before it has ended, the files of which would be counted otherwise."""
+    """Waits for the previous save, whose file operations would be counted otherwise."""
 
     def wrapped(self: saving.Saving, *args: Any) -> Any:
         self._checkpoints.wait()

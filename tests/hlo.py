@@ -1,4 +1,4 @@
-"""What stands in a compiled program: here, which arrays its loops copy."""
+"""Arrays that the loops of a compiled program copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COPY = re.compile(r"= [a-z]+(\d+)\[([\d,]*)\]\S* copy\(")
 
 
 def copies_in_loops(text: str) -> dict[int, list[int]]:
-    """Bytes of every `copy` by the number of loops that it is in, one or more.
+    """Bytes of every `copy` inside a loop, by the number of enclosing loops.
 
     Args:
         text: A compiled program, `compiled.as_text()`.

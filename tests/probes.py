@@ -1,4 +1,4 @@
-"""Probe environments: so small that the value function and the best policy are known by hand."""
+"""Probe environments, whose value function and best policy are known by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toys import Physics, State
 
 
 class Probe:
-    """One-step episodes on a scalar observation; subclasses say what is seen, what is paid and when it ends."""
+    """One-step episodes on a scalar observation; subclasses define observation, reward and end."""
 
     action_size = 1
     backend = "toy"
@@ -23,7 +23,7 @@ class Probe:
         raise NotImplementedError
 
     def following(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The next position, and 1.0 where the episode is over."""
+        """The next position, and 1.0 if the episode ends."""
         return position, jnp.ones(())
 
     def reset(self, rng: jax.Array) -> State:
@@ -49,7 +49,7 @@ class ConstantReward(Probe):
 
 
 class ObservationReward(Probe):
-    """Pays what is seen, -1 or 1: V(o) = o."""
+    """The reward is the observation, -1 or 1: V(o) = o."""
 
     def first(self, key: jax.Array) -> jax.Array:
         return jnp.where(jax.random.uniform(key) < 0.5, -1.0, 1.0)
@@ -59,21 +59,21 @@ class ObservationReward(Probe):
 
 
 class ActionReward(Probe):
-    """Pays 1 - (a - 0.5)^2: the best action is 0.5."""
+    """The reward is 1 - (a - 0.5)^2: the best action is 0.5."""
 
     def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
         return 1.0 - jnp.square(action - 0.5)
 
 
 class ObservationActionReward(ObservationReward):
-    """Pays 1 - (a - o/2)^2 for o in -1, 1: the best action is o/2."""
+    """The reward is 1 - (a - o/2)^2 for o in -1, 1: the best action is o/2."""
 
     def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
         return 1.0 - jnp.square(action - position / 2)
 
 
 class TwoSteps(Probe):
-    """Nothing at 0, then 1 at 1: V(1) = 1 and V(0) is the discount."""
+    """The reward is 0 at position 0, then 1 at position 1: V(1) = 1 and V(0) is the discount."""
 
     def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
         return position
@@ -83,7 +83,7 @@ class TwoSteps(Probe):
 
 
 class QuarantinedTwoSteps(TwoSteps):
-    """`TwoSteps` in which every third reward is NaN: the values are the same, if none of them gets through."""
+    """`TwoSteps` with a third of all rewards NaN: the values are the same if a guard rejects these rewards."""
 
     def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
         return jnp.where(jax.random.uniform(key) < 1 / 3, jnp.nan, position)

@@ -1,6 +1,6 @@
-"""Compiles in a sixth of the time: without LLVM's expensive optimisations and XLA's emitters of fused kernels.
+"""Compiling in a sixth of the time, without expensive LLVM optimisations and without XLA's fusion emitters.
 
-Not for tests of compiled programs themselves, nor for tests that two programs compute the same bits.
+Not for tests of XLA's output or of bitwise equality of two programs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 import jax
 import pytest
-from jax._src import compiler  # JAX has no public setting for the options of all programs
+from jax._src import compiler  # no public API sets the options of all programs
 
 _UNOPTIMIZED, _EMITTERS = "jax_disable_most_optimizations", "xla_cpu_use_fusion_emitters"
-# The same settings for another process.
+# The same for a subprocess.
 ENVIRONMENT = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": f"--{_EMITTERS}=false"}
 
 
 @contextlib.contextmanager
 def quickly() -> Iterator[None]:
-    """Applies to all programs compiled inside, except inside `ordinarily`."""
+    """Compiles every program inside quickly, except inside `ordinarily`."""
 
     def options(*args: Any, make: Any = compiler.get_compile_options, **named: Any) -> Any:
         if jax.config.values[_UNOPTIMIZED]:
@@ -33,7 +33,7 @@ def quickly() -> Iterator[None]:
 
 
 def ordinarily() -> contextlib.AbstractContextManager[None]:
-    """Compiles as usual inside `quickly`, where two programs of the same computation may differ in bits."""
+    """Compiles as users do inside `quickly`, for tests of bitwise equality of two programs."""
     return _unoptimized(False)
 
 

@@ -19,7 +19,7 @@ from rlstable.io.run_folder import read_result
 from rlstable.policy.policy import policy_arrays
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.supervise.snapshots import NAMES, Saved
+from rlstable.supervise.snapshots import NAMES, SavedState
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -161,7 +161,7 @@ def test_run_stopped_around_a_collapse_and_resumed_equals_the_uninterrupted_run(
     for name in NAMES:
         ours, theirs = (getattr(run.single.supervisor.snapshots, name) for run in (rest, part))
         assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
-        same(ours._kept, theirs._kept)
+        same(ours._parts, theirs._parts)
     rest.run()
     same(rest.single.state, recovered.single.state)
     assert rest.single.host.watch == recovered.single.host.watch
@@ -261,7 +261,7 @@ def test_checkpoint_saved_before_the_return_watch_is_rolled_back_to_its_last_goo
         return OldTuning(*(getattr(tuning, name) for name in OldTuning._fields))
 
     saved, origins = now.single.supervisor.snapshots.save(now.single.state, 6)
-    assert isinstance(saved, Saved) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
+    assert isinstance(saved, SavedState) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
     last_good = saved.last_good | {"tuning": old(saved.last_good["tuning"])}
     saved = dataclasses.replace(
         saved, tuning=old(now.single.state.tuning), last_good=last_good, best=None, candidate=None, incident=None

@@ -18,7 +18,7 @@ from rlstable.config import ConfigError
 from rlstable.evaluate import main
 from rlstable.io.run_folder import read_result, read_settings, write_config
 from rlstable.policy import Policy
-from rlstable.policy.playback import judge
+from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate
 from rlstable.runner.loop import TrainingLoop
@@ -65,14 +65,14 @@ def test_json_of_an_evaluation_has_the_numbers_of_its_episodes(
 
 def test_episodes_depend_on_the_seed_and_on_sampling(run_dir: Path) -> None:
     saved = open_run(run_dir)
-    first, again, other = (judge(saved, 8, seed=seed).episodes.metrics["reward"] for seed in (1, 1, 2))
-    sampled = judge(saved, 8, deterministic=False, seed=1).episodes.metrics["reward"]
+    first, again, other = (evaluate_run(saved, 8, seed=seed).episodes.metrics["reward"] for seed in (1, 1, 2))
+    sampled = evaluate_run(saved, 8, deterministic=False, seed=1).episodes.metrics["reward"]
     np.testing.assert_array_equal(first, again)
     assert (first != other).all() and (first != sampled).all()
 
 
 def test_aborted_episodes_are_reported_and_left_out(faulty_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    worth = judge(open_run(faulty_dir), 64)
+    worth = evaluate_run(open_run(faulty_dir), 64)
     data = worth.as_data()
     assert 0 < worth.aborted < 64
     assert data["aborted_share"] == worth.aborted / 64
@@ -87,10 +87,10 @@ def test_evaluation_with_every_episode_aborted_has_no_return(faulty_dir: Path, t
     shutil.copytree(faulty_dir, folder)
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("probability: 0.1", "probability: 1.0"))
-    worth = judge(open_run(folder, trust=True), 4)
+    worth = evaluate_run(open_run(folder, trust=True), 4)
     assert worth.aborted == 4
     assert worth.as_data()["return"] is None
-    assert worth.lines() == ["4 of 4 episodes were aborted: there is no return to speak of"]
+    assert worth.lines() == ["4 of 4 episodes were aborted: no episode has a return"]
 
 
 def test_evaluation_prints_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_configuration_of_another_version_is_an_error(copied: Path) -> None:
 
 def test_run_without_a_checkpoint_is_an_error(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ConfigError, match="has no checkpoint; nothing was saved before it ended, or checkpoint=off"):
+    with pytest.raises(ConfigError, match="has no checkpoint; the run ended before its first save"):
         open_run(copied)
 
 
@@ -148,12 +148,12 @@ def test_damaged_configuration_is_an_error(content: str, message: str, copied: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such; runs are in runs/<env>/<time>"),
-        (["run={empty}"], "is no run folder, it has no config.yaml"),
+        (["run=no/such"], "run: the folder no/such does not exist; runs are in runs/<env>/<time>"),
+        (["run={empty}"], "is not a run folder, it has no config.yaml"),
         (["run={run}", "which=7"], "no checkpoint 7 here"),
         (["run={run}", "which=worst"], "which: input should be 'best' or 'latest'"),
         (["run={run}", "backend=mjx"], "env.kwargs: toys:PointMass cannot be built with backend='mjx'"),
-        (["run={run}", "episodes=none"], "episodes: 'none' is text where a number is asked"),
+        (["run={run}", "episodes=none"], "episodes: 'none' must be a number, not text"),
     ],
 )
 def test_evaluate_command_reports_a_mistake_in_one_line_with_exit_code_2(
@@ -169,7 +169,7 @@ def test_policy_for_another_observation_is_an_error(copied: Path) -> None:
     text = (copied / "config.yaml").read_text()
     (copied / "config.yaml").write_text(text.replace("toys:PointMass", "toys:NamedPointMass"))
     with pytest.raises(ConfigError, match=r"has observations \{'state': \(4,\)\} .* the policy was trained for \(4,\)"):
-        judge(open_run(copied, trust=True), 2)
+        evaluate_run(open_run(copied, trust=True), 2)
 
 
 def test_policy_is_evaluated_at_the_precision_and_backend_of_its_training(
@@ -189,7 +189,7 @@ def test_policy_is_evaluated_at_the_precision_and_backend_of_its_training(
         return dataclasses.replace(policy, host=older | host)
 
     monkeypatch.setattr(saved_run, "load_policy", saved_there)
-    monkeypatch.setattr(saved_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(saved_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     (tmp_path / "checkpoints").mkdir()
     write_config(tmp_path, config.model_dump(mode="json"))
     found = open_run(str(tmp_path)).config

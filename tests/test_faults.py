@@ -1,4 +1,4 @@
-"""Faults on purpose: one program runs them all, each trips what it should and no more, and without guards it kills."""
+"""Injected faults: one compiled program runs them all, and each trips only its own guard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
-NEVER = 1_000  # an iteration that no test comes to
+NEVER = 1_000  # an iteration that no test reaches
 STEPS, MINIBATCHES = 64, 4  # environment steps and updates of an iteration of the miniature
 START, LENGTH, TOTAL = 1, 2, 5
 ON_HOST = ("disk", "sinks")
@@ -49,7 +49,7 @@ class Solved(Physics):
 
 
 class Solver(PointMass):
-    """A point that a solver moves: a warm start of NaN makes its next step one."""
+    """A point moved by a solver: a warm start of NaN makes the next step NaN."""
 
     def reset(self, rng: jax.Array) -> State:
         return self._solved(super().reset(rng), jnp.zeros(2))
@@ -64,7 +64,7 @@ class Solver(PointMass):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One compiled program and its first state; a call of it with anything else of that shape compiles nothing."""
+    """A program that was compiled ahead, so that calling it cannot compile another, and its first state."""
 
     ppo: PPO
     state: TrainState
@@ -72,11 +72,11 @@ class Program:
     call: Callable[[TrainState], tuple[TrainState, Metrics]]
 
     def run(self, fault: FaultConfig, iterations: int = TOTAL) -> list[tuple[TrainState, Metrics]]:
-        """Every iteration of a training with a fault."""
+        """State and metrics after each iteration with a fault."""
         state = placed(dataclasses.replace(self.state, fault=faults.as_data(fault)), self.devices)
-        return self.go_on(state, iterations)
+        return self.run_from(state, iterations)
 
-    def go_on(self, state: TrainState, iterations: int) -> list[tuple[TrainState, Metrics]]:
+    def run_from(self, state: TrainState, iterations: int) -> list[tuple[TrainState, Metrics]]:
         history = []
         for _ in range(iterations):
             state, metrics = self.call(state)
@@ -84,7 +84,8 @@ class Program:
         return history
 
     def trips(self, metrics: Metrics) -> dict[str, int]:
-        guards = {**self.ppo.env.guards, **self.ppo._guards}
+        ppo = self.ppo
+        guards = {**ppo.env.guards, **ppo.batch_guards, **ppo.update_guards, **ppo.state_guards}
         return {
             f"{name}.{cause}": int(count)
             for name, guard in guards.items()
@@ -94,12 +95,12 @@ class Program:
 
 
 def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
-    """What `TrainingLoop` assembles where the configuration has a fault."""
+    """PPO and its first state with a fault, as `TrainingLoop` assembles them."""
     vector = VectorEnv(env, config.env.episode_length, config.env.action_repeat, env_guards(config.guards))
     vector = faults.faulty_env(vector, config.fault)
     resets, count = Resets(vector, config.ppo.num_envs), config.ppo.num_envs
     env_state = resets.draw(jax.random.PRNGKey(config.seed), count)
-    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.draws else None
+    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.uses_pool else None
     ppo = faults.arm(make_ppo(config, vector, env.action_size))
     return ppo, faults.armed_state(init_state(ppo, jax.random.PRNGKey(config.seed + 2), env_state, pool), config.fault)
 
@@ -145,13 +146,13 @@ def window(site: str, **changes: Any) -> FaultConfig:
 
 
 def active(metrics: Metrics) -> set[str]:
-    """Limiters at work; NaN says that no update was accepted."""
+    """Names of the active limiters. NaN (no update was accepted) is not active."""
     return {name.split("/")[1] for name in metrics.values if name.startswith("limiters/") and metrics.values[name] > 0}
 
 
-ALWAYS = ("learning_rate", "counters", "critic", "normalizer")  # sites that strike with probability 1
+ALWAYS = ("learning_rate", "counters", "critic", "normalizer")  # sites whose faults have no probability
 PER_MINIBATCH = ("gradient", "loss", "value_loss", "kl", "adam")
-# What a fault trips while it lasts, guards as `guard.cause`, and the limiters that it sets to work.
+# For each site: the guards that trip during the fault, as `guard.cause`, and the limiters that become active.
 EXPECTED: dict[str, tuple[set[str], set[str]]] = {
     "physics": ({"quarantine.physics"}, set()),
     "warm_start": ({"quarantine.physics"}, set()),
@@ -160,41 +161,40 @@ EXPECTED: dict[str, tuple[set[str], set[str]]] = {
     "done": ({"quarantine.done"}, set()),
     "metrics": ({"quarantine.metrics"}, set()),
     "info": ({"quarantine.info"}, set()),
-    "reset": (set(), set()),  # only what draws first states sees it
-    "action": ({"quarantine.physics"}, set()),  # the policy's own was fine; what the simulation made of it is not
-    "policy_std": ({"transition.policy"}, set()),
-    # At its bound of 20 the gradient that leads back is e^20 times as large, so the update is rejected.
+    "reset": (set(), set()),  # only resets see it
+    "action": ({"quarantine.physics"}, set()),  # the policy's action is good, the simulated one is not
+    "policy_std": ({"finite_samples.policy"}, set()),
+    # At the bound of 20 the restoring gradient is e^20 times as large, so the update is rejected.
     "log_ratio": (set(), {"log_ratio"}),
-    "gradient": ({"update.gradient"}, set()),
-    "loss": ({"update.gradient"}, set()),
+    "gradient": ({"finite_update.gradient"}, set()),
+    "loss": ({"finite_update.gradient"}, set()),
     "value_loss": ({"spike.spike"}, set()),
     "kl": (set(), {"kl"}),
-    "adam": ({"update.parameters"}, set()),
+    "adam": ({"finite_update.parameters"}, set()),
     "learning_rate": (set(), {"kl", "update_norm"}),
-    "counters": (set(), set()),  # an ordinary iteration: what counts is set before the first one
+    "counters": (set(), set()),  # the counters are set before the first iteration
 }
 
 
-COLLAPSES = ("critic", "normalizer")  # finite, and their effect outlasts the iteration: they have tests of their own
+COLLAPSES = ("critic", "normalizer")  # finite faults whose effect outlasts the iteration, tested below
 
 
-def test_every_site_of_a_program_is_expected() -> None:
+def test_every_fault_site_of_a_program_has_a_row_in_the_table() -> None:
     assert set(EXPECTED) | set(COLLAPSES) == set(SITES) - set(ON_HOST)
 
 
 @pytest.mark.parametrize("site", EXPECTED)
-def test_a_fault_trips_its_guard_in_its_window_and_nothing_else(
+def test_fault_trips_its_guard_during_its_iterations_only(
     site: str, guarded: Program, clean: list[tuple[TrainState, Metrics]]
 ) -> None:
-    """One program for all of them: it was compiled ahead, and calling it could not compile another."""
     history = guarded.run(window(site))
     trips = [guarded.trips(metrics) for _, metrics in history]
-    at_work = [active(metrics) for _, metrics in history]
+    limited = [active(metrics) for _, metrics in history]
     guards, limiters = EXPECTED[site]
     assert {name for counts in trips[START : START + LENGTH] for name in counts} == guards
-    assert set().union(*at_work[START : START + LENGTH]) == limiters
+    assert set().union(*limited[START : START + LENGTH]) == limiters
     assert all(trips[START : START + LENGTH]) == bool(guards)
-    assert not any(trips[:START] + trips[START + LENGTH :] + at_work[:START] + at_work[START + LENGTH :])
+    assert not any(trips[:START] + trips[START + LENGTH :] + limited[:START] + limited[START + LENGTH :])
     for state, _ in history:
         assert finite(learnt(state))
     assert all(bool(metrics.healthy) for _, metrics in history)
@@ -205,50 +205,44 @@ def test_a_fault_trips_its_guard_in_its_window_and_nothing_else(
 
 
 @pytest.mark.parametrize("site", ["physics", "policy_std", "gradient", "learning_rate", "critic", "normalizer"])
-def test_a_window_that_is_over_has_left_nothing_behind(site: str, guarded: Program) -> None:
-    """What follows is what the same state without a fault would do, bit for bit."""
+def test_iterations_after_a_fault_equal_those_of_a_run_without_fault(site: str, guarded: Program) -> None:
+    """From the same state, bit for bit."""
     state = guarded.run(window(site), START + LENGTH)[-1][0]
     healthy = placed(dataclasses.replace(state, fault=faults.as_data(FaultConfig(site="physics", start=NEVER))))
-    faulty, free = guarded.go_on(state, 2)[-1][0], guarded.go_on(healthy, 2)[-1][0]
+    faulty, free = guarded.run_from(state, 2)[-1][0], guarded.run_from(healthy, 2)[-1][0]
     assert same(dataclasses.replace(faulty, fault=None), dataclasses.replace(free, fault=None))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        1000.0,
-        41.0,
-    ],
-)
-def test_the_learning_rate_is_what_it_was(value: float, guarded: Program) -> None:
+@pytest.mark.parametrize("value", [1000.0, 41.0])
+def test_learning_rate_fault_leaves_the_scale_of_the_learning_rate_at_one(value: float, guarded: Program) -> None:
     history = guarded.run(FaultConfig(site="learning_rate", value=value, start=START, iterations=LENGTH))
     assert [float(state.tuning.learning_rate_scale) for state, _ in history] == [1.0] * TOTAL
 
 
-KILLED = (
+DEADLY = (
     "physics", "warm_start", "observation", "reward", "done", "action", "policy_std", "log_ratio", "gradient", "loss",
     "adam",
 )  # fmt: skip
-SURVIVED = ("metrics", "info", "reset", "kl", "counters", "learning_rate", "value_loss", "critic", "normalizer")
+HARMLESS = ("metrics", "info", "reset", "kl", "counters", "learning_rate", "value_loss", "critic", "normalizer")
 
 
-@pytest.mark.parametrize("site", KILLED)
-def test_without_guards_a_fault_kills(site: str, unguarded: Program) -> None:
-    """Not at once: NaN in a warm start is one in the observation a step later."""
+@pytest.mark.parametrize("site", DEADLY)
+def test_deadly_fault_without_guards_makes_parameters_non_finite(site: str, unguarded: Program) -> None:
+    """NaN in a warm start reaches the observation one step later."""
     history = unguarded.run(window(site))
     assert finite(learnt(history[START - 1][0]))
     assert not finite(history[-1][0].params)
     assert not finite(history[-1][0].opt_state)
 
 
-def test_without_guards_the_others_do_not_kill(unguarded: Program) -> None:
-    assert set(KILLED) | set(SURVIVED) == set(EXPECTED) | set(COLLAPSES)
-    for site in SURVIVED:
+def test_other_faults_without_guards_leave_parameters_finite(unguarded: Program) -> None:
+    assert set(DEADLY) | set(HARMLESS) == set(EXPECTED) | set(COLLAPSES)
+    for site in HARMLESS:
         assert finite(learnt(unguarded.run(window(site))[-1][0])), site
 
 
-def test_an_exploded_value_loss_freezes_the_value_network(guarded: Program, unguarded: Program) -> None:
-    """Finite and deadly: Adam's second moment remembers it for thousands of updates."""
+def test_exploded_value_loss_without_guards_freezes_the_value_network(guarded: Program, unguarded: Program) -> None:
+    """Adam's second moment keeps the finite gradient for thousands of updates."""
     moved = {}
     for name, own in (("off", unguarded), ("on", guarded)):
         for start in (START, NEVER):
@@ -260,7 +254,7 @@ def test_an_exploded_value_loss_freezes_the_value_network(guarded: Program, ungu
     assert moved["on", START] > 0.2 * moved["on", NEVER]
 
 
-def test_a_strong_learning_rate_destroys_what_no_bound_holds(guarded: Program, unguarded: Program) -> None:
+def test_learning_rate_fault_grows_the_parameters_only_without_guards(guarded: Program, unguarded: Program) -> None:
     def norm(own: Program, start: int) -> float:
         state = own.run(FaultConfig(site="learning_rate", start=start, iterations=LENGTH))[-1][0]
         return float(np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(jax.device_get(state.params)))))
@@ -269,7 +263,7 @@ def test_a_strong_learning_rate_destroys_what_no_bound_holds(guarded: Program, u
     assert norm(guarded, START) < 1.5 * norm(guarded, NEVER)
 
 
-def test_the_same_seed_gives_the_same_bits(guarded: Program) -> None:
+def test_faults_of_one_seed_are_equal_bit_for_bit_and_differ_between_seeds(guarded: Program) -> None:
     _, again = armed(tiny_config(guards={}, fault={"site": "warm_start", "start": NEVER}), Solver())
     _, other = armed(tiny_config(guards={}, seed=1, fault={"site": "warm_start", "start": NEVER}), Solver())
     fault = FaultConfig(site="observation", probability=0.1)
@@ -280,13 +274,12 @@ def test_the_same_seed_gives_the_same_bits(guarded: Program) -> None:
     assert [guarded.trips(m) for _, m in first] != [guarded.trips(m) for _, m in third]
 
 
-def test_probability_is_a_share_of_the_steps(guarded: Program) -> None:
+def test_fault_probability_is_the_share_of_faulty_steps(guarded: Program) -> None:
     history = guarded.run(FaultConfig(site="info", probability=0.25), 50)
     assert 0.2 < sum(guarded.trips(metrics)["quarantine.info"] for _, metrics in history) / (50 * STEPS) < 0.3
 
 
-def test_a_storm_is_survived(guarded: Program) -> None:
-    """Two iterations without one sample to learn from: nothing moves, and then it goes on."""
+def test_training_continues_after_iterations_without_a_valid_sample(guarded: Program) -> None:
     history = guarded.run(FaultConfig(site="physics", probability=1.0, start=START, iterations=LENGTH))
     storm = slice(START, START + LENGTH)
     accepted = [float(metrics.values["training/accepted_share"]) for _, metrics in history]
@@ -301,12 +294,14 @@ def test_a_storm_is_survived(guarded: Program) -> None:
 
 
 @pytest.mark.parametrize("limit", [2**31, 2**32])
-def test_counters_pass_what_32_bits_hold(limit: int, guarded: Program, clean: list[tuple[TrainState, Metrics]]) -> None:
-    """Exactly, and nothing that is learnt depends on them."""
+def test_counters_pass_the_limits_of_32_bits(
+    limit: int, guarded: Program, clean: list[tuple[TrainState, Metrics]]
+) -> None:
+    """Counts stay exact, and training does not depend on them."""
     near = WideCounter.of(limit - 1)
     counters = dataclasses.replace(guarded.state.counters, env_steps=near, updates=near, episodes=near)
     state = dataclasses.replace(guarded.state, counters=counters)
-    history = guarded.go_on(placed(state), TOTAL)
+    history = guarded.run_from(placed(state), TOTAL)
     assert same(learnt(history[-1][0]), learnt(clean[-1][0]))
     for (state, metrics), (_, usual) in zip(history, clean, strict=True):
         for name in ("env_steps", "updates", "episodes"):
@@ -315,28 +310,24 @@ def test_counters_pass_what_32_bits_hold(limit: int, guarded: Program, clean: li
     assert int(clean[-1][0].counters.episodes) > 0
 
 
-@pytest.mark.parametrize("limit", [2**31, 2**32])
-def test_the_counters_fault_starts_just_below(limit: int, guarded: Program) -> None:
-    state = faults.armed_state(guarded.state, FaultConfig(site="counters", value=float(limit)))
+@pytest.mark.parametrize(("value", "limit"), [(None, 2**31), (2.0**31, 2**31), (2.0**32, 2**32)])
+def test_counters_fault_starts_counters_just_below_a_limit(value: float | None, limit: int, guarded: Program) -> None:
+    state = faults.armed_state(guarded.state, FaultConfig(site="counters", value=value))
     counters = (state.counters.env_steps, state.counters.updates, state.counters.episodes, state.normalizer.count)
     assert [int(counter) for counter in counters] == [limit - 1] * 4
-    history = guarded.go_on(placed(state), TOTAL)
-    assert [int(state.normalizer.count) for state, _ in history] == [limit - 1 + STEPS * (i + 1) for i in range(TOTAL)]
-    assert [int(state.counters.env_steps) for state, _ in history] == [
-        limit - 1 + STEPS * (i + 1) for i in range(TOTAL)
+    history = guarded.run_from(placed(state), TOTAL)
+    steps = [limit - 1 + STEPS * (i + 1) for i in range(TOTAL)]
+    assert [int(state.normalizer.count) for state, _ in history] == steps
+    assert [int(state.counters.env_steps) for state, _ in history] == steps
+    assert [int(state.counters.updates) for state, _ in history] == [
+        limit - 1 + MINIBATCHES * (i + 1) for i in range(TOTAL)
     ]
-    accepted = np.cumsum([float(metrics.values["training/accepted_share"]) * MINIBATCHES for _, metrics in history])
-    assert [int(state.counters.updates) - limit + 1 for state, _ in history] == accepted.tolist()
+    assert [float(metrics.values["training/accepted_share"]) for _, metrics in history] == [1.0] * TOTAL
+    assert not any(active(metrics) for _, metrics in history)
     assert all(finite(learnt(state)) for state, _ in history)
 
 
-def test_training_with_the_counters_fault_goes_on(guarded: Program) -> None:
-    history = guarded.go_on(placed(faults.armed_state(guarded.state, FaultConfig(site="counters"))), TOTAL)
-    assert [float(metrics.values["training/accepted_share"]) for _, metrics in history] == [1.0] * TOTAL
-    assert not any(active(metrics) for _, metrics in history)
-
-
-def test_bad_resets_are_left_out_where_there_are_guards() -> None:
+def test_guards_reject_bad_resets() -> None:
     def draw(guards: dict[str, Any]) -> tuple[Any, np.ndarray]:
         config = tiny_config(guards=guards, fault={"site": "reset", "probability": 0.5})
         vector = VectorEnv(PointMass(), 12, 1, env_guards(config.guards))
@@ -352,9 +343,14 @@ def test_bad_resets_are_left_out_where_there_are_guards() -> None:
     assert (np.isnan(states.pipeline_state.q[:, 0]) == bad).all()
 
 
-def test_a_fault_is_the_same_on_every_device() -> None:
+def test_fault_is_the_same_on_every_device() -> None:
     own = program({}, devices=8)
-    guards = {"physics": {"quarantine.physics"}, "gradient": {"update.gradient"}, "critic": set(), "normalizer": set()}
+    guards = {
+        "physics": {"quarantine.physics"},
+        "gradient": {"finite_update.gradient"},
+        "critic": set(),
+        "normalizer": set(),
+    }
     for site, expected in guards.items():
         history = own.run(window(site))
         for index, (state, metrics) in enumerate(history):
@@ -372,7 +368,7 @@ def collapse(site: str, **changes: Any) -> FaultConfig:
 
 
 def idle(own: Program) -> Program:
-    """The same program from a state that collects and learns nothing, so that only a fault changes its parameters."""
+    """The same program without epochs of SGD, so that only a fault changes the parameters."""
     tuning = dataclasses.replace(own.state.tuning, epochs=jnp.zeros((), jnp.int32))
     return dataclasses.replace(own, state=placed(dataclasses.replace(own.state, tuning=tuning), own.devices))
 
@@ -420,7 +416,7 @@ def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
         variance=before.variance * np.square(number),
         std=before.std * number,
     )
-    state, _ = own.go_on(placed(dataclasses.replace(state, normalizer=moved, fault=never)), 1)[-1]
+    state, _ = own.run_from(placed(dataclasses.replace(state, normalizer=moved, fault=never)), 1)[-1]
     for a, b in zip(jax.tree.leaves(learnt(state)), jax.tree.leaves(learnt(history[-1][0])), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     after = jax.device_get(history[-1][0].normalizer)
@@ -435,7 +431,7 @@ def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
 def test_collapse_that_does_not_strike_leaves_every_bit_unchanged(
     site: str, guards: str, request: pytest.FixtureRequest
 ) -> None:
-    """Neither outside its iterations, nor with probability 0, nor for a seed that `fault.seed` spares."""
+    """Outside its iterations, with probability 0, and for another seed than `fault.seed`."""
     own: Program = request.getfixturevalue(guards)
     free = own.run(FaultConfig(site="physics", start=NEVER))
     spared = collapse(site, seed=1).of_seed(0)
@@ -456,11 +452,11 @@ def test_rollback_does_not_repeat_a_collapse(site: str, undone: int, guarded: Pr
         if undone <= START
         else placed(dataclasses.replace(guarded.state, fault=faults.as_data(fault)))
     )
-    state = faults.carried_on(good, undone)
+    state = faults.after_rollback(good, undone)
     healthy = placed(
         dataclasses.replace(jax.device_get(state), fault=faults.as_data(FaultConfig(site="physics", start=NEVER)))
     )
-    ours, theirs = guarded.go_on(state, 2)[-1][0], guarded.go_on(healthy, 2)[-1][0]
+    ours, theirs = guarded.run_from(state, 2)[-1][0], guarded.run_from(healthy, 2)[-1][0]
     assert same(learnt(ours), learnt(theirs))
 
 
@@ -482,7 +478,7 @@ def finish(folder: Path, **sections: Any) -> tuple[TrainingLoop, Result, list[di
     return runner, result, events
 
 
-def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+def test_full_disk_loses_checkpoints_and_the_run_continues(tmp_path: Path) -> None:
     runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 2})
     assert result.stop_reason is StopReason.not_saved
     failed = [event for event in events if event["kind"] == "checkpoint_failed"]
@@ -497,7 +493,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     assert finite(load_policy(tmp_path).act(np.zeros(4, np.float32)))
 
 
-def test_a_disk_with_room_again_is_written_to(tmp_path: Path) -> None:
+def test_checkpoints_continue_when_the_disk_has_room_again(tmp_path: Path) -> None:
     runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 1, "iterations": 2})
     assert result.stop_reason is StopReason.completed
     assert [event["iteration"] for event in events if event["kind"] == "checkpoint_failed"] == [2, 3]
@@ -505,7 +501,7 @@ def test_a_disk_with_room_again_is_written_to(tmp_path: Path) -> None:
         assert checkpoints.all() == [1, 4]
 
 
-def test_a_service_that_is_down_is_told_of_and_done_without(tmp_path: Path) -> None:
+def test_failing_logger_is_logged_once_and_the_run_completes(tmp_path: Path) -> None:
     _, result, events = finish(tmp_path, fault={"site": "sinks", "start": 1})
     assert result.stop_reason is StopReason.completed
     assert [event["kind"] for event in events if event["kind"].endswith("_failed")] == ["sink_failed"]
@@ -520,33 +516,33 @@ def test_normalizer_fault_needs_a_normalizer() -> None:
         quick(fault={"site": "normalizer"}, ppo=ppo)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_evaluation_has_the_fault_where_it_is_asked_for(asked: bool, tmp_path: Path) -> None:
-    fault = {"site": "observation", "probability": 0.05, "eval": asked}
+@pytest.mark.parametrize("enabled", [True, False])
+def test_evaluation_has_the_fault_only_if_configured(enabled: bool, tmp_path: Path) -> None:
+    fault = {"site": "observation", "probability": 0.05, "eval": enabled}
     _, result, events = finish(tmp_path, fault=fault)
     assert any(event["kind"] == "guard_tripped" and event["guard"] == "quarantine" for event in events)
     share = result.metrics["eval/aborted_share"]
     assert share is not None
-    assert (0.0 < share < 1.0) if asked else share == 0.0
+    assert (0.0 < share < 1.0) if enabled else share == 0.0
 
 
-def test_a_warm_start_needs_a_solver(tmp_path: Path) -> None:
+def test_warm_start_fault_needs_an_environment_of_mujoco(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("fault.site: warm_start needs an environment of MuJoCo's")):
         TrainingLoop(quick(fault={"site": "warm_start"}), tmp_path)
 
 
-def test_without_a_fault_nothing_is_traced(tmp_path: Path) -> None:
+def test_run_without_a_fault_traces_no_injection(tmp_path: Path) -> None:
     runner = TrainingLoop(quick(), tmp_path)
     runner.single.checkpoints.close()
     runner.single.log.logbook.close()
-    assert type(runner.single.supervisor.setup.ppo) is PPO
-    assert type(runner.single.supervisor.setup.ppo.env.env) is PointMass
+    assert type(runner.single.programs.setup.ppo) is PPO
+    assert type(runner.single.programs.setup.ppo.env.env) is PointMass
     assert runner.single.state.fault is None
     plain, _ = assemble(quick())
     addresses = functools.partial(re.sub, r"0x[0-9a-f]+", "")
     text = [
         addresses(str(compiled(ppo).trace(runner.single.state).jaxpr))
-        for ppo in (runner.single.supervisor.setup.ppo, plain)
+        for ppo in (runner.single.programs.setup.ppo, plain)
     ]
     assert text[0] == text[1]
     assert "injection" not in text[0]
@@ -561,5 +557,5 @@ def test_without_a_fault_nothing_is_traced(tmp_path: Path) -> None:
         ({"site": "sinks", "probability": 0.0}, []),
     ],
 )
-def test_the_window_of_a_fault_of_the_host(fault: dict[str, Any], struck: list[int]) -> None:
-    assert [i for i in range(1, 6) if faults.struck(FaultConfig(**fault), i)] == struck
+def test_fault_of_the_host_strikes_in_its_iterations(fault: dict[str, Any], struck: list[int]) -> None:
+    assert [i for i in range(1, 6) if faults.strikes(FaultConfig(**fault), i)] == struck

@@ -19,7 +19,7 @@ from rlstable.replay.report import judge
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise import incident
-from rlstable.supervise.incident import Caught, read
+from rlstable.supervise.incident import IncidentMemory, read
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -69,7 +69,7 @@ def test_run_saves_one_incident_per_window_with_an_event(run: TrainingLoop) -> N
     assert iterations[0] == min(tripped) and set(iterations) <= tripped
     assert told[0]["causes"][0] == "quarantine/physics"
     assert told[0]["first"] == "pipeline_state/q[0] = nan (not finite)"
-    assert run.single.host.incidents == Caught(len(iterations), iterations[-1])
+    assert run.single.host.incidents == IncidentMemory(len(iterations), iterations[-1])
 
 
 def test_incident_names_the_environment_step_and_cause(run: TrainingLoop) -> None:
@@ -142,8 +142,8 @@ def test_checkpoint_does_not_depend_on_whether_incidents_are_on(tmp_path: Path) 
 
 
 def test_checkpoint_of_an_older_version_has_no_incidents() -> None:
-    assert HostState.of({"iteration": 3}).incidents == Caught()
-    assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == Caught(2, 9)
+    assert HostState.of({"iteration": 3}).incidents == IncidentMemory()
+    assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == IncidentMemory(2, 9)
 
 
 def test_incident_after_a_climb_to_x64_is_float64(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""PPO learns known value functions and policies in probe environments, in seconds.
+"""PPO finds the value function and the policy of probe environments, which are known by hand.
 
-The failing probe names the wrong part: value loss (constant), network input (observation), policy gradient (action),
-discount (two steps), mask (quarantined).
+The failing probe names the broken part: the value loss (constant), the input of the network (observation), the policy
+gradient (action), the discount (two steps), the mask (quarantined).
 """
 
 from __future__ import annotations
@@ -58,35 +58,35 @@ def actions(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
     return np.array(chosen)[:, 0]
 
 
-@pytest.mark.slow  # a special case of the reward from the observation
+@pytest.mark.slow  # a special case of the next test
 def test_value_of_a_constant_reward_is_learned() -> None:
     ppo, state = train(ConstantReward(), 120)
     np.testing.assert_allclose(values(ppo, state, 0.0), [1.0], atol=0.02)
 
 
-def test_value_that_depends_on_the_observation_is_learned() -> None:
+def test_value_of_an_observed_reward_is_learned() -> None:
     ppo, state = train(ObservationReward(), 150)
     np.testing.assert_allclose(values(ppo, state, -1.0, 1.0), [-1.0, 1.0], atol=0.05)
 
 
-@pytest.mark.slow  # a special case of the reward from observation and action
-def test_policy_that_maximizes_a_reward_of_the_action_is_learned() -> None:
+@pytest.mark.slow  # a special case of the next test
+def test_best_action_is_learned() -> None:
     ppo, state = train(ActionReward(), 200)
     np.testing.assert_allclose(actions(ppo, state, 0.0), [0.5], atol=0.1)
 
 
-def test_policy_that_depends_on_the_observation_is_learned() -> None:
-    # Small steps: with large ones a nearly deterministic policy ends wrong by half in a third of all seeds.
+def test_best_action_for_each_observation_is_learned() -> None:
+    # Short steps: with long ones a third of all seeds ends far from the best action.
     ppo, state = train(ObservationActionReward(), 300, learning_rate=1e-3, clipping_epsilon=0.1)
     np.testing.assert_allclose(actions(ppo, state, -1.0, 1.0), [-0.5, 0.5], atol=0.15)
 
 
 @pytest.mark.parametrize(("probe", "guarded"), [(TwoSteps(), False), (QuarantinedTwoSteps(), True)])
-def test_discounted_values_of_two_steps_are_learned(probe: Probe, guarded: bool) -> None:
+def test_values_of_two_steps_are_discounted(probe: Probe, guarded: bool) -> None:
     ppo, state = train(probe, 200, guarded)
     np.testing.assert_allclose(values(ppo, state, 0.0, 1.0), [DISCOUNT, 1.0], atol=0.05)
 
 
-def test_quarantined_steps_without_a_guard_ruin_the_values() -> None:
+def test_bad_rewards_without_guards_make_values_nan() -> None:
     ppo, state = train(QuarantinedTwoSteps(), 2)
     assert np.isnan(values(ppo, state, 0.0, 1.0)).all()

@@ -131,7 +131,7 @@ def test_storm_that_never_ends_uses_up_the_attempts_and_ends_by_name(tmp_path: P
     assert left is not None
     assert (left["cause"], left["exit_code"]) == ("physics_unstable", 5)
     assert left["advice"].startswith(
-        "Went back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
+        "Rolled back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
     )
     assert "timestep" in left["advice"]
     # The last good state is on disk.

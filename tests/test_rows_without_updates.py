@@ -52,4 +52,4 @@ def test_advice_after_a_rate_far_too_high_names_the_limiter(tmp_path: Path) -> N
     left = read_result(tmp_path)
     assert left is not None
     assert "Updates were rejected by limiters/kl (100%)" in left["advice"]
-    assert "guards/spike" not in left["advice"] and "lower ppo.learning_rate by a hundred" in left["advice"]
+    assert "guards/spike" not in left["advice"] and "divide ppo.learning_rate by 100" in left["advice"]

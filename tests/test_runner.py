@@ -210,7 +210,7 @@ def test_resume_is_exact_when_a_reset_and_a_pool_refill_are_due(tmp_path: Path) 
 
 def test_folder_of_another_run_is_not_overwritten(run: tuple[TrainingLoop, Result]) -> None:
     before = (run[1].run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already; go on with it by resume=auto"):
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* already holds a run; set resume=auto to resume it"):
         TrainingLoop(quick(), run[1].run_dir)
     assert (run[1].run_dir / "metrics.jsonl").read_bytes() == before
 
@@ -226,7 +226,7 @@ def test_resume_with_another_network_is_an_error_and_changes_no_file(run: tuple[
 
 
 def test_resume_on_another_number_of_devices_is_an_error(run: tuple[TrainingLoop, Result]) -> None:
-    with pytest.raises(ConfigError, match=r"was trained on 1 devices, here are 2; .* resume it with devices=1"):
+    with pytest.raises(ConfigError, match=r"was trained on 1 devices, not on 2, .*; resume it with devices=1"):
         TrainingLoop(quick(devices=2, resume="auto"), run[1].run_dir)
 
 
@@ -236,7 +236,7 @@ def test_resume_of_a_folder_without_a_checkpoint_is_an_error(tmp_path: Path) -> 
 
 
 def test_more_devices_than_the_machine_has_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="devices: 99 asked for, 8 cpu there"):
+    with pytest.raises(ConfigError, match="devices: 99 requested, but only 8 cpu available"):
         TrainingLoop(quick(devices=99), "nowhere")
 
 
@@ -425,7 +425,7 @@ def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -
     row = result.history[-1]
     assert row["training/accepted_share"] == 1.0
     assert ("training/loss_scale" in row) == (network == "float16")
-    program = str(runner.single.supervisor.setup.ppo.networks.dtype)
+    program = str(runner.single.programs.setup.ppo.networks.dtype)
     assert network in program
 
 
@@ -460,7 +460,7 @@ def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, mo
             jax.tree.map(lambda leaf: leaf.delete(), state)
             raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner.single.supervisor.setup, "compiled", lambda _: Program(Failing(), SINGLE))
+    monkeypatch.setattr(runner.single.programs.setup, "compiled", lambda _: Program(Failing(), SINGLE))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)
@@ -552,6 +552,6 @@ def test_programs_with_native_physics_are_dispatched_inline(
 ) -> None:
     """Both of training and of evaluations: with JAX's default dispatch they could deadlock."""
     told: list[str] = []
-    monkeypatch.setattr("rlstable.runner.seed_run.dispatch_inline", lambda: told.append("inline"))
+    monkeypatch.setattr("rlstable.runner.seed_run.disable_async_dispatch", lambda: told.append("inline"))
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
     assert told == ["inline"] * inline

@@ -95,7 +95,7 @@ def test_summary_has_three_signs_at_most(tmp_path: Path) -> None:
         own = [(name, value) for name, value in found if name.startswith("sign")]
         assert [name for name, _ in own] == rows
         if count == 5:
-            assert own[2:] == [("sign", "text 2"), ("signs", "and 2 more on the page")]
+            assert own[2:] == [("sign", "text 2"), ("signs", "and 2 more in the report")]
 
 
 @pytest.mark.parametrize("cause", [StopReason.policy_collapsed, StopReason.policy_diverged])

@@ -19,7 +19,7 @@ from rlstable import faults
 from rlstable.config.faults import FaultConfig
 from rlstable.device.counter import WideCounter
 from rlstable.policy import Policy
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_networks
 from rlstable.ppo.normalizer import init as no_statistics
@@ -178,7 +178,7 @@ def returns(guards: str, factor: float) -> tuple[tuple[float, ...], bool]:
         tuning = dataclasses.replace(state.tuning, learning_rate_scale=jnp.float32(factor))
         state, _ = train(iterate, placed(dataclasses.replace(state, tuning=tuning)), 30)
         sane &= finite(learnt(state))
-        value = evaluate.evaluate([policy_of(state, jax.random.PRNGKey(7))])[0]["eval/episode_reward"]
+        value = evaluate.evaluate([snapshot_of(state, jax.random.PRNGKey(7))])[0]["eval/episode_reward"]
         values.append(float("nan") if value is None else value)
     return tuple(values), sane
 

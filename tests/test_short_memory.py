@@ -84,7 +84,7 @@ def test_limit_that_cannot_be_met_ends_the_run_and_names_a_limit_that_would_do(
     assert (result.stop_reason, result.stop_reason.exit_code, result.step) == (StopReason.out_of_memory, 10, 0)
     left = read_result(tmp_path)
     assert left is not None
-    assert "GiB would do" in left["advice"] and "smaller networks" in left["advice"]
+    assert "GiB would be enough" in left["advice"] and "smaller networks" in left["advice"]
 
 
 class Refusing:

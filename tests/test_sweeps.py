@@ -81,7 +81,7 @@ def test_optuna_maximizes_the_return_and_counts_failed_runs(tmp_path: Path) -> N
 @needs("hydra_optuna_sweeper", "optuna")
 def test_search_for_the_least_return_is_rejected(tmp_path: Path) -> None:
     code, printed, _ = sweep(tmp_path / "sweep", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=1", "seed=range(0,4)")
-    assert code == 2 and "would look for the least return; sweep=optuna maximizes it" in printed
+    assert code == 2 and "minimize would search for the lowest return; set it to maximize" in printed
 
 
 @pytest.mark.parametrize(

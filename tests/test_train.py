@@ -40,24 +40,24 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str) -> int:
 
 
 BAD_INPUT = {
-    "unknown environment": (["env=humanoyd"], "env: there is no 'humanoyd'; did you mean humanoid?"),
+    "unknown environment": (["env=humanoyd"], "env: unknown option 'humanoyd'; did you mean humanoid?"),
     "unknown key": (["ppo.lerning_rate=1"], "ppo.lerning_rate: unknown key; did you mean learning_rate?"),
     "unknown top-level key": (["totl_steps=5"], "totl_steps: unknown key; did you mean total_steps?"),
-    "unknown group option": (["guards=strickt"], "guards: there is no 'strickt'; did you mean strict?"),
-    "text for a number": (["ppo.num_envs=many"], "ppo.num_envs: 'many' is text where a number is asked"),
-    "truth for a number": (["ppo.num_envs=true"], "ppo.num_envs: True is a truth value where a number is asked"),
+    "unknown group option": (["guards=strickt"], "guards: unknown option 'strickt'; did you mean strict?"),
+    "text for a number": (["ppo.num_envs=many"], "ppo.num_envs: 'many' must be a number, not text"),
+    "truth for a number": (["ppo.num_envs=true"], "ppo.num_envs: True must be a number, not a boolean"),
     "negative size": (["ppo.num_envs=-4"], "ppo.num_envs: input should be greater than 0, got -4"),
     "zero": (["total_steps=0"], "total_steps: input should be greater than 0, got 0"),
-    "infinite": (["ppo.learning_rate=inf"], "ppo.learning_rate: inf stands where a finite number is asked"),
-    "not a number": (["ppo.discounting=nan"], "ppo.discounting: nan stands where a finite number is asked"),
+    "infinite": (["ppo.learning_rate=inf"], "ppo.learning_rate: inf must be a finite number"),
+    "not a number": (["ppo.discounting=nan"], "ppo.discounting: nan must be a finite number"),
     "indivisible batch": (
         ["env=ant", "ppo=ant", "ppo.num_envs=48"],
         "ppo.num_envs: 48 does not divide batch_size * num_minibatches = 65536; 32 would fit",
     ),
-    "indivisible devices": ([*TINY, "devices=3"], "ppo.batch_size: 8 does not divide among 3 devices; 12 would fit"),
+    "indivisible devices": ([*TINY, "devices=3"], "ppo.batch_size: 8 does not divide evenly among 3 devices; 12"),
     "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you"),
     "no such module": (["env=import", "env.name=nowhere:Env"], "env.name: no module 'nowhere'"),
-    "no environment given": (["env=import"], "env.name: '???' must read 'package.module:Class'"),
+    "no environment given": (["env=import"], "env.name: '???' must have the form package.module:Class"),
     "a user's class with the recipe of env=fast": (
         ["env=fast", "env.source=import", "env.name=toys:PointMass"],
         "env.source: import with env=fast would train your class with ppo=fast, the recipe of another environment; "
@@ -73,8 +73,11 @@ BAD_INPUT = {
         [*TINY, "ppo.num_envs=1000000", "ppo.batch_size=1000000", "ppo.unroll_length=1000000"],
         "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
     ),
-    "seeds on several devices": ([*TINY, "devices=2", "seeds=2"], "seeds: 2 train together on one device, here are 2"),
-    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is no run folder"),
+    "seeds on several devices": (
+        [*TINY, "devices=2", "seeds=2"],
+        "seeds: 2 seeds train together on one device, not on 2; set devices=1",
+    ),
+    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is not a run folder"),
     "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),
     "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name"),
     "observation without that key": (

@@ -1,4 +1,4 @@
-"""Toy environments with Brax's Env interface, cheap to compile, healthy or with faults built in.
+"""Toy environments with the Env interface of Brax, quick to compile, healthy or with built-in faults.
 
 Pytest puts this folder on the path: `from toys import PointMass`, and in a configuration
 `env: {source: import, name: "toys:PointMass", kwargs: {...}}` (from the repository's root: "tests.toys:PointMass").
@@ -29,7 +29,7 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch
 from rlstable.ppo.state import SPECS, TrainState
 
-# A training of a few seconds.
+# Overrides of a run that takes a few seconds.
 TINY = (
     "env=import", "env.name=toys:PointMass", "env.episode_length=20", "network=small", "ppo.num_envs=8",
     "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
@@ -45,7 +45,7 @@ GUARDS_OFF: dict[str, dict[str, Any]] = {
 
 @struct.dataclass
 class Physics:
-    """The physics of a point: position, velocity, and a solver's warm start that nothing else reads."""
+    """Position, velocity and solver warm start of a point. No step reads the warm start."""
 
     q: jax.Array
     qd: jax.Array
@@ -54,7 +54,7 @@ class Physics:
 
 @struct.dataclass
 class State:
-    """The fields of `brax.envs.base.State`, without the 10 s that importing Brax's environments takes."""
+    """The fields of `brax.envs.base.State`, without the 10 s that its import takes."""
 
     pipeline_state: Physics
     obs: Any
@@ -65,9 +65,9 @@ class State:
 
 
 class PointMass:
-    """A point pushed about in the plane; the episode ends where it leaves a circle.
+    """A point pushed in the plane; the episode ends when it leaves a circle.
 
-    Like Brax's own health tests, the one here is a comparison, which NaN passes.
+    The end is a comparison, as in Brax, so NaN does not end an episode.
 
     Args:
         bound: Radius of the circle.
@@ -151,12 +151,12 @@ class PointMass:
 
 
 class Target:
-    """Actions that are to be 0.6, whatever is seen: a step pays 1 minus twice the distance, at least 0.
+    """The best action is 0.6 for every observation; the reward is 1 minus twice the distance, at least 0.
 
-    It is learnt in some twenty tiny iterations, and a policy whose actions stay at their bounds earns next to nothing.
+    About twenty tiny iterations learn it. A policy whose actions stay at their bounds earns almost nothing.
 
     Args:
-        drop_at: Steps, counted over automatic resets, after which a step pays half; 0 for never.
+        drop_at: Steps, counted over automatic resets, after which rewards are halved; 0 for never.
     """
 
     action_size = 1
@@ -187,11 +187,11 @@ class NamedPointMass(PointMass):
 
 
 def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> config.Config:
-    """A whole run in miniature: 8 environments, 16 unrolls of 4 steps, 2 minibatches, 2 epochs.
+    """A tiny run: 8 environments, 16 unrolls of 4 steps, 2 minibatches, 2 epochs, no recovery, no incidents.
 
     Args:
-        guards: The guards section; none at all by default. No second attempts and no incidents either.
-        **sections: Other sections; what they say of `ppo` and `network` is laid over the miniature's own.
+        guards: The guards section; by default all guards are off.
+        **sections: Other sections; `env`, `ppo` and `network` are merged with the defaults here.
     """
     ppo = {
         "num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 2, "unroll_length": 4,
@@ -213,7 +213,7 @@ def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> con
 
 
 def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tuple[PPO, TrainState]:
-    """PPO on an environment (`PointMass` by default) and its first state, on the host."""
+    """PPO on an environment (default `PointMass`) and its first state, on the host."""
     env = PointMass() if env is None else env
     vector = VectorEnv(
         env,
@@ -224,7 +224,7 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
     )
     resets = Resets(vector, settings.ppo.num_envs)
     env_state = resets.draw(jax.random.PRNGKey(settings.seed), settings.ppo.num_envs)
-    pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.draws else None
+    pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.uses_pool else None
     ppo = make_ppo(settings, vector, env.action_size)
     return ppo, init_state(ppo, jax.random.PRNGKey(settings.seed + 2), env_state, pool)
 
@@ -236,7 +236,7 @@ def mesh(devices: int = 1) -> Any:
 
 
 def compiled(ppo: PPO, devices: int = 1) -> Any:
-    """The iteration over devices, not donated, so that a test may use a state twice."""
+    """The iteration over devices, without donation, so that a test may use a state twice."""
     return sharding.over_devices(ppo.iteration, mesh(devices), (SPECS,), (SPECS, sharding.REPLICATED))
 
 
@@ -246,7 +246,7 @@ def placed(state: TrainState, devices: int = 1) -> TrainState:
 
 
 def equations(jaxpr: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The innermost equations of a program, each with the equations around it (loops, calls), outermost first."""
+    """The innermost equations of a program, each with its enclosing equations (loops, calls), outermost first."""
     for equation in jaxpr.eqns:
         values = equation.params.values()
         items = [item for value in values for item in (value if isinstance(value, tuple | list) else (value,))]
@@ -258,11 +258,11 @@ def equations(jaxpr: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, t
 
 
 def experience(networks: Networks, steps: int, rows: int, named: bool = False, seed: int = 0) -> tuple[Any, ...]:
-    """Random numbers shaped as a minibatch `[T, B]`, drawn by NumPy, which compiles nothing.
+    """Random experience `[T, B]`, drawn by NumPy, which compiles nothing.
 
     Returns:
-        Parameters, observation statistics, `Collected` data of slightly other parameters, with both kinds of ends but
-        no mask, those other parameters, and noise for the entropy estimate.
+        Parameters, observation statistics, `Collected` data with truncations and terminations but without a mask, the
+        slightly different parameters that collected the data, and noise for the entropy estimate.
     """
     rng = np.random.default_rng(seed)
 
@@ -281,7 +281,7 @@ def experience(networks: Networks, steps: int, rows: int, named: bool = False, s
     shapes = jax.eval_shape(networks.init, jax.random.PRNGKey(0), one)
     params = jax.tree.map(lambda x: normal(*x.shape) / np.float32(np.sqrt(x.shape[0])), shapes)
     policy = params["policy"]["params"]
-    if "std_param" in policy:  # standard deviations as they are must be positive
+    if "std_param" in policy:  # used unchanged as standard deviations, so positive
         policy["std_param"]["value"] = np.float32([0.5, 1.2])
     if "Dense_1" in policy and networks.config.noise_std_type == "scalar":
         policy["Dense_1"]["bias"] += 4.0
@@ -306,7 +306,7 @@ def experience(networks: Networks, steps: int, rows: int, named: bool = False, s
 
 
 def minibatch_of(data: Collected, noise: Any = None, **more: Any) -> Minibatch:
-    """Collected data `[T, B]` as a minibatch, without targets, reference and noise unless given."""
+    """Collected data `[T, B]` as a minibatch; by default without targets and reference, and with zero noise."""
     noise = jnp.zeros(data.log_prob.shape) if noise is None else noise
     return Minibatch(**{"targets": None, "reference": None} | more, collected=data, noise=noise)
 

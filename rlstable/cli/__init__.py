@@ -1,1 +1,1 @@
-"""Options, composition with Hydra and sweeps: shared by the commands."""
+"""Code that the commands share: options, composition with Hydra, and sweeps."""

@@ -1,6 +1,6 @@
-"""Shared frame of the commands that print a report.
+"""Helpers for commands that print a report: arguments, errors and output.
 
-Kept free of heavy imports, since `--help` and a mistake need not wait for jax.
+Imports no JAX, so that `--help` and errors are quick.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ _COLUMNS = 120
 
 
 def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """The parser of `python -m rlstable.<name>`, with `--json`; the epilog with its examples is printed unchanged."""
-    made = argparse.ArgumentParser(
+    """The parser of `python -m rlstable.<name>`, with the option `--json` and an unchanged epilog."""
+    result = argparse.ArgumentParser(
         prog=f"python -m rlstable.{name}",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return made
+    result.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return result
 
 
 def key_parser(name: str, description: str, model: type[Section], epilog: str) -> argparse.ArgumentParser:
-    """The parser of a command that takes `key=value` words, which `options` reads; `--help` explains every key.
+    """The parser of a command with `key=value` arguments, which `options` reads. `--help` explains every key.
 
     Args:
         name: Name of the command.
-        description: One line on what the command does.
-        model: The keys; a field's description is its line of help.
+        description: One line that says what the command does.
+        model: The keys; the description of a field is its help line.
         epilog: Examples.
     """
-    made = parser(name, description, _keys(model) + epilog)
-    made.add_argument("words", nargs="*", metavar="key=value", help="see keys below")
-    return made
+    result = parser(name, description, _keys(model) + epilog)
+    result.add_argument("words", nargs="*", metavar="key=value", help="see keys below")
+    return result
 
 
 def options(model: type[Model], words: Sequence[str]) -> Model:
     """Parses and checks `key=value` arguments.
 
-    The value of a path key is taken literally (except `null`); every other value is read as YAML. A key with
-    several values may be given several times.
+    The value of a path key is taken literally, except `null`; every other value is read as YAML. A key that takes
+    several values may be repeated.
 
     Raises:
         ConfigError: The first mistake, in one line.
@@ -66,28 +66,28 @@ def options(model: type[Model], words: Sequence[str]) -> Model:
         try:
             value = _read(text, kind)
         except ValueError:
-            raise ConfigError(f"{key}: cannot read {text!r}; put it into quotes") from None
+            raise ConfigError(f"{key}: cannot read {text!r}; put it in quotes") from None
         if "tuple" in kind:
             data.setdefault(key, []).append(value)
         elif key in data:
-            raise ConfigError(f"{key}: is given twice")
+            raise ConfigError(f"{key}: is set twice; leave one out")
         else:
             data[key] = value
     return validate(model, data)
 
 
 def _read(text: str, kind: str) -> Any:
-    """The value that was typed for a field of some type.
+    """Parses the value of a field.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not valid YAML.
     """
     import yaml
 
     if "Path" in kind:
         return None if text == "null" and "None" in kind else text
     if text.isdecimal():
-        return int(text)  # 010 too, which YAML takes for an octal number
+        return int(text)  # also 010, which YAML reads as an octal number
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -110,12 +110,12 @@ def _plain(value: Any) -> str:
 
 @contextlib.contextmanager
 def working() -> Iterator[None]:
-    """Around everything before the report: standard output is kept for that, and a mistake ends with one line.
+    """Context manager for all work before the report: standard output goes to standard error, an error is one line.
 
     Raises:
-        SystemExit: A ConfigError, or a file that the system refuses, with its exit code.
+        SystemExit: A ConfigError, or an OSError about a file; with the exit code of a configuration error.
     """
-    # Libraries print while they load; the report must not contain that.
+    # Libraries print while they load, and standard output must contain only the report.
     with contextlib.redirect_stdout(sys.stderr):
         from rlstable.supervise.stop_reasons import StopReason
 
@@ -123,19 +123,19 @@ def working() -> Iterator[None]:
             yield
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError) and error.filename is None:
-                raise  # of no file that was named
-            said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            print(f"rlstable: {said}", file=sys.stderr)
+                raise  # not about a file
+            message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            print(f"rlstable: {message}", file=sys.stderr)
             sys.exit(StopReason.config_error.exit_code)
 
 
 def note(text: str) -> None:
-    """Prints progress on standard error, beside the report."""
+    """Prints a progress line on standard error."""
     print(f"{text} ...", file=sys.stderr)
 
 
 def print_json(data: Any) -> None:
-    """Prints the report for programs; a number that JSON has no word for is an error."""
+    """Prints the report as JSON. Raises ValueError at a number that is not finite."""
     print(json.dumps(data, indent=2, allow_nan=False))
 
 
@@ -143,5 +143,5 @@ def console() -> Any:
     """A rich console on standard output."""
     from rich.console import Console
 
-    # In a file or a pipe rich takes 80 columns, which break most lines.
+    # In a file or a pipe rich uses 80 columns, which would wrap most lines.
     return Console(highlight=False, width=None if sys.stdout.isatty() else _COLUMNS)

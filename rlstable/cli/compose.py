@@ -1,4 +1,4 @@
-"""Composes a configuration with Hydra and turns its errors into one line."""
+"""Composes a configuration with Hydra, and turns Hydra's errors into one line."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from rlstable.io.trusted_folders import require_trust
 
 
 def register_resolvers() -> None:
-    """Makes known `${run_dir:...}` and `${env_name:}`, which name the run folder, and `${recipe:...}` for a recipe."""
+    """Registers the resolvers `${run_dir:...}`, `${env_name:}` and `${recipe:...}`."""
     folder = config_dir() / "ppo"
     OmegaConf.register_new_resolver(
         "recipe", lambda name, device: recipes.recipe(name, device, folder), replace=True, use_cache=False
     )
-    # Cached, since Hydra asks more than once and the time is in the name.
+    # Cached, because Hydra resolves it more than once and the name contains the time.
     OmegaConf.register_new_resolver("run_dir", default_run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
 
 
 def _env_name(_root_: DictConfig) -> str:
-    """The environment's name for the run folder, which Hydra makes before anything else sees the settings."""
+    """The environment's name for the run folder. Also rejects resolvers, before Hydra creates the folder."""
     _reject_resolvers(_root_)
     return OmegaConf.select(_root_, "env.name") or "import"
 
 
 def _reject_resolvers(composed: DictConfig) -> None:
-    """Rejects resolvers in what Hydra composed, except in Hydra's own section."""
+    """Rejects resolvers in composed settings, except in the section `hydra`."""
     data: Any = OmegaConf.to_container(composed, resolve=False)
     reject_resolvers({key: value for key, value in data.items() if key != "hydra"})
 
 
 def to_config(composed: DictConfig) -> Config:
-    """The typed configuration of what Hydra composed.
+    """The typed configuration of composed settings.
 
     Raises:
         ConfigError: The first mistake.
@@ -59,15 +59,15 @@ def to_config(composed: DictConfig) -> Config:
 
 
 def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Path | None = None) -> Config:
-    """The configuration to run: with `resume=<folder>` the one saved there, changed by the single keys that were typed.
+    """The configuration to run. With `resume=<folder>`, the saved configuration with the overrides applied.
 
     Args:
-        composed: By Hydra.
+        composed: Settings that Hydra composed.
         overrides: As typed.
-        run_dir: The run folder, if it is known already. `resume=auto` may find a run there.
+        run_dir: The run folder, if already known; `resume=auto` may find a run there.
 
     Raises:
-        ConfigError: The first mistake, or code that this user has not agreed to run, see `require_trust`.
+        ConfigError: The first mistake, or code that this user does not trust (`require_trust`).
     """
     _reject_resolvers(composed)
     resume = composed.get("resume")
@@ -78,14 +78,14 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
         return to_config(composed)
     saved_file = Path(str(resume)) / "config.yaml"
     if not saved_file.is_file():
-        raise ConfigError(f"resume: {resume} is no run folder, it has no config.yaml")
+        raise ConfigError(f"resume: {resume} is not a run folder, it has no config.yaml; give runs/<env>/<time>")
     settings = read_settings(saved_file.parent)
     reject_resolvers(settings, str(saved_file))
-    saved: Any = OmegaConf.create({**settings, "trust": False})  # only typed it counts
+    saved: Any = OmegaConf.create({**settings, "trust": False})  # only valid if typed
     keys = [override.split("=", 1)[0].lstrip("+~") for override in overrides]
     for key in keys:
         if key == "sweep":
-            continue  # how runs are started is no part of them
+            continue  # the launcher is not part of a run
         if key == "env":
             if composed.env.name != saved.env.name:
                 raise ConfigError(
@@ -95,39 +95,41 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
             continue
         OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
     config = to_config(saved)
-    # A folder of programs that is typed is this user's choice.
-    named = config.model_copy(update={"compile_cache": None}) if "compile_cache" in keys else config
-    require_trust(saved_file, named, config.trust)
+    # A typed cache folder is this user's choice and needs no trust.
+    checked = config.model_copy(update={"compile_cache": None}) if "compile_cache" in keys else config
+    require_trust(saved_file, checked, config.trust)
     return config
 
 
 def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> None:
-    """Rejects `env.source=import` on top of an environment whose recipe the user's class would inherit.
+    """Rejects `env.source=import` if the user's class would inherit another environment's recipe.
 
     Args:
-        composed: By Hydra.
-        overrides: As typed. A recipe that is named there is the user's choice.
+        composed: Settings that Hydra composed.
+        overrides: As typed; a typed recipe is accepted.
 
     Raises:
         ConfigError: The recipe was made for another environment.
     """
-    words = {key.lstrip("+~"): value.strip("'\"") for key, _, value in (word.partition("=") for word in overrides)}
-    if composed.env.source != "import" or "env.source" not in words or "ppo" in words:
+    typed_values = {
+        key.lstrip("+~"): value.strip("'\"") for key, _, value in (override.partition("=") for override in overrides)
+    }
+    if composed.env.source != "import" or "env.source" not in typed_values or "ppo" in typed_values:
         return
     folder = config_dir()
-    name = words.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
+    name = typed_values.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
     file = folder / "env" / f"{name}.yaml"
     if not file.is_file():
-        return  # a file of the user's own, from another folder of configurations
+        return  # a configuration file of the user in another folder
     option: Any = OmegaConf.load(file)
-    option.recipe_for = composed.recipe_for  # which recipes depend on
+    option.recipe_for = composed.recipe_for  # selects the recipe
     recipe = _entry(option, "override /ppo")
     if recipe is None or OmegaConf.select(option, "env.source") == "import":
         return
     raise ConfigError(
         f"env.source: import with env={name} would train your class with ppo={recipe}, the recipe of another "
-        f"environment; write env=import env.name={words.get('env.name', '<package.module:Class>')}, and ppo=<recipe> "
-        "if ppo=default does not suit it"
+        f"environment; write env=import env.name={typed_values.get('env.name', '<package.module:Class>')}, "
+        "and ppo=<recipe> if ppo=default does not suit it"
     )
 
 
@@ -139,11 +141,11 @@ def _entry(file: Any, group: str) -> str | None:
 
 
 def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Config:
-    """The configuration to run for overrides as typed on the command line, without running anything.
+    """The configuration for overrides as typed on the command line. Starts no run.
 
     Args:
         overrides: As typed.
-        run_dir: The run folder, if it is known already.
+        run_dir: The run folder, if already known.
 
     Raises:
         ConfigError: The first mistake.
@@ -153,40 +155,40 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
     from hydra.errors import HydraException
 
     register_resolvers()
-    words, warnings = with_new_names(overrides)
+    renamed, warnings = with_new_names(overrides)
     for warning in warnings:
         print(f"rlstable: {warning}", file=sys.stderr)
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return with_saved(hydra.compose("config", overrides=words), words, run_dir)
+            return with_saved(hydra.compose("config", overrides=renamed), renamed, run_dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
 
 
 def explain(error: BaseException) -> ConfigError:
-    """A composition error of Hydra's as one line that names the key."""
-    # OmegaConf puts this before an error of a resolver, once for each around it.
+    """Turns a composition error of Hydra into one line that names the key."""
+    # OmegaConf adds this prefix to an error of a resolver, once per nested resolver.
     text = re.sub(r"^(ConfigError raised while resolving interpolation: )+", "", first_line(error))
-    if found := re.search(r"Could not find 'hydra/(launcher|sweeper)/(joblib|optuna|ray|submitit)", text):
-        kind, extra = found.groups()
+    if match := re.search(r"Could not find 'hydra/(launcher|sweeper)/(joblib|optuna|ray|submitit)", text):
+        kind, extra = match.groups()
         return ConfigError(f"hydra/{kind}: {extra} is not installed; pip install 'rlstable[{extra}]'")
-    if found := re.search(r"Could not override '([^']+)'", text):
-        return unknown_key(Config, found.group(1))
-    if found := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):
-        group, option, options = found.groups()
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(Config, match.group(1))
+    if match := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):
+        group, option, options = match.groups()
         close = difflib.get_close_matches(option, options.split(), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(options.split())}"
-        return ConfigError(f"{group}: there is no {option!r}; {hint}")
-    if found := re.search(r"Error parsing override '(.*?)' (.*?)( See https.*)?$", text):
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(options.split())}"
+        return ConfigError(f"{group}: unknown option {option!r}; {hint}")
+    if match := re.search(r"Error parsing override '(.*?)' (.*?)( See https.*)?$", text):
         return ConfigError(
-            f"cannot read {found.group(1)!r}: {found.group(2)}; write key=value, quoted where it has spaces"
+            f"cannot read {match.group(1)!r}: {match.group(2)}; write key=value, and quote values with spaces"
         )
     return ConfigError(text)
 
 
 def first_line(error: BaseException) -> str:
-    """A library's error as one line: its lines joined, the noise at the end left out."""
+    """The lines of a library's error joined into one line, without OmegaConf's details at the end."""
     noise = (
         "full_key:",
         "object_type=",

@@ -1,7 +1,7 @@
 """Rejects OmegaConf resolvers such as `${oc.env:NAME}` in settings.
 
-A resolver runs a function when the settings are read, and its result is saved in `config.yaml`, in the report and in
-every checkpoint. References to other keys, `${ppo.num_envs}`, are no resolvers.
+A resolver runs a function when the settings are read. Its result, for example a secret, would be saved in
+`config.yaml`, in the report and in every checkpoint. References to other keys, `${ppo.num_envs}`, are no resolvers.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from rlstable.config.schema import ConfigError
 
 
 def reject_resolvers(settings: Mapping[str, Any], file: str | None = None) -> None:
-    """Checks that no value has a resolver.
+    """Checks that no value contains a resolver.
 
     Args:
         settings: Nested plain data, not resolved.
-        file: The file that holds them; None for settings that were composed for this command.
+        file: The file with the settings; None for settings composed for this command.
 
     Raises:
-        ConfigError: Names the first key that has one, and what to do instead.
+        ConfigError: A value contains a resolver; names the first such key.
     """
     for key, text in _texts(settings, ""):
         if not _has_resolver(text):
             continue
         if file is not None:
-            raise ConfigError(f"run: {file} has the resolver {text!r} at {key}; write the value there")
+            raise ConfigError(f"run: {file} has the resolver {text!r} at {key}; write the value instead")
         raise ConfigError(
             f"{key}: the resolver {text!r} is rejected, because its value would be saved in config.yaml, report and "
-            "checkpoints; a secret stays in an environment variable that your code or wandb (WANDB_API_KEY) reads, "
-            f'anything else is typed as a value, {key}="$NAME" in a shell'
+            "checkpoints; keep a secret in an environment variable that your code or wandb (WANDB_API_KEY) reads, "
+            f'and write any other value itself, e.g. {key}="$NAME" in a shell'
         )
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text of nested data, with its dotted key."""
+    """All strings of nested data, with their dotted keys."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
         for name, item in value.items():
             yield from _texts(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from _texts(item, f"{key}[{place}]")
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{key}[{index}]")
 
 
 def _has_resolver(text: str) -> bool:
-    """Whether there is a colon inside `${...}`, at any depth: only a resolver has one there."""
+    """Whether there is a colon inside `${...}`, at any depth, which only resolvers have."""
     depth, before = 0, ""
     for character in text:
         if character == "{" and (depth or before == "$"):

@@ -17,10 +17,10 @@ from rlstable.supervise.stop_reasons import StopReason, command
 
 
 class SweepSummary(Callback):
-    """Prints one table when a sweep is over, read from what its jobs left, so that any launcher will do.
+    """Prints one table at the end of a sweep. Reads the jobs' `result.json`, so that it works with every launcher.
 
     Attributes:
-        exit_codes: Of the jobs of the last sweep; they may have been other processes.
+        exit_codes: Exit codes of the last sweep's jobs, which may have run in other processes.
     """
 
     exit_codes: ClassVar[list[int]] = []
@@ -31,11 +31,11 @@ class SweepSummary(Callback):
         type(self).exit_codes.clear()
         table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=Text(f"sweep {sweep_dir}"))
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=_job_number):
-            found = read_result(folder)
-            result = found or {}
-            # A damaged result may not have been a good one.
+            saved = read_result(folder)
+            result = saved or {}
+            # A damaged result counts as an error.
             type(self).exit_codes.append(
-                StopReason.error.exit_code if found is None else int(result.get("exit_code", 0))
+                StopReason.error.exit_code if saved is None else int(result.get("exit_code", 0))
             )
             cells = (
                 result.get("stop_reason"),
@@ -44,7 +44,7 @@ class SweepSummary(Callback):
                 return_of(result),
             )
             overrides = " ".join(result.get("overrides", []))
-            # As text, since square brackets in a string are rich's marks.
+            # As `Text`, because rich reads square brackets in a string as markup.
             table.add_row(*map(Text, (folder.name, overrides, *map(_cell, cells))))
         console = Console(width=None if sys.stdout.isatty() else 140)
         console.print(table)

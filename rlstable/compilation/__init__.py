@@ -1,1 +1,1 @@
-"""How programs are traced, compiled and cached."""
+"""Traces, compiles and caches programs."""

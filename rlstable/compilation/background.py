@@ -12,28 +12,28 @@ from typing import Any, NoReturn, TypeVar
 Built = TypeVar("Built")
 
 _builder = ThreadPoolExecutor(1, "compiling")
-_begun: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+_builds: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
 
 
-def possible() -> bool:
-    """Whether something may compile beside something else: the compiler of an accelerator tries kernels out."""
-    import jax  # here, since a command that has not come so far ends by this file too
+def available() -> bool:
+    """Whether programs compile in a background thread. Not on an accelerator, where autotuning runs kernels."""
+    import jax  # imported here, because a command that fails early uses `exit_process` without JAX
 
     return bool(jax.default_backend() == "cpu")
 
 
 def build(program: Callable[[], Built]) -> Future[Built]:
-    """Builds programs in a background thread, one after another; in the caller's thread if that is not possible.
+    """Compiles programs one after another in a background thread, or in the caller's thread on an accelerator.
 
-    Tracing runs in Python and compiling does not: a lowered program compiles while this thread traces another. Two
-    programs at once would need the memory of both.
+    Tracing holds Python's lock and compiling does not, so a program compiles while the caller traces the next one. Only
+    one program compiles at a time, to save memory.
 
     Args:
-        program: Compiles it.
+        program: Function that compiles a program.
     """
-    if possible():
+    if available():
         building = _builder.submit(program)
-        _begun.add(building)
+        _builds.add(building)
         return building
     built: Future[Built] = Future()
     try:
@@ -43,16 +43,16 @@ def build(program: Callable[[], Built]) -> Future[Built]:
     return built
 
 
-def leave(end: SystemExit) -> NoReturn:
-    """Ends the process as requested, without waiting for work that is no longer needed.
+def exit_process(end: SystemExit) -> NoReturn:
+    """Ends the process without waiting for a program that still compiles.
 
-    Python would wait for the thread, and a compilation cannot be stopped: a minute or two with MJX, which the sender
-    of a signal may not grant.
+    Python would wait for the thread, and a compilation cannot be stopped. With MJX that takes a minute or two, longer
+    than the sender of a signal may wait.
 
     Args:
-        end: What asked for it, its code a number.
+        end: The exception with the exit code, a number.
     """
-    if all(program.done() for program in list(_begun)):
+    if all(build.done() for build in list(_builds)):
         raise end
     try:
         sys.stdout.flush()

@@ -1,9 +1,9 @@
-"""NumPy inside compiled programs, on the programs' own memory, called by a number that is the same in every process.
+"""Calls NumPy functions from compiled programs, in a way that JAX can cache on disk.
 
-A JAX callback is identified by its address in this process, so JAX does not cache programs with callbacks on
-disk. A function here is identified by what it computes. It is called by XLA's foreign function interface, whose binary
-layout is stable within a major version (`xla/ffi/api/c_api.h`, which jaxlib brings); XLA refuses the registration
-where it has another.
+JAX identifies a callback by its address in the process, so it does not cache programs with callbacks on disk. Here a
+number identifies a function by its name and its array shapes, equally in every process. XLA calls the function through
+its foreign function interface, on the program's own memory. The interface's binary layout is stable within a major
+version (`xla/ffi/api/c_api.h` in jaxlib); XLA rejects the registration if the versions differ.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 Compute = Callable[[Arrays, Arrays], None]
 
-TARGET = "rlstable_numpy"  # what programs know the way in by
+TARGET = "rlstable_numpy"  # name of the call target in programs
 _VERSION = (0, 3)
-_METADATA = 1  # XLA_FFI_Extension_Metadata: a call that asks for the version and computes nothing
+_METADATA = 1  # XLA_FFI_Extension_Metadata: XLA only asks for the version
 _INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
-_MOST_VIEWS = 64  # programs reuse their memory from step to step, so that a few sets of arrays are all there are
+_MOST_VIEWS = 64  # a program reuses its memory, so it needs few sets of arrays
 
 
 class _Extension(ctypes.Structure):
@@ -124,25 +124,26 @@ _DATA = _Buffer.data.offset
 
 @dataclasses.dataclass
 class _Call:
-    """A computation, and the names, types and shapes of its arrays without the axes that vmap puts in front."""
+    """A function, and the names, dtypes and shapes of its arrays without the leading axes that vmap adds."""
 
     compute: Compute
-    given: dict[str, jax.ShapeDtypeStruct]
-    wanted: dict[str, jax.ShapeDtypeStruct]
+    arguments: dict[str, jax.ShapeDtypeStruct]
+    results: dict[str, jax.ShapeDtypeStruct]
     views: dict[tuple[int, ...], tuple[Arrays, Arrays]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, frame: _Frame) -> None:
-        """Computes on the memory of one call."""
-        given, wanted = _addresses(frame.arguments), _addresses(frame.results)
-        first = _Buffer.from_address(given[0])
-        rows = tuple(first.dims[: first.rank - len(next(iter(self.given.values())).shape)])
-        places = tuple(ctypes.c_size_t.from_address(address + _DATA).value for address in (*given, *wanted))
-        arrays = self.views.get((*rows, *places))
+        """Runs the function on the memory of one call."""
+        inputs, outputs = _addresses(frame.arguments), _addresses(frame.results)
+        first = _Buffer.from_address(inputs[0])
+        batch = tuple(first.dims[: first.rank - len(next(iter(self.arguments.values())).shape)])
+        data = tuple(ctypes.c_size_t.from_address(address + _DATA).value for address in (*inputs, *outputs))
+        arrays = self.views.get((*batch, *data))
         if arrays is None:
             if len(self.views) >= _MOST_VIEWS:
                 self.views.clear()
-            arrays = _arrays(places[: len(given)], self.given, rows), _arrays(places[len(given) :], self.wanted, rows)
-            self.views[(*rows, *places)] = arrays
+            split = len(inputs)
+            arrays = _arrays(data[:split], self.arguments, batch), _arrays(data[split:], self.results, batch)
+            self.views[(*batch, *data)] = arrays
         self.compute(*arrays)
 
 
@@ -151,58 +152,60 @@ _registering = threading.Lock()
 _registered: list[Any] = []
 
 
-def call(name: str, compute: Compute, given: Mapping[str, jax.Array], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays that `compute(given, results)` writes, on a CPU; under vmap all of them get the same axes in front.
+def call(name: str, compute: Compute, arguments: Mapping[str, jax.Array], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Calls `compute(arguments, results)`, which writes the results; only on a CPU.
+
+    Under vmap, all arrays get the same leading axes.
 
     Args:
-        name: Says all that the computation depends on besides its arguments: what has the same name, in whichever
-            process, computes the same.
-        compute: Called with NumPy arrays by name, which are the program's own memory: good for the call only.
-        given: Its arguments, at least one, each with at least one element.
-        wanted: Shapes and types of its results.
+        name: Identifies the computation with all its constants. The same name must mean the same computation in every
+            process.
+        compute: Called with NumPy arrays by name. They are the program's own memory, valid only during the call.
+        arguments: At least one array, each with at least one element.
+        wanted: Shapes and dtypes of the results.
     """
     _register()
-    shapes = {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in given.items()}
-    known = f"{name} {[(key, x.shape, str(x.dtype)) for key, x in (*shapes.items(), *wanted.items())]}"
-    number = int.from_bytes(hashlib.blake2s(known.encode(), digest_size=8).digest()) >> 1
+    shapes = {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in arguments.items()}
+    identity = f"{name} {[(key, x.shape, str(x.dtype)) for key, x in (*shapes.items(), *wanted.items())]}"
+    number = int.from_bytes(hashlib.blake2s(identity.encode(), digest_size=8).digest()) >> 1
     _calls[number] = _Call(compute, shapes, dict(wanted))
     function = jax.ffi.ffi_call(TARGET, list(wanted.values()), vmap_method="broadcast_all")
-    results = function(*given.values(), computation=np.int64(number))
+    results = function(*arguments.values(), computation=np.int64(number))
     return dict(zip(wanted, results, strict=True))
 
 
 def calls_in(exported: jax.export.Exported) -> frozenset[int]:
-    """Numbers of the computations that a program calls.
+    """Numbers of the functions that a program calls.
 
     Raises:
-        ValueError: Its text does not say them as this knows it.
+        ValueError: The program's text has a call in an unknown form.
     """
     if not _calls:
         return frozenset()
     text = exported.mlir_module()
-    found = re.findall(rf"@{TARGET}\(.*?computation = (\d+)", text)
-    if len(found) != text.count(f"@{TARGET}("):
-        raise ValueError(f"{TARGET} is called in a way that is not known")
-    return frozenset(map(int, found))
+    numbers = re.findall(rf"@{TARGET}\(.*?computation = (\d+)", text)
+    if len(numbers) != text.count(f"@{TARGET}("):
+        raise ValueError(f"a call of {TARGET} has an unknown form")
+    return frozenset(map(int, numbers))
 
 
-def known(calls: Set[int]) -> bool:
-    """Whether computations can be called in this process: once they were traced, alone or in a program."""
+def all_registered(calls: Set[int]) -> bool:
+    """Whether this process can call these functions, because it has traced them before."""
     return calls <= _calls.keys()
 
 
 def _register() -> None:
-    """Makes the way in known to XLA, once in a process."""
+    """Registers the call target with XLA, once in a process."""
     with _registering:
         if not _registered:
-            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_answer), platform="cpu")
+            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handle), platform="cpu")
             _registered.append(TARGET)
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
-def _answer(pointer: Any) -> int | None:
-    """The function that XLA calls; it returns an error for XLA to raise."""
-    # With inline dispatch this may be the main thread, in which a signal is an exception out of any line.
+def _handle(pointer: Any) -> int | None:
+    """Handles a call from XLA. Returns None, or an error for XLA to raise."""
+    # Without asynchronous dispatch this may be the main thread, where a signal can raise at any line.
     try:
         frame = pointer.contents
         if frame.extensions and frame.extensions.contents.base.type == _METADATA:
@@ -220,10 +223,10 @@ def _answer(pointer: Any) -> int | None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Context in which a program runs: a Ctrl-C that XLA turned into an error becomes KeyboardInterrupt again.
+    """Context manager for running a program: turns XLA's error for a Ctrl-C back into KeyboardInterrupt.
 
     Raises:
-        KeyboardInterrupt: What the program called was interrupted.
+        KeyboardInterrupt: Ctrl-C interrupted a function that the program called.
     """
     try:
         yield
@@ -237,13 +240,14 @@ def _addresses(buffers: _Buffers) -> list[int]:
     return list((ctypes.c_size_t * buffers.count).from_address(buffers.buffers))
 
 
-def _arrays(places: Any, like: Mapping[str, jax.ShapeDtypeStruct], rows: tuple[int, ...]) -> dict[str, np.ndarray]:
+def _arrays(data: Any, like: Mapping[str, jax.ShapeDtypeStruct], batch: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {
-        name: _array(place, (*rows, *x.shape), x.dtype) for place, (name, x) in zip(places, like.items(), strict=True)
+        name: _array(address, (*batch, *x.shape), x.dtype)
+        for address, (name, x) in zip(data, like.items(), strict=True)
     }
 
 
-def _array(place: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _array(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     dtype = np.dtype(dtype)
-    memory = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(place)
+    memory = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
     return np.frombuffer(memory, dtype).reshape(shape)

@@ -11,10 +11,10 @@ Built = TypeVar("Built")
 
 
 class SharedBuilds(Generic[Built]):
-    """Builds of one kind, one for each configuration that does not differ in its seed alone.
+    """Builds one object per configuration; configurations that differ only in the seed share one object.
 
     Args:
-        build: Makes one, from a configuration and what the seeds have in common.
+        build: Called with a configuration and the arguments that all seeds share.
     """
 
     def __init__(self, build: Callable[..., Built]):
@@ -22,7 +22,7 @@ class SharedBuilds(Generic[Built]):
         self._built: dict[str, Built] = {}
 
     def __call__(self, config: Config, *args: Any) -> Built:
-        """The one for a configuration."""
+        """The object for a configuration, built at the first call."""
         key = config.model_dump_json(exclude={"seed", "logging", "resume"})
         if key not in self._built:
             self._built[key] = self._build(config, *args)

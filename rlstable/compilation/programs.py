@@ -1,4 +1,4 @@
-"""Traces, lowers and compiles a program. `trace_cache` skips the tracing."""
+"""Traces, lowers and compiles programs. `trace_cache` skips the tracing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlstable.compilation import background
 from rlstable.compilation.xla import quick_options
 from rlstable.device.precision import SINGLE, Precision
 
-# Gives what a program is traced with: its arguments, or their shapes.
+# Returns the arguments to trace a program with, or their shapes.
 Arguments = Callable[[], tuple[Any, ...]]
 
 
@@ -30,28 +30,27 @@ class Programs:
         self._options = options
 
     def build(
-        self, name: str, function: Any, arguments: Arguments, donates: bool = False, seldom: bool = False
+        self, name: str, function: Any, arguments: Arguments, donates: bool = False, rarely_used: bool = False
     ) -> Future[Any]:
-        """A compiled program; another thread compiles it where that is possible.
+        """Compiles a program, if possible in a background thread.
 
         Args:
-            name: Distinguishes the programs of one configuration, and their argument shapes where the
-                configuration does not.
-            function: What `jax.jit` made.
-            arguments: Called where it has to be traced.
-            donates: Whether all its arguments are given to it for good.
-            seldom: Whether it is run so seldom that its compiling takes longer than all its runs.
+            name: Unique among the programs of one configuration, and different for different argument shapes.
+            function: A function from `jax.jit`.
+            arguments: Called if the program must be traced.
+            donates: Whether the program donates all its arguments.
+            rarely_used: Whether compiling takes longer than all runs of the program; then it is compiled quickly.
         """
-        del name, donates  # that, jax knows of the function
-        given = arguments()
+        del name, donates  # only for the trace cache: `function` already donates
+        args = arguments()
         with self._precision.compiled():
-            lowered = function.lower(*given)
-        return self._compiled(lowered, seldom)
+            lowered = function.lower(*args)
+        return self._compiled(lowered, rarely_used)
 
     def outputs(self, name: str) -> Any:
-        """Shapes and types of the results of a program, where they are known without tracing it; None elsewhere."""
+        """Shapes and dtypes of a program's results; None if the program must be traced to know them."""
         del name
 
-    def _compiled(self, lowered: Lowered, seldom: bool) -> Future[Any]:
-        options = {**(self._options or {}), **(quick_options() if seldom else {})}
+    def _compiled(self, lowered: Lowered, rarely_used: bool) -> Future[Any]:
+        options = {**(self._options or {}), **(quick_options() if rarely_used else {})}
         return background.build(functools.partial(lowered.compile, options or None))

@@ -10,53 +10,55 @@ from pathlib import Path
 
 import psutil
 
-# Packages whose files are traced; of all other installed packages the version counts.
+# Packages whose files are hashed; all other installed packages are identified by their version.
 _PACKAGES = ("rlstable", "brax", "mujoco.mjx", "flax", "optax")
 _SUFFIXES = (".py", ".xml")
 _ENVIRONMENT = ("BRAX_", "FLAX_", "MJX_", "MUJOCO_")
 
-_trusted: list[bool] = []
+_unmodified = False
 
 
-def trust() -> None:
-    """Says that what this process traces is what its files and its configuration say.
+def mark_process_unmodified() -> None:
+    """Declares that files and configuration determine everything that this process traces.
 
-    True for the commands that train and examine. Before `rlstable.fit` the user's code may have replaced a function in
-    memory, `rlstable.evaluate` has networks as they were saved, and `rlstable.replay` records more than is configured.
+    Only the commands `train` and `doctor` call it. Before `rlstable.fit`, the user's code may have replaced a function
+    in memory; `rlstable.evaluate` builds networks as saved; `rlstable.replay` records more than the configuration says.
     """
-    _trusted.append(True)
+    global _unmodified
+    _unmodified = True
 
 
-def distrust() -> None:
-    """Marks that code of the user has run in this process."""
-    _trusted.clear()
+def mark_process_modified() -> None:
+    """Declares that this process has run code of the user."""
+    global _unmodified
+    _unmodified = False
 
 
 def fingerprint() -> str | None:
-    """A hash of files, installed packages and JAX settings; None if something else may be traced."""
-    if not _trusted:
+    """A hash of source files, installed packages and settings; None if something else may be traced."""
+    if not _unmodified:
         return None
     try:
-        known = hashlib.blake2s()
-        began = psutil.Process().create_time()
+        digest = hashlib.blake2s()
+        started = psutil.Process().create_time()
         for package in _PACKAGES:
             spec = importlib.util.find_spec(package)
             for folder in (spec and spec.submodule_search_locations) or ():
                 for path in sorted(path for path in Path(folder).rglob("*") if path.suffix in _SUFFIXES):
-                    about = path.stat()
-                    # The imported file may differ from the file on disk; a copied file may keep its old time.
-                    if max(about.st_mtime, about.st_ctime) > began:
+                    status = path.stat()
+                    # The imported file may differ from the file on disk. A copied file may keep its old mtime.
+                    if max(status.st_mtime, status.st_ctime) > started:
                         return None
-                    known.update(f"{package}/{path.relative_to(folder)}\n".encode())
-                    known.update(hashlib.blake2s(path.read_bytes()).digest())
+                    digest.update(f"{package}/{path.relative_to(folder)}\n".encode())
+                    digest.update(hashlib.blake2s(path.read_bytes()).digest())
         settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_ENVIRONMENT))
-        known.update("\n".join([*_installed(), *settings]).encode())
+        digest.update("\n".join([*_installed(), *settings]).encode())
     except (OSError, psutil.Error):
-        return None  # files come and go: an editor at work, an update
-    return known.hexdigest()
+        return None  # files changed meanwhile, for example by an editor or an update
+    return digest.hexdigest()
 
 
 def _installed() -> list[str]:
-    """Names of all that is installed, which have versions in them."""
-    places = [Path(place) for place in sys.path if place and Path(place).is_dir()]
-    return sorted({path.name for place in places for path in place.glob("*.dist-info")})
+    """Names of the `dist-info` folders of all installed packages, which contain the versions."""
+    folders = [Path(folder) for folder in sys.path if folder and Path(folder).is_dir()]
+    return sorted({path.name for folder in folders for path in folder.glob("*.dist-info")})

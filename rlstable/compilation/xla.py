@@ -1,4 +1,4 @@
-"""Compiles programs: progress messages, compiler options, and the cache of compiled programs."""
+"""XLA: compiler options, JAX's cache of compiled programs, and dispatch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlstable.io.user_cache import user_cache
 # Context manager that shows the user what is compiling.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
-_MOST_BYTES = 2**31  # kept on disk; what was used least lately goes first
-_WORTH_SECONDS = 0.2  # of compiling, below which reading it back is hardly quicker
+_MOST_BYTES = 2**31  # on disk; JAX deletes the least recently used programs first
+_WORTH_SECONDS = 0.2  # programs that compile faster than this are not cached
 _DETERMINISTIC = {
-    # No reduction whose order is left to chance, and no choice of kernels by how fast they happen to be just now.
+    # Reductions in a fixed order, and no choice of kernels by measured speed.
     "gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
 }
 
-# A program that runs seldom runs half as fast, and is compiled in a quarter of the time.
+# A rarely used program compiles in a quarter of the time and runs half as fast.
 _QUICK = {
     "cpu": {
         "xla_backend_optimization_level": 0,
@@ -35,7 +35,7 @@ _QUICK = {
 
 
 def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
-    """XLA options beyond the defaults; a CPU computes the same bits twice without them.
+    """Non-default XLA options, or None. A CPU is deterministic without options.
 
     Args:
         deterministic: Whether the same program on the same device must give the same bits.
@@ -44,46 +44,46 @@ def compiler_options(deterministic: bool) -> dict[str, bool | int] | None:
 
 
 def quick_options() -> dict[str, bool | int]:
-    """XLA options for programs whose compile time counts for more than their speed."""
+    """XLA options for programs whose compile time matters more than their speed."""
     return _QUICK.get(jax.default_backend(), {})
 
 
-def keep_programs(folder: str | None) -> str | None:
-    """Has jax keep compiled programs on disk, for the next process that compiles the same.
+def enable_program_cache(folder: str | None) -> str | None:
+    """Makes JAX cache compiled programs on disk.
 
-    A folder that another user could write to is not used, since compiled programs are executed. If JAX has been given
-    a folder already (`JAX_COMPILATION_CACHE_DIR`), `auto` keeps that folder, unchecked.
+    A folder that another user could write to is not used, because compiled programs are executed. If JAX already has a
+    folder (`JAX_COMPILATION_CACHE_DIR`), `auto` keeps that folder, unchecked.
 
     Args:
-        folder: Where; `auto` for a folder of the user's own, below `$XDG_CACHE_HOME` or `~/.cache`; None for nowhere.
+        folder: Folder of the cache; `auto` for a folder below `$XDG_CACHE_HOME` or `~/.cache`; None for no cache.
 
     Returns:
-        Why they cannot be kept, None where they can or need not be.
+        Why the folder cannot be used; None if the cache works or none is wanted.
     """
     if folder is None or (folder == "auto" and _known_folder()):
         return None
-    own = user_cache() / "programs"
-    # jax's key does not say for which processor machine code is, and homes are shared among machines.
-    place = (own if folder == "auto" else Path(folder).expanduser()).absolute() / processor.fingerprint()
+    root = user_cache() / "programs" if folder == "auto" else Path(folder).expanduser()
+    # JAX's key does not contain the processor type, and machines may share a home.
+    path = root.absolute() / processor.fingerprint()
     try:
-        make_private(place)
-        writable = writable_by_others(place)  # the files of this folder are executed
+        make_private(path)
+        writable = writable_by_others(path)
     except OSError as error:
-        return f"{place}: {error.strerror}"
+        return f"{path}: {error.strerror}"
     if writable is not None:
         return f"{writable}, or set compile_cache to a folder that only you can write"
-    if not os.access(place, os.W_OK):
-        return f"{place}: cannot be written"
-    if _known_folder() != str(place):
-        jax.config.update("jax_compilation_cache_dir", str(place))
+    if not os.access(path, os.W_OK):
+        return f"{path}: cannot be written"
+    if _known_folder() != str(path):
+        jax.config.update("jax_compilation_cache_dir", str(path))
         jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_SECONDS)
         compilation_cache.reset_cache()  # else JAX ignores a folder that is set after the first compilation
     return None
 
 
-def folder_of_programs() -> Path | None:
-    """The folder of JAX's compilation cache in this process; None without one, or outside of a file system."""
+def program_cache_folder() -> Path | None:
+    """The folder of JAX's compilation cache; None without a cache, or if the cache is not in a file system."""
     folder = _known_folder()
     usable = folder and "://" not in folder and jax.config.values["jax_enable_compilation_cache"]
     return Path(folder) if folder and usable else None
@@ -94,9 +94,9 @@ def _known_folder() -> str | None:
     return folder
 
 
-def dispatch_inline() -> None:
-    """Has programs run in the thread that calls them, which is heeded only before jax is first used on a CPU.
+def disable_async_dispatch() -> None:
+    """Makes programs on a CPU run in the calling thread. Must run before JAX is initialised; JAX ignores it afterwards.
 
-    Programs that call Python from within have been seen to wait for ever otherwise (jax #25861).
+    With asynchronous dispatch, programs that call Python can hang (jax #25861).
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)

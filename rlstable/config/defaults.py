@@ -1,4 +1,4 @@
-"""Defaults of the configuration, read from `configs/`, which is the only place that has them."""
+"""Default settings, read from `configs/`. No default is written anywhere else."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-_OF_HYDRA = ("defaults", "hydra")  # keys of config.yaml that are no settings
+_HYDRA_KEYS = ("defaults", "hydra")  # keys of config.yaml that are not settings
 
 
 def config_dir() -> Path:
-    """The folder of the configuration files: inside an installed package, beside the package in a checkout."""
+    """The folder `configs`: inside an installed package, or beside the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
 
 def defaults(section: str) -> dict[str, Any]:
-    """The default settings of a section, its own sections included; a setting without a default is absent.
+    """The default settings of a section and its subsections. Settings without a default are absent.
 
     Args:
         section: A dotted key, e.g. `guards.storm`; empty for all of `config.yaml`.
@@ -38,4 +38,4 @@ def defaults(section: str) -> dict[str, Any]:
 @functools.cache
 def _read(path: Path) -> dict[str, Any]:
     settings: Any = OmegaConf.to_container(OmegaConf.load(path))
-    return {str(key): value for key, value in settings.items() if key not in _OF_HYDRA}
+    return {str(key): value for key, value in settings.items() if key not in _HYDRA_KEYS}

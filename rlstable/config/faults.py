@@ -1,4 +1,4 @@
-"""The configuration of a fault on purpose; `rlstable.faults` injects it."""
+"""Configuration of an injected fault. `rlstable.faults` injects it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _FAULT_CHANCES = {
     **dict.fromkeys(("learning_rate", "counters", "disk", "sinks", "critic", "normalizer"), 1.0),
 }
 
-_POSITIVE = ("learning_rate", "counters", "critic", "normalizer")  # sites whose value is a positive number
-_NEVER = 2**31 - 1  # iterations, of which there are fewer
+_POSITIVE = ("learning_rate", "counters", "critic", "normalizer")  # sites whose value must be positive
+_NEVER = 2**31 - 1  # more iterations than any run has
 
 
-def _spelt(value: Any) -> Any:
-    """Turns YAML's .nan, .inf and -.inf into text."""
+def _nonfinite_as_text(value: Any) -> Any:
+    """Converts YAML's .nan, .inf and -.inf to text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class FaultConfig(Section, at="fault"):
-    """A fault on purpose, to see what a run does of it (`rlstable.faults`)."""
+    """A fault that is injected on purpose, to test how a run reacts (`rlstable.faults`)."""
 
-    # Checkpoints hold a site by its position: add new sites at the end.
+    # Checkpoints store a site by its position: add new sites at the end.
     site: Literal[
         "physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action",
         "policy_std", "log_ratio", "gradient", "loss", "value_loss", "kl", "adam", "learning_rate",
         "counters", "disk", "sinks", "critic", "normalizer",
     ] | None  # fmt: skip
-    value: Annotated[Literal["nan", "inf", "-inf"] | Finite, BeforeValidator(_spelt)] | None
+    value: Annotated[Literal["nan", "inf", "-inf"] | Finite, BeforeValidator(_nonfinite_as_text)] | None
     probability: Share | None
     start: CountOrZero
     iterations: Count | None
@@ -54,42 +54,45 @@ class FaultConfig(Section, at="fault"):
     @model_validator(mode="after")
     def _check(self) -> FaultConfig:
         if self.site is None:
-            usual = defaults("fault")
+            default = defaults("fault")
             for key in ("value", "probability", "start", "iterations", "seed", "below"):
-                if getattr(self, key) != usual[key]:
-                    raise KeyedError(key, f"needs fault.site, one of {', '.join(self.sites())}")
+                if getattr(self, key) != default[key]:
+                    raise KeyedError(key, f"needs fault.site; choose one of {', '.join(self.sites())}")
         if self.eval and self.site not in _ENV_SITES:
-            raise KeyedError("eval", f"needs a fault.site of the environment: {', '.join(_ENV_SITES)}")
+            raise KeyedError("eval", f"needs a fault.site in the environment; choose one of {', '.join(_ENV_SITES)}")
         if self.seed is not None and (self.site in ("reset", "counters") or self.eval):
             shared = "fault.eval=true" if self.eval else f"fault.site={self.site}"
-            raise KeyedError("seed", f"{self.seed} cannot be struck alone by {shared}; leave it out")
+            raise KeyedError(
+                "seed",
+                f"{self.seed} cannot be the only faulty seed with {shared}, which affects all seeds; leave it out",
+            )
         if self.site in _POSITIVE and not (math.isfinite(self.number) and self.number > 0):
             raise KeyedError("value", f"{self.value!r} must be a positive number with fault.site={self.site}")
         return self
 
     @classmethod
     def sites(cls) -> tuple[str, ...]:
-        """Every place where a fault can be put."""
+        """Every site where a fault can be injected."""
         return get_args(get_args(cls.model_fields["site"].annotation)[0])
 
     @property
     def number(self) -> float:
-        """The bad number; each site has one that is known from real runs."""
+        """The bad number. The default of each site is known from real runs."""
         return float(_FAULT_VALUES.get(str(self.site), "nan") if self.value is None else self.value)
 
     @property
     def chance(self) -> float:
-        """Per environment step or sample one in a thousand, per minibatch one in twenty, else always."""
+        """Probability per step, sample, minibatch or reset; the default depends on the site."""
         if self.probability is not None:
             return self.probability
         return _FAULT_CHANCES.get(str(self.site), 1e-3)
 
     def of_seed(self, seed: int) -> FaultConfig:
-        """The fault as a seed has it: where it is another's, in the same program, but it never begins."""
-        spared = self.site is not None and self.seed not in (None, seed)
-        return self.model_copy(update={"start": _NEVER, "iterations": None}) if spared else self
+        """The fault of one seed. If another seed has the fault, this one never starts, in the same program."""
+        excluded = self.site is not None and self.seed not in (None, seed)
+        return self.model_copy(update={"start": _NEVER, "iterations": None}) if excluded else self
 
     @property
     def begins(self) -> bool:
-        """Whether it is for this seed at all."""
+        """Whether the fault can occur in this seed."""
         return self.start < _NEVER

@@ -1,4 +1,4 @@
-"""The configuration of every guard and limiter; docs/guards.md says where each number comes from."""
+"""Configuration of every guard and limiter. docs/guards.md gives the origin of each number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlstable.config.schema import Count, Finite, Flag, KeyedError, Positive, Se
 
 
 class LimiterConfig(Section, at="guards.limiters"):
-    """Bounds in normal operation; null switches a bound off."""
+    """Bounds in normal operation; null disables a bound."""
 
     reward: Positive | None
     observation: Positive | None
@@ -30,12 +30,12 @@ class LimiterConfig(Section, at="guards.limiters"):
     def _check(self) -> LimiterConfig:
         low, high = self.policy_std_min, self.policy_std_max
         if low is not None and high is not None and low >= high:
-            raise KeyedError("policy_std_min", f"{low} is not below guards.limiters.policy_std_max={high}")
+            raise KeyedError("policy_std_min", f"{low} is not below guards.limiters.policy_std_max={high}; lower it")
         return self
 
 
 class QuarantineConfig(Section, at="guards.quarantine"):
-    """The env guard: a bad simulation is replaced by a clean one and its sample is left out."""
+    """Guard of environments: replaces a bad environment by a clean one and masks out its sample."""
 
     enabled: Flag
     max_abs_state: Positive | None
@@ -46,21 +46,21 @@ class QuarantineConfig(Section, at="guards.quarantine"):
 
 
 class FiniteSamplesConfig(Section, at="guards.finite_samples"):
-    """The batch guard: a sample whose own numbers are not finite, or absurd, is left out."""
+    """Guard of samples: masks out a sample with numbers that are not finite or far too large."""
 
     enabled: Flag
     max_norm: Positive | None
 
 
 class RewardOutlierConfig(Section, at="guards.reward_outlier"):
-    """The batch guard of rewards: one far beyond what the task pays is left out."""
+    """Guard of rewards: masks out a sample whose reward is far larger than the task's usual rewards."""
 
     enabled: Flag
     factor: Annotated[Finite, Field(gt=1)]
 
 
 class FiniteUpdateConfig(Section, at="guards.finite_update"):
-    """The update guard: a candidate that is not finite, or absurd, is rejected as a whole."""
+    """Guard of updates: rejects a whole update with numbers that are not finite or far too large."""
 
     enabled: Flag
     max_parameter_norm: Positive | None
@@ -69,14 +69,14 @@ class FiniteUpdateConfig(Section, at="guards.finite_update"):
 
 
 class SpikeConfig(Section, at="guards.spike"):
-    """The update guard of gradient spikes: one far beyond the usual norm is rejected."""
+    """Guard of gradient spikes: rejects an update whose gradient norm is far above the usual norm."""
 
     enabled: Flag
     factor: Annotated[Finite, Field(gt=1)]
 
 
 class FiniteStateConfig(Section, at="guards.finite_state"):
-    """The state guard: a bad training state is never saved, and ends the run after `patience` trips in a row."""
+    """Guard of the training state: a bad state is never saved; `patience` trips in a row end the run."""
 
     enabled: Flag
     max_parameter_norm: Positive | None
@@ -85,7 +85,7 @@ class FiniteStateConfig(Section, at="guards.finite_state"):
 
 
 class StormConfig(Section, at="guards.storm"):
-    """The state guard of storms: too many simulations are bad at once."""
+    """Guard of storms: trips when too many environments are bad at once."""
 
     enabled: Flag
     max_share: Share
@@ -93,7 +93,7 @@ class StormConfig(Section, at="guards.storm"):
 
 
 class ValueLossConfig(Section, at="guards.value_loss"):
-    """The state guard of the value function: it is off by far more than the task can pay."""
+    """Guard of the value function: trips when its error exceeds every return that the task can reach."""
 
     enabled: Flag
     factor: Annotated[Finite, Field(gt=1)]
@@ -101,7 +101,7 @@ class ValueLossConfig(Section, at="guards.value_loss"):
 
 
 class PolicyConfig(Section, at="guards.policy"):
-    """The state guard of the policy: it has jumped, gone blind or gone rigid."""
+    """Guard of the policy: trips when its KL, standard deviation or entropy leaves the bounds."""
 
     enabled: Flag
     max_kl: Positive | None
@@ -113,12 +113,12 @@ class PolicyConfig(Section, at="guards.policy"):
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
         if self.min_std is not None and self.max_std is not None and self.min_std >= self.max_std:
-            raise KeyedError("min_std", f"{self.min_std} is not below guards.policy.max_std={self.max_std}")
+            raise KeyedError("min_std", f"{self.min_std} is not below guards.policy.max_std={self.max_std}; lower it")
         return self
 
 
 class ReturnWatchConfig(Section, at="guards.return_watch"):
-    """The guard of what was learnt: the return has fallen credibly below the best that was reached."""
+    """Guard of the learned policy: trips when the return is significantly below the best return so far."""
 
     enabled: Flag
     tolerance: Annotated[Share, Field(gt=0, lt=1)]
@@ -126,7 +126,7 @@ class ReturnWatchConfig(Section, at="guards.return_watch"):
 
 
 class GuardsConfig(Section, at="guards"):
-    """Every guard and limiter; the groups `off`, `default` and `strict` are three settings of it."""
+    """All guards and limiters. The groups `off`, `default` and `strict` set their keys."""
 
     quarantine: QuarantineConfig
     finite_samples: FiniteSamplesConfig

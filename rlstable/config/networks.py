@@ -1,4 +1,4 @@
-"""The configuration of the policy and value networks."""
+"""Configuration of the policy and value networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KernelInit = Literal[
 
 
 class NetworkConfig(Section, at="network"):
-    """Policy and value networks: two multilayer perceptrons, Brax's names and defaults."""
+    """Policy and value networks: two multilayer perceptrons with Brax's names and defaults."""
 
     policy_hidden_layer_sizes: Layers
     value_hidden_layer_sizes: Layers
@@ -49,7 +49,7 @@ class NetworkConfig(Section, at="network"):
                 ("mean_kernel_init", None),
             ):
                 if getattr(self, key) != unset:
-                    raise KeyedError(key, "needs network.distribution_type=normal; tanh_normal has no such part")
+                    raise KeyedError(key, "needs network.distribution_type=normal; leave it out with tanh_normal")
         if self.mean_kernel_init is None and self.mean_kernel_init_kwargs is not None:
-            raise KeyedError("mean_kernel_init_kwargs", "needs network.mean_kernel_init")
+            raise KeyedError("mean_kernel_init_kwargs", "needs network.mean_kernel_init; set both, or neither")
         return self

@@ -1,4 +1,4 @@
-"""The configuration of PPO itself: Brax's hyperparameters, and which of them go together."""
+"""Configuration of PPO: Brax's hyperparameters, and which combinations are valid."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OptimizerConfig(Section, at="ppo.optimizer"):
 
 
 class PPOConfig(Section, at="ppo"):
-    """Hyperparameters under Brax's own names, with Brax's meaning (`brax.training.agents.ppo.train`)."""
+    """Hyperparameters with the names and the meaning of Brax (`brax.training.agents.ppo.train`)."""
 
     num_envs: Count
     batch_size: Count
@@ -77,7 +77,7 @@ class PPOConfig(Section, at="ppo"):
     @field_validator("learning_rate_schedule", mode="before")
     @classmethod
     def _brax_spelling(cls, value: Any) -> Any:
-        """Brax writes NONE (or null) for a constant rate and ADAPTIVE_KL for the adaptive one."""
+        """Accepts the values of Brax: NONE or null for a constant rate, and ADAPTIVE_KL."""
         if value is None or value == "NONE":
             return "constant"
         return "adaptive_kl" if value == "ADAPTIVE_KL" else value
@@ -98,25 +98,29 @@ class PPOConfig(Section, at="ppo"):
                 f"{nearest(self.gradient_accumulation, divisors(self.batch_size))} would fit",
             )
         if self.normalize_until_count is not None and self.normalize_observations_mode != "ema":
-            raise KeyedError("normalize_until_count", "needs ppo.normalize_observations_mode=ema (as in Brax)")
+            raise KeyedError(
+                "normalize_until_count",
+                "needs ppo.normalize_observations_mode=ema, as in Brax; set that, or leave it out",
+            )
         if self.learning_rate_schedule != "adaptive_kl":
             for key, unset in (("desired_kl", 0.01), ("learning_rate_schedule_max_lr", 1e-2)):
                 if getattr(self, key) != unset:
-                    raise KeyedError(key, "needs ppo.learning_rate_schedule=adaptive_kl; leave it out or choose that")
+                    raise KeyedError(key, "needs ppo.learning_rate_schedule=adaptive_kl; set that, or leave it out")
         if self.learning_rate_schedule == "adaptive_kl":
             low, high = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr
             if low > high:
                 raise KeyedError(
-                    "learning_rate_schedule_min_lr", f"{low} must not exceed learning_rate_schedule_max_lr={high}"
+                    "learning_rate_schedule_min_lr",
+                    f"{low} must not exceed learning_rate_schedule_max_lr={high}; lower it",
                 )
             if not low <= self.learning_rate <= high:
                 raise KeyedError(
                     "learning_rate",
-                    f"{self.learning_rate} lies outside learning_rate_schedule_min_lr={low} and _max_lr={high}",
+                    f"{self.learning_rate} must lie between learning_rate_schedule_min_lr={low} and _max_lr={high}",
                 )
             if self.learning_rate_warmup:
                 raise KeyedError(
-                    "learning_rate_warmup", "does not go with learning_rate_schedule=adaptive_kl; set it to 0"
+                    "learning_rate_warmup", "must be 0 with learning_rate_schedule=adaptive_kl; set it to 0"
                 )
         return self
 
@@ -127,16 +131,20 @@ class PPOConfig(Section, at="ppo"):
 
     @property
     def schedules_by_progress(self) -> bool:
-        """Whether the learning rate depends on how much of `total_steps` is behind."""
+        """Whether the learning rate depends on the completed share of `total_steps`."""
         return self.learning_rate_schedule in ("linear", "cosine") or self.learning_rate_warmup > 0
 
     @property
     def updates_normalizer_first(self) -> bool:
-        """Brax updates before SGD, and after it with the adaptive-KL rate, whose KL needs the collecting normaliser."""
+        """Whether the normaliser is updated before SGD.
+
+        `auto` follows Brax: after SGD with the adaptive-KL rate, else before. The KL of the adaptive rate needs the
+        normaliser that collected the batch.
+        """
         if self.normalizer_update == "auto":
             return self.learning_rate_schedule != "adaptive_kl"
         return self.normalizer_update == "before"
 
     def env_steps_per_iteration(self, action_repeat: int) -> int:
-        """Environment steps of one iteration over all devices, as Brax counts them."""
+        """Environment steps of one iteration on all devices, as Brax counts them."""
         return self.rows * self.unroll_length * action_repeat

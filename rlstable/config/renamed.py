@@ -1,4 +1,4 @@
-"""Keys of the version before: renamed keys keep working, removed keys are dropped from saved settings."""
+"""Keys of the previous version: renamed keys keep working, removed keys are dropped from saved settings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from rlstable.config.schema import ConfigError
 
-# Guards that were named like their site, old name to new name.
+# Guards that were named like their site: old name to new name.
 GUARDS = {"transition": "finite_samples", "update": "finite_update", "state": "finite_state"}
-# Sections and groups, old key to new key.
+# Sections and groups: old key to new key.
 RENAMED = {
     "sinks": "logging",
     "device": "recipe_for",
@@ -26,25 +26,25 @@ def with_new_names(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
         The overrides, and one line of warning for each renamed key.
 
     Raises:
-        ConfigError: The same key was given under both names.
+        ConfigError: A key is set under both names.
     """
-    words, warnings = list(overrides), {}
-    typed = {match["key"] for word in words if (match := _OVERRIDE.fullmatch(word))}
-    for index, word in enumerate(words):
-        match = _OVERRIDE.fullmatch(word)
+    renamed, warnings = list(overrides), {}
+    keys = {match["key"] for override in renamed if (match := _OVERRIDE.fullmatch(override))}
+    for index, override in enumerate(renamed):
+        match = _OVERRIDE.fullmatch(override)
         old = _renamed_part(match["key"]) if match else None
         if not match or old is None:
             continue
         new = RENAMED[old]
-        if any(_within(key, new) for key in typed):
-            raise ConfigError(f"{old}: was renamed to {new}, and both are given; keep {new}")
-        words[index] = f"{match['prefix']}{new}{match['key'][len(old) :]}{match['rest']}"
-        warnings[old] = f"{old} was renamed to {new}; write {words[index]}, the old key works in this version only"
-    return words, list(warnings.values())
+        if any(_within(key, new) for key in keys):
+            raise ConfigError(f"{old}: was renamed to {new}, and both are set; keep {new}")
+        renamed[index] = f"{match['prefix']}{new}{match['key'][len(old) :]}{match['rest']}"
+        warnings[old] = f"{old} was renamed to {new}; write {renamed[index]}; only this version accepts the old key"
+    return renamed, list(warnings.values())
 
 
 def updated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a run of the version before has saved, with the keys of this version.
+    """Settings saved by a run of the previous version, with the keys of this version.
 
     Raises:
         ConfigError: The run used an option that this version no longer has.
@@ -56,7 +56,7 @@ def updated(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(supervise, Mapping) and "warm_start" in supervise:
         if supervise["warm_start"].get("enabled"):
             raise ConfigError(
-                "supervise.warm_start: this version has no warm start; resume the run with the version that began it"
+                "supervise.warm_start: this version has no warm start; resume the run with the version that started it"
             )
         new["supervise"] = {key: value for key, value in supervise.items() if key != "warm_start"}
     return new

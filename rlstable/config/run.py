@@ -1,7 +1,7 @@
-"""Typed, frozen, validated configuration: what a run is, before anything compiles.
+"""Typed, frozen configuration of a run, validated before anything compiles.
 
-Hydra composes YAML, this module turns the result into immutable objects and refuses what cannot work. Numbers must be
-finite, integers are never booleans, unknown keys are errors.
+Hydra composes the YAML files. This module turns the result into immutable objects and rejects invalid settings: numbers
+that are not finite, booleans instead of integers, unknown keys, and combinations that cannot work.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rlstable.config.schema import (
 )
 from rlstable.config.supervise import SuperviseConfig
 
-# Packages whose environments need no trust, even if another user made the run folder that names them.
+# Packages whose environments need no trust=true, even if another user created the run folder that names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
 
 
 class EnvConfig(Section, at="env"):
-    """The environment a policy is trained in."""
+    """The training environment."""
 
     source: Literal["brax", "import"]
     name: str
@@ -53,19 +53,19 @@ class EnvConfig(Section, at="env"):
 
     @property
     def package(self) -> str:
-        """The top-level package of an environment that is imported."""
+        """The top-level package of an imported environment."""
         return self.name.partition(":")[0].partition(".")[0]
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its code is outside rlstable, Brax and Playground."""
+        """Whether the environment's code is outside rlstable, Brax and Playground."""
         return self.source == "import" and self.package not in _KNOWN_PACKAGES
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:
         module, _, attribute = self.name.partition(":")
         if self.source == "import" and not all(part.isidentifier() for part in (*module.split("."), attribute)):
-            raise KeyedError("name", f"{self.name!r} must read 'package.module:Class' when env.source=import")
+            raise KeyedError("name", f"{self.name!r} must have the form package.module:Class when env.source=import")
         if self.episode_length % self.action_repeat:
             raise KeyedError(
                 "episode_length",
@@ -76,7 +76,7 @@ class EnvConfig(Section, at="env"):
 
 
 class EvalConfig(Section, at="eval"):
-    """Evaluation of the policy: how often, in how many episodes."""
+    """Evaluation of the policy."""
 
     num_evals: CountOrZero
     num_envs: Count
@@ -86,7 +86,7 @@ class EvalConfig(Section, at="eval"):
 
 
 class LossScaleConfig(Section, at="precision.loss_scale"):
-    """Dynamic loss scaling for float16 networks, with a floor and a cap."""
+    """Dynamic loss scaling for float16 networks."""
 
     initial: Positive
     floor: Positive
@@ -96,7 +96,7 @@ class LossScaleConfig(Section, at="precision.loss_scale"):
     @model_validator(mode="after")
     def _check(self) -> LossScaleConfig:
         if not self.floor <= self.initial <= self.cap:
-            raise KeyedError("initial", f"{self.initial} lies outside floor={self.floor} and cap={self.cap}")
+            raise KeyedError("initial", f"{self.initial} must lie between floor={self.floor} and cap={self.cap}")
         return self
 
 
@@ -132,7 +132,7 @@ class LoggingConfig(Section, at="logging"):
 
 
 class CheckpointConfig(Section, at="checkpoint"):
-    """Checkpoints besides the last state of the run."""
+    """Checkpoints during and after training."""
 
     enabled: Flag
     every: Count
@@ -144,7 +144,7 @@ class CheckpointConfig(Section, at="checkpoint"):
 
 
 class Config(Section, at=""):
-    """One run, whole."""
+    """The whole configuration of a run."""
 
     env: EnvConfig
     ppo: PPOConfig
@@ -164,30 +164,36 @@ class Config(Section, at=""):
     deterministic: Flag
     compile_cache: Annotated[str, Field(min_length=1)] | None
     resume: str | None
-    # Counts where it is typed, so it is never saved.
+    # Only valid for the command it is typed for, so it is never saved.
     trust: Annotated[Flag, Field(exclude=True)]
 
     @model_validator(mode="after")
     def _check(self) -> Config:
         if self.total_steps >= 2**64:
-            raise KeyedError("total_steps", f"{self.total_steps} does not fit the 64-bit step counter")
+            raise KeyedError(
+                "total_steps", f"{self.total_steps} must be less than 2**64, the limit of the step counter"
+            )
         if self.seed + self.seeds > 2**32:
-            raise KeyedError("seeds", f"{self.seeds} from seed={self.seed} on pass 2**32; a smaller seed would fit")
+            raise KeyedError(
+                "seeds", f"the last of {self.seeds} seeds from seed={self.seed} must be below 2**32; set a smaller seed"
+            )
         if self.fault.site == "normalizer" and not self.ppo.normalize_observations:
-            raise KeyedError("fault.site", "normalizer needs ppo.normalize_observations=true")
+            raise KeyedError(
+                "fault.site", "normalizer needs ppo.normalize_observations=true; set that, or choose another site"
+            )
         return self
 
     @property
     def each_seed(self) -> range:
-        """The seeds that are trained."""
+        """The seeds to train."""
         return range(self.seed, self.seed + self.seeds)
 
     def of_seed(self, seed: int, group: str) -> Config:
-        """The configuration of one seed of several, as a single run.
+        """The configuration of one seed, as a single run.
 
         Args:
             seed: One of `each_seed`.
-            group: Weights & Biases' group of the seeds, unless one is configured.
+            group: Group of the seeds in Weights & Biases, unless one is configured.
         """
         wandb = self.logging.wandb
         if wandb.mode != "disabled":
@@ -197,7 +203,7 @@ class Config(Section, at=""):
             update={
                 "seed": seed,
                 "seeds": 1,
-                # Seeds that were not saved before a process was killed start again.
+                # A seed without a checkpoint starts again.
                 "resume": self.resume and "auto",
                 "logging": self.logging.model_copy(update={"wandb": wandb}),
             }
@@ -205,35 +211,35 @@ class Config(Section, at=""):
 
     @property
     def env_steps_per_iteration(self) -> int:
-        """Environment steps of one iteration, action repeat included."""
+        """Environment steps of one iteration, including action repeat."""
         return self.ppo.env_steps_per_iteration(self.env.action_repeat)
 
     @property
     def tightens(self) -> bool:
-        """Whether clipping may be tightened while training; without a guard that can ask for it, it is not."""
+        """Whether the supervisor may tighten clipping during training; that needs an enabled guard."""
         guards = self.guards
-        hand_over = (guards.finite_update, guards.finite_state, guards.storm, guards.value_loss, guards.policy)
+        stopping = (guards.finite_update, guards.finite_state, guards.storm, guards.value_loss, guards.policy)
         recovery = self.supervise.recovery
         collapses = guards.return_watch.enabled and recovery.tightens_after_collapse
-        return collapses or (recovery.tightens and any(guard.enabled for guard in hand_over))
+        return collapses or (recovery.tightens and any(guard.enabled for guard in stopping))
 
     @property
     def separates_rates(self) -> bool:
         """Whether policy and critic may get separate learning rates."""
         guards, recovery = self.guards, self.supervise.recovery
-        watched = guards.return_watch.enabled and recovery.enabled
-        apart = {"scale_policy_rate", "scale_critic_rate", "refit_critic"}
-        asked = recovery.enabled and any(remedy.name in apart for remedy in recovery.remedies)
-        return guards.limiters.kl is not None or watched or asked
+        after_collapse = guards.return_watch.enabled and recovery.enabled
+        separate = {"scale_policy_rate", "scale_critic_rate", "refit_critic"}
+        by_remedy = recovery.enabled and any(remedy.name in separate for remedy in recovery.remedies)
+        return guards.limiters.kl is not None or after_collapse or by_remedy
 
     def require_devices(self, count: int) -> None:
-        """Checks that the work divides among `count` devices.
+        """Checks that `count` devices divide the batch and the environments.
 
         Raises:
-            ConfigError: Names the number that does not divide, and one that divides and fits the other sizes.
+            ConfigError: They do not; suggests a size that fits.
         """
         ppo = self.ppo
-        # The batch first: without it no number of environments may fit.
+        # The batch first: with a wrong batch size, no number of environments may fit.
         step = math.lcm(count * ppo.gradient_accumulation, ppo.num_envs // math.gcd(ppo.num_envs, ppo.num_minibatches))
         down = ppo.batch_size - ppo.batch_size % step
         envs = [n for n in divisors(ppo.rows) if n % count == 0]
@@ -241,19 +247,19 @@ class Config(Section, at=""):
             value = getattr(ppo, key)
             if value % count:
                 raise ConfigError(
-                    f"ppo.{key}: {value} does not divide among {count} devices; "
+                    f"ppo.{key}: {value} does not divide evenly among {count} devices; "
                     f"{nearest(value, choices)} would fit, or set devices=1"
                 )
         share = ppo.batch_size // count
         if share % ppo.gradient_accumulation:
             raise ConfigError(
                 f"ppo.gradient_accumulation: {ppo.gradient_accumulation} does not divide the {share} unrolls "
-                f"that each of {count} devices has of a minibatch; 1 would fit"
+                f"of a minibatch on each of {count} devices; 1 would fit"
             )
 
 
 def load(data: Mapping[str, Any]) -> Config:
-    """Builds the configuration from plain nested data, as Hydra composed it.
+    """Builds the configuration from the nested data that Hydra composed.
 
     Args:
         data: Nested mappings, e.g. `OmegaConf.to_container(cfg, resolve=True)`.

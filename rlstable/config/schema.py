@@ -1,7 +1,4 @@
-"""Building blocks of the configuration: checked numbers, frozen models, errors of one line.
-
-An error names the key, the allowed values and how to mend the mistake.
-"""
+"""Building blocks of the configuration: validated numbers, frozen sections and one-line errors."""
 
 from __future__ import annotations
 
@@ -17,27 +14,27 @@ from rlstable.config.defaults import defaults
 
 
 class ConfigError(ValueError):
-    """A mistake in the configuration: one line that names the key, the allowed values and how to mend the mistake."""
+    """A mistake in the configuration: one line with the key, the allowed values and how to fix it."""
 
 
 def _number(value: Any) -> Any:
-    """Pydantic takes `True` for 1 and "3" for 3; a configuration that says so is a mistake."""
+    """Rejects `True` and "3", which Pydantic would convert to 1 and 3."""
     if isinstance(value, bool):
-        raise ValueError(f"{value!r} is a truth value where a number is asked")
+        raise ValueError(f"{value!r} must be a number, not a boolean")
     if isinstance(value, str):
-        raise ValueError(f"{value!r} is text where a number is asked")
+        raise ValueError(f"{value!r} must be a number, not text")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value!r} stands where a finite number is asked")
+        raise ValueError(f"{value!r} must be a finite number")
     return value
 
 
 def _whole(value: Any) -> Any:
-    """Converts a whole float: YAML reads 3e7 as a float, and Pydantic accepts such a float only up to 2**63."""
+    """Converts a whole float: YAML reads 3e7 as a float, and Pydantic accepts whole floats only up to 2**63."""
     value = _number(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# A larger number is infinite in float32, or no int32 index.
+# Larger numbers overflow float32 or an int32 index.
 _FLOAT32_MAX, _INT32_MAX = 3.4028234663852886e38, 2**31 - 1
 
 
@@ -54,10 +51,10 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, an unknown key is an error, a missing key has its default from `configs/`.
+    """Base of all sections: frozen, rejects unknown keys, and fills missing keys with defaults from `configs/`.
 
     Attributes:
-        at: Dotted key of the section, empty for the whole configuration; None if the section has no defaults.
+        at: Dotted key of the section, empty for the whole configuration. None for a section without defaults.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,7 +76,7 @@ class Section(BaseModel):
 
 
 class KeyedError(ValueError):
-    """A complaint about one key of a section, raised inside a whole-section validator."""
+    """An error about one key, raised by the validator of a whole section."""
 
     def __init__(self, key: str, message: str):
         super().__init__(message)
@@ -90,7 +87,7 @@ Model = TypeVar("Model", bound=Section)
 
 
 def validate(model: type[Model], data: Mapping[str, Any]) -> Model:
-    """Builds a model from plain nested data.
+    """Builds a section from plain nested data.
 
     Raises:
         ConfigError: The first mistake, in one line.
@@ -107,18 +104,18 @@ def unknown_key(model: type[Section], key: str) -> ConfigError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its type where it has none."""
+    """The first line of an error's text; the type of an error without text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def divisors(value: int) -> list[int]:
-    """Every divisor, in no order."""
+    """All divisors, unsorted."""
     small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
     return [*small, *(value // n for n in small)]
 
 
 def nearest(value: int, choices: list[int]) -> int:
-    """The choice to suggest in the place of a value; the smaller one of two."""
+    """The choice nearest to a value; the smaller one of two equally near choices."""
     return min(choices, key=lambda choice: (abs(choice - value), choice))
 
 
@@ -127,10 +124,10 @@ def _is_section(kind: Any) -> bool:
 
 
 def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
-    """The first mistake of a validation error as `key: mistake; allowed values`."""
+    """The first mistake of a validation error as one line: `key: mistake; allowed values`."""
     details = error.errors()
     first = details[0]
-    # Pydantic adds the member of a union that it tried, which is no key.
+    # Pydantic adds the union member that it tried, which is not a key.
     path = [str(part) for part in first["loc"] if not str(part).startswith("literal[")]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, KeyedError):
@@ -149,7 +146,7 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
 
 
 def _suggest(model: type[Section], path: list[str]) -> str:
-    """Suggests a key for the first part of an unknown key that no section has."""
+    """Suggests a key for the first unknown part of a dotted key."""
     section: Any = model
     for part in path:
         field = section.model_fields.get(part)
@@ -158,6 +155,6 @@ def _suggest(model: type[Section], path: list[str]) -> str:
             close = difflib.get_close_matches(part, keys, n=1)
             return f"; did you mean {close[0]}?" if close else f"; allowed here: {', '.join(keys)}"
         if not _is_section(field.annotation):
-            return f"; {part} has no keys of its own"
+            return f"; {part} is a value, not a section"
         section = field.annotation
     return ""

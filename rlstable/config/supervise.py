@@ -1,4 +1,4 @@
-"""The configuration of the supervisor: what a run does when guards alone do not help, and when it has to stop."""
+"""Configuration of the supervisor: recovery, precision ladder, memory, incidents and time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import model_serializer, model_validator
 from rlstable.config.schema import Count, CountOrZero, Flag, KeyedError, Positive, Section, Share
 
 X64 = "x64"
-# From the cheapest to the most exact one.
+# From the fastest to the most exact.
 MATMUL_LEVELS = ("default", "high", "highest", X64)
 _ORDERS = {"matmul": MATMUL_LEVELS, "network": ("bfloat16", "float32")}
 _FACTORS = {"scale_learning_rate": 0.5, "scale_policy_rate": 0.5, "scale_critic_rate": 3.0, "tighten_clipping": 0.5}
@@ -19,7 +19,7 @@ _REFIT_ITERATIONS = 10.0
 
 
 class Remedy(Section):
-    """One change before a new attempt: a name, with a factor or a number of iterations where it takes one."""
+    """One change before a retry: a name, and for some names a factor or a number of iterations."""
 
     name: Literal[
         "fresh_resets", "scale_learning_rate", "scale_policy_rate", "scale_critic_rate", "tighten_clipping",
@@ -29,7 +29,7 @@ class Remedy(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _spelt(cls, value: Any) -> Any:
+    def _parse(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"name": value, "factor": _REFIT_ITERATIONS if value == _REFIT else _FACTORS.get(value)}
         if isinstance(value, Mapping) and len(value) == 1 and "name" not in value:
@@ -57,7 +57,7 @@ class Remedy(Section):
 
     @property
     def lasts(self) -> bool:
-        """Whether it stays in effect until it is taken back."""
+        """Whether the change stays in effect until the supervisor reverts it."""
         return self.name in _FACTORS
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Remedy(Section):
 
 
 class RecoveryConfig(Section, at="supervise.recovery"):
-    """Going back to the last good state and trying again, more carefully each time."""
+    """Rollback to the last good state and retry with a remedy."""
 
     enabled: Flag
     every: Count
@@ -79,22 +79,24 @@ class RecoveryConfig(Section, at="supervise.recovery"):
     def _check(self) -> RecoveryConfig:
         for key in ("remedies", "collapse_remedies"):
             if self.enabled and not getattr(self, key):
-                raise KeyedError(key, "is empty; name at least one, or set supervise.recovery.enabled=false")
+                raise KeyedError(
+                    key, "is empty and needs at least one remedy; add one, or set supervise.recovery.enabled=false"
+                )
         return self
 
     @property
     def tightens(self) -> bool:
-        """Whether clipping may have to be tightened, so that its bounds have to be traced."""
+        """Whether a remedy tightens clipping, so that JAX must trace the clipping bounds."""
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.remedies)
 
     @property
     def tightens_after_collapse(self) -> bool:
-        """The same for a collapse of the return."""
+        """Whether a remedy for a collapsed return tightens clipping."""
         return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.collapse_remedies)
 
 
 class IncidentConfig(Section, at="supervise.incident"):
-    """Folders from which a bad simulation can be replayed."""
+    """Incidents: folders from which `rlstable.replay` reproduces a bad simulation."""
 
     enabled: Flag
     window: Count
@@ -103,7 +105,7 @@ class IncidentConfig(Section, at="supervise.incident"):
 
 
 class LadderConfig(Section, at="supervise.ladder"):
-    """Adaptive precision: the levels, and how much trouble leads to the next one."""
+    """Adaptive precision: the levels, and when to change to the next one."""
 
     enabled: Flag
     matmul: tuple[Literal["default", "high", "highest", "x64"], ...]
@@ -118,12 +120,14 @@ class LadderConfig(Section, at="supervise.ladder"):
         for key in ("matmul", "network"):
             levels, ordered = getattr(self, key), _ORDERS[key]
             if list(levels) != sorted(set(levels), key=ordered.index):
-                raise KeyedError(key, f"[{', '.join(levels)}] must rise, each once: {', '.join(ordered)}")
+                raise KeyedError(
+                    key, f"[{', '.join(levels)}] must be in rising order without repeats: {', '.join(ordered)}"
+                )
         return self
 
 
 class MemoryConfig(Section, at="supervise.memory"):
-    """Memory: what there is, and whether to make do with less."""
+    """Memory limit, and whether to divide the work to stay below it."""
 
     adapt: Flag
     limit_gib: Positive | None

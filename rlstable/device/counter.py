@@ -1,7 +1,7 @@
-"""WideCounter: a step counter that neither wraps nor needs the x64 flag.
+"""WideCounter: a 64-bit step counter that does not overflow and does not need the x64 flag.
 
-An int32 count of environment steps goes negative at 2^31, which large runs reach. Here a count is two uint32
-words, and at 2^64-1 it stays put.
+An int32 count of environment steps becomes negative at 2^31, which large runs reach. A WideCounter has two uint32 words
+and saturates at 2^64-1.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ALLOWED = "an integer: Python, NumPy or JAX, or a WideCounter"
 class WideCounter:
     """An unsigned 64-bit count in two 32-bit words, a pytree that works under jit, scan and vmap.
 
-    Build one with `of` or `zero`: the constructor stores its words as they are, since JAX also calls it with
-    placeholders. `+` and `-` stay within [0, 2^64-1] instead of wrapping. Their operand must not be negative:
-    one whose value is known raises ValueError, a traced one counts as 0. To know it, an operand that is a JAX
-    array outside a trace is read on the host, and so waited for.
+    Build a counter with `of` or `zero`: the constructor does not check its words, because JAX also calls it with
+    placeholders. `+` and `-` saturate at 0 and 2^64-1. Their operand must not be negative: a negative concrete operand
+    raises ValueError, a negative traced operand counts as 0. The host reads a concrete JAX operand, and so waits for
+    it.
 
-    Never sum counters over devices with `psum`, which adds the words without carry: sum the increments first.
+    Never sum counters over devices with `psum`, which adds the words without carry. Sum the increments first.
 
     Attributes:
         hi: the upper 32 bits, uint32.
@@ -38,9 +38,9 @@ class WideCounter:
     hi: jax.Array
     lo: jax.Array
 
-    # `==` answers with an array, so equal counters cannot be found by hash.
+    # `==` returns an array, so counters cannot be hashed.
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
-    # NumPy must leave `np.int64(1) + counter` and comparisons to the counter.
+    # Makes NumPy leave `np.int64(1) + counter` and comparisons to the counter.
     __array_ufunc__: ClassVar[None] = None
 
     @classmethod
@@ -50,37 +50,37 @@ class WideCounter:
 
     @classmethod
     def of(cls, value: Any) -> WideCounter:
-        """Return a counter that holds `value`; also how an old int32 or int64 scalar is loaded.
+        """Return a counter that holds `value`, for example an int32 scalar of an old checkpoint.
 
         Args:
             value: an integer scalar (Python, NumPy or JAX, of any dtype) or a WideCounter. Above 2^64-1 it
-                saturates; a traced negative one counts as 0.
+                saturates; a negative traced value counts as 0.
 
         Raises:
-            TypeError: `value` is no integer (a bool or a float is none).
+            TypeError: `value` is not an integer; bools and floats are rejected.
             ValueError: `value` is negative, or an array of more than one count.
         """
         if isinstance(value, WideCounter):
             return value
         hi, lo = _count(value, "WideCounter.of")
         if np.shape(hi) != ():
-            raise ValueError(f"WideCounter.of takes a scalar, or jax.vmap it; got {_describe(value)}")
+            raise ValueError(f"WideCounter.of takes a scalar; use jax.vmap for arrays; got {_describe(value)}")
         return cls(jnp.asarray(hi), jnp.asarray(lo))
 
     def __int__(self) -> int:
         """Return the exact count, outside a trace."""
         if _traced(self.hi, self.lo):
-            raise TypeError("int() needs a concrete WideCounter; got a traced one, which has to_float()")
+            raise TypeError("int() needs a concrete WideCounter; got a traced one; use to_float() instead")
         if np.shape(self.hi) != ():
             raise TypeError(f"int() needs a scalar WideCounter; got one of shape {np.shape(self.hi)}")
         return int(self.hi) << 32 | int(self.lo)
 
     def __bool__(self) -> bool:
-        """Return whether the count is above 0, outside a trace; an object without this is always true."""
+        """Return whether the count is above 0, outside a trace."""
         return int(self) > 0
 
     def __repr__(self) -> str:
-        """Show the count where it is known, else the words."""
+        """Show the count if it is concrete, else the words."""
         try:
             return f"WideCounter({int(self)})"
         except (TypeError, ValueError, RuntimeError):  # traced or batched, a placeholder, a donated array
@@ -122,7 +122,7 @@ class WideCounter:
         return self._order(x) >= 0
 
     def __eq__(self, x: Any) -> jax.Array:  # type: ignore[override]
-        """Return `self == x` as a bool array; an object that is no number is not equal."""
+        """Return `self == x` as a bool array; an object that is not a number is not equal."""
         return self._order(x) == 0 if _is_number(x) else NotImplemented
 
     def __ne__(self, x: Any) -> jax.Array:  # type: ignore[override]
@@ -130,36 +130,38 @@ class WideCounter:
         return self._order(x) != 0 if _is_number(x) else NotImplemented
 
     def to_float(self) -> jax.Array:
-        """Return the count as float32, to a relative 1e-6."""
+        """Return the count as float32, with a relative error of at most 1e-6."""
         return _to_float(self.hi, self.lo)
 
     def progress(self, total: Any) -> jax.Array:
-        """Return count / total as float32 in [0, 1], to a relative 1e-6; exactly 1 once total is reached.
+        """Return count / total as float32 in [0, 1], with a relative error of at most 1e-6.
+
+        The result is exactly 1 if and only if the count has reached the total.
 
         Args:
-            total: a positive integer or WideCounter. A traced one of 0 has been reached.
+            total: a positive integer or WideCounter. A traced total of 0 gives 1.
 
         Raises:
-            TypeError: `total` is no integer.
+            TypeError: `total` is not an integer.
             ValueError: `total` is 0 or negative.
         """
         hi, lo = _count(total, "progress")
         if not _traced(hi, lo) and not np.all(np.asarray(hi) | np.asarray(lo)):
             raise ValueError(f"progress needs a total above 0; got {_describe(total)}")
-        # A Python total may exceed any counter; above 2^126 the fraction leaves float32's normal range.
+        # A Python total may exceed the counter's range; above 2^126 the fraction would be subnormal in float32.
         whole = np.float32(min(total, 2**126)) if isinstance(total, int) else _to_float(hi, lo)
         part = self.to_float() / jnp.maximum(whole, np.float32(1))  # no 0/0 for jax_debug_nans
-        # Both sides are rounded, so only the exact comparison can say that the end is reached.
+        # Both floats are rounded, so only the exact comparison shows whether the total is reached.
         return jnp.where(self >= total, np.float32(1), jnp.minimum(part, np.float32(1)))
 
     def _increment(self, x: Any, operator: str) -> tuple[Any, Any]:
-        """Return the words of `x` in this counter's shape, which must not change in a scan carry."""
+        """Return the words of `x` in this counter's shape, which a scan carry must keep."""
         hi, lo = _count(x, f"WideCounter {operator}")
-        own = jnp.shape(self.hi)
+        shape = jnp.shape(self.hi)
         try:
-            return jnp.broadcast_to(hi, own), jnp.broadcast_to(lo, own)
+            return jnp.broadcast_to(hi, shape), jnp.broadcast_to(lo, shape)
         except ValueError:
-            raise ValueError(f"WideCounter{list(own)} {operator} {_describe(x)} changes its shape") from None
+            raise ValueError(f"WideCounter{list(shape)} {operator} {_describe(x)} changes its shape") from None
 
     def _order(self, x: Any) -> jax.Array:
         """Return -1, 0 or 1: this count is below, at or above `x`."""
@@ -173,8 +175,8 @@ class WideCounter:
 def _words(x: Any, what: str) -> tuple[Any, Any, Any]:
     """Split an integer into high word, low word, and its range: -1 below 0, 1 above 2^64-1, else 0.
 
-    A number outside is split as the nearest count. A concrete value comes back as NumPy: under jit any JAX
-    operation on it gives a tracer, and without the x64 flag JAX would cut 64 bits to 32.
+    A number out of range gives the words of the nearest count. A concrete value gives NumPy words: under jit every JAX
+    operation returns a tracer, and without the x64 flag JAX would truncate 64 bits to 32.
     """
     if isinstance(x, WideCounter):
         return x.hi, x.lo, np.int8(0)
@@ -184,7 +186,7 @@ def _words(x: Any, what: str) -> tuple[Any, Any, Any]:
     if not (isinstance(x, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(x.dtype, jnp.integer)):
         raise TypeError(f"{what} takes {_ALLOWED}; got {_describe(x)}")
     y: Any = x if _traced(x) else np.asarray(x)
-    if y.dtype.itemsize < 4:  # not every backend computes in the odd widths (int2, int4)
+    if y.dtype.itemsize < 4:  # not every backend supports int2 and int4
         y = y.astype(np.int32)
     outside = -(y < 0).astype(np.int8)
     y = jnp.maximum(y, 0) if _traced(y) else np.maximum(y, 0)
@@ -193,10 +195,10 @@ def _words(x: Any, what: str) -> tuple[Any, Any, Any]:
 
 
 def _count(x: Any, what: str) -> tuple[Any, Any]:
-    """Return the two words of `x`, refusing a negative one whose value is known."""
+    """Return the two words of `x`; reject a concrete negative value."""
     hi, lo, outside = _words(x, what)
     if not _traced(outside) and np.any(outside < 0):
-        raise ValueError(f"{what} takes no negative count; got {_describe(x)}, allowed is 0 or more")
+        raise ValueError(f"{what} takes no negative count; got {_describe(x)}; use 0 or more")
     return hi, lo
 
 
@@ -213,10 +215,10 @@ def _is_number(x: Any) -> bool:
 
 
 def _describe(x: Any) -> str:
-    """Name a value on one line: by type and shape where its numbers are many, traced or deleted."""
+    """Describe a value on one line: by type and shape if it is an array, traced or deleted."""
     traced = _traced(x)
     if traced or getattr(x, "shape", ()) != () or (isinstance(x, jax.Array) and x.is_deleted()):
         return f"{'traced ' * traced}{getattr(x, 'dtype', type(x).__name__)}{list(x.shape)}"
-    if isinstance(x, int) and x.bit_length() > 128:  # Python refuses to print the longest ones
+    if isinstance(x, int) and x.bit_length() > 128:  # Python does not print very long integers
         return f"an int of {x.bit_length()} bits"
     return f"{' '.join(repr(x).split()):.60} ({type(x).__name__})"

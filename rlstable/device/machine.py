@@ -1,4 +1,4 @@
-"""The processor: its name, and a key of its kind."""
+"""The processor: its name, a fingerprint of its type, and its cores."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def name() -> str:
-    """The processor's name as its maker gives it; its architecture if the system does not say."""
-    named = _values("model name")
-    return named[0] if named else platform.processor() or platform.machine()
+    """The processor's model name; its architecture if the system does not report a name."""
+    models = _values("model name")
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def fingerprint() -> str:
-    """A short name of its kind, the same on all that run the same machine code."""
-    told = [platform.machine(), platform.processor(), *sorted({*_values("model name", "flags", "Features")})]
-    return f"{platform.machine()}-{hashlib.blake2s(' '.join(told).encode(), digest_size=6).hexdigest()}"
+    """A short hash of the processor type; equal on processors that run the same machine code."""
+    features = [platform.machine(), platform.processor(), *sorted({*_values("model name", "flags", "Features")})]
+    return f"{platform.machine()}-{hashlib.blake2s(' '.join(features).encode(), digest_size=6).hexdigest()}"
 
 
 def _values(*keys: str) -> list[str]:
-    """Values of these keys in Linux's list of cores."""
+    """Values of these keys in `/proc/cpuinfo`."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
@@ -33,10 +33,10 @@ def _values(*keys: str) -> list[str]:
 
 
 def share_of_cores(devices: int) -> int:
-    """Threads for each of this process's devices, at least one.
+    """Number of threads for each device, at least one.
 
     Args:
-        devices: That may call at once.
+        devices: Number of devices that compute at the same time.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // devices)

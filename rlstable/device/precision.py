@@ -1,4 +1,4 @@
-"""Precision levels as values. Parameters and optimizer state are always float32."""
+"""Precision levels. Parameters and optimizer state are always float32."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _EXPLICIT = "jax_explicit_x64_dtypes"
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """One level: how matrix products are computed, in which type networks compute, and how losses are scaled.
+    """One level: precision of matrix products, dtype of the networks, and loss scaling.
 
     Attributes:
-        matmul: A name that `jax.default_matmul_precision` takes; `default` is the device's own choice.
-        network: The type activations are computed in.
-        loss_scale: Bounds of the dynamic loss scale; None where the type has float32's range of exponents.
-        x64: Whether physics is computed in float64.
+        matmul: An argument of `jax.default_matmul_precision`, or `default` for the device's default.
+        network: Dtype of activations.
+        loss_scale: Bounds of the dynamic loss scale; None for dtypes with float32's range of exponents.
+        x64: Whether physics uses float64.
     """
 
     matmul: str
@@ -34,13 +34,13 @@ class Precision:
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
-        """A context in which training is traced, with this level's matrix products."""
+        """Context manager for tracing training: sets this level's precision of matrix products."""
         with jax.default_matmul_precision(None if self.matmul == "default" else self.matmul), self.narrow():
             yield
 
     @contextlib.contextmanager
     def narrow(self) -> Iterator[None]:
-        """A context in which new arrays are float32; only `envs.float64` widens physics.
+        """Context manager in which new arrays are float32. Only `envs.float64` converts physics to float64.
 
         Existing float64 arrays are compared, selected and copied in float64.
         """
@@ -56,7 +56,7 @@ class Precision:
             jax.config.update(_EXPLICIT, before)
 
     def compiled(self) -> Any:
-        """A context around lowering and calling a program of this level, and around placing what goes into it."""
+        """Context manager for lowering and calling a program of this level, and for placing its arguments."""
         return jax.enable_x64(True) if self.x64 else contextlib.nullcontext()
 
 
@@ -64,7 +64,7 @@ SINGLE = Precision("default", jnp.dtype(jnp.float32), None)
 
 
 def level(config: PrecisionConfig) -> Precision:
-    """The level that a configuration asks for."""
+    """The precision level of a configuration."""
     needs_scaling = config.network == "float16"
     x64 = config.matmul == X64
     return Precision(

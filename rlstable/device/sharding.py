@@ -1,8 +1,8 @@
-"""Devices: one `data` axis, and the only file that names them.
+"""Data parallelism over devices, along one mesh axis `data`.
 
-Environments live on their device; only gradients, statistics and counters cross, by the explicit reductions here, so
-that a verdict is the same everywhere. `check_vma` stays off: with it on, differentiation sums over devices already and
-an explicit mean gives a gradient that is too large by the number of devices, equally wrong on all of them.
+Each device keeps its environments. Only gradients, statistics and counters are reduced over devices, with the functions
+of this file, so that every device computes the same verdicts. `check_vma` must stay off: with `check_vma`,
+differentiation already sums over devices, and an explicit mean makes the gradient too large by the number of devices.
 """
 
 from __future__ import annotations
@@ -23,85 +23,86 @@ SPLIT = PartitionSpec(AXIS)
 
 
 def make_mesh(count: int | None = None) -> Mesh:
-    """The mesh of `count` devices, all of them when null.
+    """The mesh of the first `count` devices, or of all devices if None.
 
     Raises:
-        ConfigError: More devices are asked for than there are.
+        ConfigError: There are fewer than `count` devices.
     """
     devices = jax.devices()
     if count is not None and count > len(devices):
         raise ConfigError(
-            f"devices: {count} asked for, {len(devices)} {devices[0].platform} there; {len(devices)} would fit"
+            f"devices: {count} requested, but only {len(devices)} {devices[0].platform} available; "
+            f"{len(devices)} would fit"
         )
     return Mesh(np.array(devices[:count]), (AXIS,))
 
 
 def device_kind(mesh: Mesh) -> str:
-    """The kind of device, as its maker calls it."""
+    """The vendor's name of the device type."""
     return str(mesh.devices.flat[0].device_kind)
 
 
 def over_devices(
     function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
 ) -> Any:
-    """Compiles `function` to run on every device of the mesh with its share of the split arguments."""
+    """Jits `function` to run on every device of the mesh, each with its shard of the arguments."""
     mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate)
 
 
 def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
-    """Puts arrays where a compiled program will leave them, so that nothing compiles twice.
+    """Puts arrays on devices with the sharding of a program's results, so that nothing compiles twice.
 
     Args:
-        tree: Any pytree of arrays. Each leaf is copied, since a donated buffer may appear once only, and weak
-            types become strong.
+        tree: Any pytree of arrays. Each leaf is copied, because a buffer can be donated only once. Weak types become
+            strong.
         mesh: The devices.
         specs: Partition specs, a prefix of `tree`.
     """
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
     def put(sharding: NamedSharding, subtree: Any) -> Any:
-        # No copy by a program: every shape there is would compile one.
+        # `device_put`, because a compiled copy would need one program per shape.
         return jax.tree.map(lambda x: jax.device_put(_strong(x), _of(x, sharding), may_alias=False), subtree)
 
-    with jax.enable_x64(True):  # or float64 would become float32 in silence
+    with jax.enable_x64(True):  # otherwise float64 would silently become float32
         return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
 
 
 def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
-    """Shapes, types and places of what `place` would put there, to compile for without having the arrays.
+    """Shapes, dtypes and shardings of the arrays that `place` returns, for compiling before the arrays exist.
 
     Args:
-        tree: Any pytree of arrays or of their shapes.
+        tree: Any pytree of arrays or `ShapeDtypeStruct`.
         mesh: The devices.
         specs: Partition specs, a prefix of `tree`.
     """
 
-    def lay(spec: PartitionSpec, subtree: Any) -> Any:
+    def describe(spec: PartitionSpec, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, spec)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_of(x, sharding)), subtree)
 
-    return jax.tree.map(lay, specs, tree, is_leaf=_is_spec)
+    return jax.tree.map(describe, specs, tree, is_leaf=_is_spec)
 
 
 def fetch(tree: Any) -> Any:
-    """Copies arrays to the host, without a copy on a CPU, where `jax.device_get` takes four times as long."""
+    """Copies arrays to the host. On a CPU nothing is copied, and `jax.device_get` would take four times as long."""
     return jax.tree.map(np.asarray, tree) if jax.default_backend() == "cpu" else jax.device_get(tree)
 
 
-def copied(tree: Any) -> Any:
-    """Copies of arrays on the same devices."""
-    with jax.enable_x64(True):  # or physics in float64 would be narrowed
+def copy_arrays(tree: Any) -> Any:
+    """Copies arrays on their devices."""
+    with jax.enable_x64(True):  # otherwise float64 would silently become float32
         return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), tree)
 
 
 def _strong(x: Any) -> Any:
-    """An array of a strong type; Python numbers and some JAX results have a weak type."""
+    """The array with a strong type. Python numbers and some JAX results have a weak type."""
     return np.asarray(x) if getattr(x, "weak_type", not hasattr(x, "dtype")) else x
 
 
 def _of(x: Any, sharding: NamedSharding) -> NamedSharding:
-    """The sharding of a leaf. Leaves without elements (MuJoCo has some) come out of a program replicated."""
+    """The sharding of a leaf. Programs return leaves without elements, which MuJoCo has, as replicated."""
     return sharding if math.prod(x.shape) else NamedSharding(sharding.mesh, REPLICATED)
 
 
@@ -110,12 +111,12 @@ def _is_spec(x: Any) -> bool:
 
 
 def device_count() -> int:
-    """Devices on the axis, inside `over_devices`."""
+    """Number of devices on the axis, inside `over_devices`."""
     return jax.lax.axis_size(AXIS)
 
 
-def own_key(key: jax.Array) -> jax.Array:
-    """A random key of this device's own; on a single device the key itself."""
+def device_key(key: jax.Array) -> jax.Array:
+    """A random key for this device; on a single device the key itself."""
     return key if device_count() == 1 else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
 
@@ -129,18 +130,18 @@ def total(tree: Any) -> Any:
     return _across(jax.lax.psum, tree)
 
 
-def least(tree: Any) -> Any:
+def minimum(tree: Any) -> Any:
     """The minimum over devices of every leaf."""
     return _across(jax.lax.pmin, tree)
 
 
-def greatest(tree: Any) -> Any:
+def maximum(tree: Any) -> Any:
     """The maximum over devices of every leaf."""
     return _across(jax.lax.pmax, tree)
 
 
 def _across(reduce: Callable[[Any, str], Any], tree: Any) -> Any:
-    """Nothing on a single device: XLA keeps a reduction over one participant, with its copies and its rendezvous."""
+    """Reduces over devices. Skips a single device, where XLA would keep the reduction and its copies."""
     return tree if device_count() == 1 else reduce(tree, AXIS)
 
 

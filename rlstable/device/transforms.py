@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-PyTree = Any
+from rlstable.device.trees import PyTree
+
 PerSeed = tuple[PyTree, ...]
 
 

@@ -75,7 +75,7 @@ def show(report: Any, terminal: Any = None) -> None:
 
 def process() -> None:
     """Runs the command as a process."""
-    sources.trust()
+    sources.mark_process_unmodified()
     main()
 
 

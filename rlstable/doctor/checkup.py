@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rlstable.compilation.xla import keep_programs
+from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
 from rlstable.doctor import reward_scale
@@ -120,7 +120,7 @@ def examine(config: Config, compiles: bool = True, tell: Callable[[str], None] =
     """
     mesh = sharding.make_mesh(config.devices)
     config.require_devices(mesh.size)
-    not_kept = keep_programs(config.compile_cache)  # what is compiled here need not be compiled where it trains
+    not_kept = enable_program_cache(config.compile_cache)  # what is compiled here need not be compiled where it trains
     if not_kept is not None:
         tell(f"what is compiled is not kept for training (compile_cache): {not_kept}")
     assembly = TrainingSetup(config, mesh)

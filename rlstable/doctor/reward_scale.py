@@ -32,7 +32,7 @@ def lint(config: Config, env: Any) -> list[Finding]:
         "training/reward_greatest": float(jnp.max(jnp.abs(rewards), where=known, initial=0.0)),
     }
     size = sign.value(row)
-    if size is None or not sign.holds(size, row):
+    if size is None or not sign.is_hit(size, row):
         return []
     what = f"random actions earn {short(row['training/reward_mean'])} a step: value targets of about {short(size)}"
     return [Finding("warning", "rewards", (), f"{what}, far from 1", sign.remedy(size, row), {"value_target": size})]

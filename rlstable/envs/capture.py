@@ -1,4 +1,4 @@
-"""The first bad simulation of every device, caught inside the compiled program before the quarantine replaces it."""
+"""Records the first bad environment of every device, inside the compiled program, before the quarantine resets it."""
 
 from __future__ import annotations
 
@@ -12,131 +12,136 @@ import numpy as np
 
 from rlstable.device.packed import PackedRows
 from rlstable.device.transforms import apply_if
+from rlstable.device.trees import EnvState, PyTree
 from rlstable.guards.base import Guard, GuardState
 from rlstable.guards.env import EnvContext, Quarantine, physics
 from rlstable.ppo.state import Slot
 
-# What a step of MuJoCo starts from (its mjSTATE_INTEGRATION), and Brax's coordinates, of which rewards are made. The
-# rest of the physics is computed again; to keep it would cost a copy in every step, bad or not.
-_STARTS_FROM = (
+# MuJoCo's integration state (mjSTATE_INTEGRATION), and Brax's coordinates, which rewards depend on. A replay computes
+# the rest of the physics again: recording it would cost a copy in every step, even for healthy environments.
+_INTEGRATION_STATE = (
     "time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos",
     "mocap_quat", "userdata", "q", "qd", "x", "xd",
 )  # fmt: skip
-_COMES_TO = ("qacc", *_STARTS_FROM)
+_STEP_RESULT = ("qacc", *_INTEGRATION_STATE)
 
 
-class Seen(NamedTuple):
+class StepRecord(NamedTuple):
     """One environment step of every environment of this device.
 
     Attributes:
-        before: The state that `env.step` took, `[B]`.
-        action: What the policy asked for, `[B, A]`.
-        after: What `env.step` gave back, before anything is replaced.
-        causes: bool `[causes, B]`, as `causes_of` names them.
-        key: The random key of the step, from which its action's noise and its draws from the pool come.
+        before: Argument of `env.step`, `[B]`.
+        action: Actions of the policy, `[B, A]`.
+        after: Result of `env.step`, before any environment is reset.
+        causes: Whether a cause applies, bool `[causes, B]`, in the order of `cause_names`.
+        key: Random key of the step, for the action's noise and the draws from the pool.
     """
 
-    before: Any
+    before: EnvState
     action: jax.Array
-    after: Any
+    after: EnvState
     causes: jax.Array
     key: jax.Array
 
 
-def causes_of(guards: Mapping[str, Guard]) -> list[str]:
-    """Causes in the order of a slot's flags, `guard/cause` each."""
+def cause_names(guards: Mapping[str, Guard]) -> list[str]:
+    """Names of the causes in a record, `guard/cause` each, in the order of `flags`."""
     return [f"{name}/{cause}" for name, guard in guards.items() for cause in guard.causes]
 
 
 def flags(
     guards: Mapping[str, Guard], ctx: EnvContext, old: Mapping[str, GuardState], new: Mapping[str, GuardState]
 ) -> jax.Array:
-    """Why environments are bad, bool `[causes, B]`.
+    """The causes for which environments are bad, bool `[causes, B]`.
 
-    Of the quarantine all that applies, in the terms that its verdict is computed in already. Another guard has but its
-    trips: they are said of every environment of the step.
+    The quarantine reports all its causes per environment; they are terms that its verdict has already computed. Other
+    guards only count trips, so their causes are set for every environment of the step.
 
     Args:
-        guards: The env site's, by name.
-        ctx: What they judged.
-        old: Their states before.
-        new: Their states after.
+        guards: Guards of the env site, by name.
+        ctx: Argument of the guards.
+        old: States of the guards before the step.
+        new: States of the guards after the step.
     """
 
-    def of(name: str, guard: Guard) -> jax.Array:
+    def causes(name: str, guard: Guard) -> jax.Array:
         if isinstance(guard, Quarantine):
             return ~guard.fine(ctx)
         tripped = new[name].trips > old[name].trips
         return jnp.broadcast_to(tripped[:, None], (*tripped.shape, *ctx.alive.shape))
 
-    return jnp.concatenate([of(name, guard) for name, guard in guards.items()])
+    return jnp.concatenate([causes(name, guard) for name, guard in guards.items()])
 
 
-def empty(guards: Mapping[str, Guard], state: Any, action_size: int, devices: int) -> Slot:
-    """A slot per device that nothing is in, on the host.
+def empty(guards: Mapping[str, Guard], state: EnvState, action_size: int, devices: int) -> Slot:
+    """One empty slot per device, on the host.
 
     Args:
-        guards: The env site's, by name.
-        state: What `env.step` takes, `[B]`; only its shapes are looked at.
-        action_size: Elements of an action.
-        devices: How many slots.
+        guards: Guards of the env site, by name.
+        state: Argument of `env.step`, `[B]`; only its shapes are read.
+        action_size: Number of action elements.
+        devices: Number of slots.
     """
 
-    def record(state: Any, action: jax.Array, key: jax.Array) -> Any:
-        causes = jnp.zeros((len(causes_of(guards)), *action.shape[:1]), bool)
-        return _record(Seen(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
+    def record(state: EnvState, action: jax.Array, key: jax.Array) -> Any:
+        causes = jnp.zeros((len(cause_names(guards)), *action.shape[:1]), bool)
+        return _record(StepRecord(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
 
     count = state.reward.shape[0]
     action, key = jax.ShapeDtypeStruct((count, action_size), jnp.float32), jax.eval_shape(jax.random.PRNGKey, 0)
-    with jax.enable_x64(True):  # so that float64 stays what it is; nothing here would be widened
+    with jax.enable_x64(True):  # keeps float64 physics as float64; other types stay the same too
         shapes = jax.eval_shape(record, state, action, key)
     blank = jax.tree.map(lambda x: np.zeros((devices, *x.shape), x.dtype), shapes)
     return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), PackedRows.of(blank))
 
 
-def catch(slot: Slot, seen: Seen, bad: jax.Array) -> Slot:
-    """Counts the step, and keeps the first bad environment of it if the slot is empty.
+def catch(slot: Slot, step: StepRecord, bad: jax.Array) -> Slot:
+    """Counts the step, and records its first bad environment if the slot is empty.
 
     Args:
-        slot: This device's, `[1]`.
-        seen: The step.
-        bad: bool `[B]`, which environments went bad in it.
+        slot: Slot of this device, `[1]`.
+        step: One step of every environment of this device.
+        bad: Whether an environment went bad in this step, bool `[B]`.
     """
 
     def fill(slot: Slot) -> Slot:
-        record = _record(seen, jnp.argmax(bad).astype(jnp.int32), slot.clock[0])
+        record = _record(step, jnp.argmax(bad).astype(jnp.int32), slot.clock[0])
         return Slot(jnp.ones_like(slot.taken), slot.clock, PackedRows.of(jax.tree.map(lambda x: x[None], record)))
 
     slot = apply_if(jnp.any(bad) & ~slot.taken[0], fill, slot)
     return dataclasses.replace(slot, clock=slot.clock + 1)
 
 
-def _record(seen: Seen, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
-    """Stored arrays of one environment; typed random keys as their integers."""
-    kept = {
-        "before": _with(_STARTS_FROM, seen.before),
-        "action": seen.action,
-        "after": _with(_COMES_TO, seen.after),
-        "causes": seen.causes.T,
+def _record(step: StepRecord, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
+    """The record of one environment; typed random keys are stored as integers."""
+    batched = {
+        "before": _select_physics(_INTEGRATION_STATE, step.before),
+        "action": step.action,
+        "after": _select_physics(_STEP_RESULT, step.after),
+        "causes": step.causes.T,
     }
-    return _one(kept, index) | {"environment": index, "clock": clock, "key": _plain(seen.key)}
+    return _take(batched, index) | {"environment": index, "clock": clock, "key": _storable(step.key)}
 
 
-def in_brief(seen: Seen, index: jax.Array | int) -> dict[str, Any]:
-    """Start and reward of one environment's step, of which a history consists."""
-    after = seen.after
-    kept = {"before": _with(_STARTS_FROM, seen.before), "action": seen.action}
-    return _one(kept | {"reward": after.reward, "done": after.done}, index)
+def history_row(step: StepRecord, index: jax.Array | int) -> dict[str, Any]:
+    """One environment's row of a history: the state before the step, the action, reward and done."""
+    batched = {
+        "before": _select_physics(_INTEGRATION_STATE, step.before),
+        "action": step.action,
+        "reward": step.after.reward,
+        "done": step.after.done,
+    }
+    return _take(batched, index)
 
 
-def _one(tree: Any, index: jax.Array | int) -> Any:
-    return jax.tree.map(lambda x: _plain(x[index]), tree)
+def _take(tree: PyTree, index: jax.Array | int) -> PyTree:
+    return jax.tree.map(lambda x: _storable(x[index]), tree)
 
 
-def _with(names: tuple[str, ...], state: Any) -> Any:
-    """The state with these parts of its physics; with all of it where it is not MuJoCo's."""
+def _select_physics(names: tuple[str, ...], state: EnvState) -> EnvState:
+    """The state with only the named arrays of its physics; physics other than MuJoCo's is kept whole."""
     whole = physics(state)
-    # MuJoCo's alone has a solver that starts from its last solution.
+    # Only MuJoCo's physics has a warm start of the solver.
     if getattr(whole, "qacc_warmstart", None) is None:
         return state
     field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
@@ -144,5 +149,5 @@ def _with(names: tuple[str, ...], state: Any) -> Any:
     return state.replace(**{field: parts})
 
 
-def _plain(x: jax.Array) -> jax.Array:
+def _storable(x: jax.Array) -> jax.Array:
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x

@@ -1,4 +1,4 @@
-"""Physics in float64 around networks in float32: the last resort against simulations that blow up."""
+"""Physics in float64 with networks in float32: the last resort against simulations that blow up."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstable.device.trees import EnvState
 from rlstable.guards.env import physics
 
 
-class DoublePhysics:
-    """An environment that computes in float64 and shows float32 outside its physics state.
+class Float64Physics:
+    """An environment that computes in float64 and returns float32 outside its physics state.
 
-    Actions are widened; observation, reward, done, metrics and `info` are narrowed. What an environment draws inside
-    are other numbers than in float32, though from the same keys.
+    Actions are widened; observation, reward, done, metrics and `info` are narrowed. With the same random keys the
+    environment draws other random numbers than in float32.
 
     Args:
-        env: One environment with Brax's Env interface, traced here under `jax.enable_x64()`; the program around it has
-            to be lowered and called under it too, `Precision.compiled`.
+        env: One environment with Brax's Env interface, traced under `jax.enable_x64()`. The program around it must be
+            lowered and called under `jax.enable_x64()` too (`Precision.compiled`).
     """
 
     def __init__(self, env: Any):
@@ -27,25 +28,25 @@ class DoublePhysics:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
-    def reset(self, rng: jax.Array) -> Any:
+    def reset(self, rng: jax.Array) -> EnvState:
         """A first state."""
         with jax.enable_x64(True):
             return _narrowed(self._env.reset(rng))
 
-    def step(self, state: Any, action: jax.Array) -> Any:
-        """A step."""
+    def step(self, state: EnvState, action: jax.Array) -> EnvState:
+        """The state after a step."""
         with jax.enable_x64(True):
             return _narrowed(self._env.step(state, action.astype(jnp.float64)))
 
 
-def _narrowed(state: Any) -> Any:
-    """Float32 everywhere but in the physics."""
+def _narrowed(state: EnvState) -> EnvState:
+    """The state with float32 everywhere except in the physics."""
     field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
     outside = jax.tree.map(_narrow, state.replace(**{field: None}))
     return outside.replace(**{field: physics(state)})
 
 
 def _narrow(x: Any) -> Any:
-    wide = {jnp.dtype(jnp.float64): jnp.float32, jnp.dtype(jnp.int64): jnp.int32, jnp.dtype(jnp.uint64): jnp.uint32}
-    kind = jnp.result_type(x)
-    return jnp.asarray(x, wide[kind]) if kind in wide else x
+    narrow = {jnp.dtype(jnp.float64): jnp.float32, jnp.dtype(jnp.int64): jnp.int32, jnp.dtype(jnp.uint64): jnp.uint32}
+    dtype = jnp.result_type(x)
+    return jnp.asarray(x, narrow[dtype]) if dtype in narrow else x

@@ -1,8 +1,9 @@
-"""Importing an environment by its path `package.module:Class`, and what may be called there.
+"""Imports an environment by its path `package.module:Class`, and restricts the objects that may be called.
 
-Only two kinds of object are called: a class with `reset` and `step`, as Brax's Env and Playground's MjxEnv have them,
-and a Python function defined in the very module that is named. From rlstable, Brax and Playground it is only the
-first: their functions save, load and unpickle files. Nothing of Python's standard library is imported or called.
+- Allowed: a class with `reset` and `step`, like Brax's Env and Playground's MjxEnv.
+- Allowed outside rlstable, Brax and Playground: a Python function that is defined in the named module. Functions of
+  these three packages are not called, because some save, load or unpickle files.
+- Python's standard library is neither imported nor called.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ _METHODS = ("reset", "step")
 
 
 def environment_factory(config: EnvConfig) -> Any:
-    """The class or function that `env.name` names.
+    """The class or function named by `env.name`.
 
-    The current folder is put first into `sys.path`, unless the package is one of rlstable, Brax and Playground.
+    Puts the current folder first into `sys.path`, unless the package is rlstable, Brax or Playground.
 
     Raises:
-        ConfigError: It is of the standard library, cannot be imported, or is not of a kind that may be called.
+        ConfigError: The object is in the standard library, cannot be imported, or may not be called.
     """
     path = config.name
     module_name, _, attribute = path.partition(":")
     if config.package in sys.stdlib_module_names:
         raise ConfigError(
-            f"env.name: {path} is in Python's standard library, of which nothing is called; "
-            "name a class with Brax's Env interface, or a function of your own that makes one"
+            f"env.name: {path} is in Python's standard library and is not called; "
+            "name a class with Brax's Env interface, or a function in your own module that returns an environment"
         )
     if config.is_foreign and str(Path.cwd()) not in sys.path:
-        # A class beside the user's own script is found from the folder the command is typed in.
+        # Python then finds a module in the folder in which the user types the command.
         sys.path.insert(0, str(Path.cwd()))
-    sources.distrust()
-    found = _attribute(_module(module_name, path), attribute)
-    _require_callable(found, config)
-    return found
+    sources.mark_process_modified()
+    factory = _attribute(_module(module_name, path), attribute)
+    _require_callable(factory, config)
+    return factory
 
 
 def _module(name: str, path: str) -> types.ModuleType:
@@ -52,7 +53,7 @@ def _module(name: str, path: str) -> types.ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"env.name: no module {error.name!r} for {path!r}; is it installed, or in this folder?"
+            f"env.name: no module {error.name!r} for {path!r}; install it, or run the command in its folder"
         ) from error
     except Exception as error:
         raise ConfigError(
@@ -62,28 +63,28 @@ def _module(name: str, path: str) -> types.ModuleType:
 
 def _attribute(module: types.ModuleType, name: str) -> Any:
     if not hasattr(module, name):
-        names = [known for known in vars(module) if isinstance(getattr(module, known), type)]
-        close = difflib.get_close_matches(name, names, n=1)
+        classes = [other for other in vars(module) if isinstance(getattr(module, other), type)]
+        close = difflib.get_close_matches(name, classes, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(f"env.name: module {module.__name__} has no {name!r}{hint}")
     return getattr(module, name)
 
 
-def _require_callable(found: Any, config: EnvConfig) -> None:
+def _require_callable(factory: Any, config: EnvConfig) -> None:
     path, module_name = config.name, config.name.partition(":")[0]
-    if isinstance(found, type):
+    if isinstance(factory, type):
         for method in _METHODS:
-            if not callable(getattr(found, method, None)):
+            if not callable(getattr(factory, method, None)):
                 raise ConfigError(f"env.name: {path} has no method {method}; it must have Brax's Env interface")
         return
     if not config.is_foreign:
         raise ConfigError(
-            f"env.name: {path} is no class, and functions of {config.package} are not called; "
-            "name a class with Brax's Env interface, or a function of your own that makes one"
+            f"env.name: {path} is not a class, and functions of {config.package} are not called; "
+            "name a class with Brax's Env interface, or a function in your own module that returns an environment"
         )
-    function = inspect.unwrap(found) if callable(found) else found  # of functools.cache
+    function = inspect.unwrap(factory) if callable(factory) else factory  # removes functools.cache
     if not isinstance(function, types.FunctionType) or function.__module__ != module_name:
         raise ConfigError(
-            f"env.name: {path} is not called: it is neither a class with Brax's Env interface nor a function that is "
+            f"env.name: {path} is not called: it must be a class with Brax's Env interface, or a function that is "
             f"defined in {module_name}"
         )

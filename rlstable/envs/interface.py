@@ -1,4 +1,4 @@
-"""Checks of an imported environment's interface: traces reset and step once and names the first mistake in one line."""
+"""Checks the interface of an imported environment: traces reset and step once, and reports the first mistake."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from rlstable.envs.vector import episode_entries
 
 _FIELDS = ("obs", "reward", "done", "metrics", "info")
 _STATE = f"it must return a state with {', '.join(_FIELDS)} and pipeline_state (brax.envs.State) or data (Playground)"
-_OURS = (Path(__file__).resolve().parents[1], Path(jax.__file__).resolve().parent)
+_RLSTABLE_AND_JAX = (Path(__file__).resolve().parents[1], Path(jax.__file__).resolve().parent)
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_NUMBER_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def check(env: Any, name: str) -> None:
-    """Checks that training can use an environment; nothing is compiled or run.
+    """Checks that training can use an environment, by tracing, without compiling or running anything.
 
-    Step must return the structure, shapes and kinds of numbers that reset returns. A conversion that loses nothing is
-    no mistake: training converts a step's integers and booleans to the floats of reset.
+    Step must return the structure, shapes and kinds of numbers that reset returns. Conversions without loss are
+    allowed: training converts integers and booleans of step to the floats of reset.
 
     Args:
         env: One environment with Brax's Env interface.
-        name: Of the environment, as `env.name` has it.
+        name: Name of the environment in `env.name`.
 
     Raises:
-        ConfigError: The first mistake, and how many more were found with it.
+        ConfigError: The environment has a mistake; the message describes the first one.
     """
     mistakes = list(_mistakes(env, name))
     if mistakes:
@@ -42,70 +42,72 @@ def check(env: Any, name: str) -> None:
         raise ConfigError(f"env.name: {name}: {mistakes[0]}{more}")
 
 
-def raised(error: Exception, name: str, what: str) -> ConfigError:
-    """The error for an exception in the user's code: type, first line of the message, file and line.
+def user_code_error(error: Exception, name: str, what: str) -> ConfigError:
+    """The error for an exception in the user's code, with its type, the first line of its message, file and line.
 
     Args:
         error: The exception.
-        name: Of the environment.
+        name: Name of the environment.
         what: The part of the environment that was called.
     """
-    said = next(iter(str(error).strip().splitlines()), "")
+    message = next(iter(str(error).strip().splitlines()), "")
     hint = "; JAX traces it: use jax.numpy, jnp.where and jax.lax" if isinstance(error, jax.errors.JAXTypeError) else ""
-    text = f"{what} raises {type(error).__name__}{': ' * bool(said)}{said}{location(error)}{hint}"
+    text = f"{what} raises {type(error).__name__}{': ' * bool(message)}{message}{location(error)}{hint}"
     return ConfigError(f"env.name: {name}: {text}")
 
 
 def _mistakes(env: Any, name: str) -> Iterator[str]:
-    """Mistakes of the first part that has any: action_size, reset, step."""
+    """The mistakes in the first of action_size, reset and step that has any."""
     size, mistake = _action_size(env, name)
     if mistake is not None:
         yield mistake
         return
-    found: list[str] = []
-    first = _traced(env.reset, name, "reset", found, jax.random.PRNGKey(0))
-    found = found or list(_of_reset(first)) or list(_of_observation_size(env, first))
-    if not found:
+    mistakes: list[str] = []
+    first = _traced(env.reset, name, "reset", mistakes, jax.random.PRNGKey(0))
+    mistakes = mistakes or list(_reset_mistakes(first)) or list(_observation_size_mistakes(env, first))
+    if not mistakes:
         added = episode_entries(first.metrics, jax.ShapeDtypeStruct((), jnp.float32))
         before = first.replace(info={**first.info, **added})
         action = jax.ShapeDtypeStruct((size,), jnp.float32)
-        after = _traced(env.step, name, "step", found, before, action)
-        found = found or list(_of_step(before, after, added))
-    yield from found
+        after = _traced(env.step, name, "step", mistakes, before, action)
+        mistakes = mistakes or list(_step_mistakes(before, after, added))
+    yield from mistakes
 
 
 def _action_size(env: Any, name: str) -> tuple[int, str | None]:
     if not hasattr(type(env), "action_size") and not hasattr(env, "action_size"):
         return 0, "has no action_size; set it to the number of actions"
     try:
-        found = env.action_size
+        value = env.action_size
     except Exception as error:
-        raise raised(error, name, "action_size") from error
+        raise user_code_error(error, name, "action_size") from error
     try:
-        size = operator.index(found)
+        size = operator.index(value)
     except TypeError:
         size = 0
-    return size, f"action_size is {found!r}; it must be a whole number above 0" if size < 1 else None
+    return size, f"action_size is {value!r}; it must be a whole number above 0" if size < 1 else None
 
 
 def _traced(function: Callable[..., Any], name: str, what: str, mistakes: list[str], *args: Any) -> Any:
-    """Shapes and types of what reset or step returns; None with a mistake added where it returns no array."""
+    """Shapes and types of the state that reset or step returns; None if the state has other leaves than arrays."""
 
     def arrays_only(*args: Any) -> Any:
-        found = function(*args)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        state = function(*args)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if not isinstance(leaf, typing.get_args(jax.typing.ArrayLike)):
                 kind = type(leaf).__name__
-                mistakes.append(f"{what} returns {_named(path)} as {kind}; only arrays and numbers can be in a state")
-        return None if mistakes else found
+                mistakes.append(
+                    f"{what} returns {_leaf_name(path)} as {kind}; only arrays and numbers can be in a state"
+                )
+        return None if mistakes else state
 
     try:
         return jax.eval_shape(arrays_only, *args)
     except Exception as error:
-        raise raised(error, name, what) from error
+        raise user_code_error(error, name, what) from error
 
 
-def _of_reset(state: Any) -> Iterator[str]:
+def _reset_mistakes(state: Any) -> Iterator[str]:
     missing = [field for field in _FIELDS if not hasattr(state, field)]
     if missing or not (hasattr(state, "pipeline_state") or hasattr(state, "data")) or not hasattr(state, "replace"):
         yield f"reset returns {type(state).__name__}; {_STATE}"
@@ -117,21 +119,21 @@ def _of_reset(state: Any) -> Iterator[str]:
     for field in ("reward", "done"):
         leaf = getattr(state, field)
         if getattr(leaf, "shape", None) != () or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            shown = _shown(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            shown = _type_and_shape(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
             yield f"reset returns {field} as {shown}; it must be a float scalar, for example jnp.zeros(())"
     for key, leaf in state.metrics.items():
         if getattr(leaf, "shape", None) != ():
-            shown = _shown(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            shown = _type_and_shape(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
             yield f'reset returns metrics["{key}"] as {shown}; every metric must be a scalar'
     if isinstance(state.obs, jax.ShapeDtypeStruct):
         if len(state.obs.shape) != 1:
-            yield f"reset returns obs as {_shown(state.obs)}; an observation must be a vector"
+            yield f"reset returns obs as {_type_and_shape(state.obs)}; an observation must be a vector"
     elif not isinstance(state.obs, Mapping):
         yield f"reset returns obs as {type(state.obs).__name__}; it must be an array, or a dictionary of arrays"
 
 
-def _of_observation_size(env: Any, state: Any) -> Iterator[str]:
-    """Compares `observation_size` with the observation; Brax's and Playground's own properties derive it from reset."""
+def _observation_size_mistakes(env: Any, state: Any) -> Iterator[str]:
+    """Compares `observation_size` with the observation, unless Brax or Playground derive the size from reset."""
     prop = getattr(type(env), "observation_size", None)
     module = getattr(getattr(prop, "fget", None), "__module__", "")
     if module.partition(".")[0] in ("brax", "mujoco_playground"):
@@ -143,26 +145,28 @@ def _of_observation_size(env: Any, state: Any) -> Iterator[str]:
     whole = not isinstance(state.obs, Mapping) and not isinstance(size, Mapping)
     sizes, parts = ({"": size}, {"": state.obs}) if whole else (size, state.obs)
     if not isinstance(sizes, Mapping) or not isinstance(parts, Mapping):
-        return  # cannot be compared, and training does not need it
+        return  # not comparable, and training does not need it
     for key in sizes.keys() & parts.keys():
-        if hasattr(parts[key], "shape") and not _agree(sizes[key], parts[key].shape):
+        if hasattr(parts[key], "shape") and not _size_fits(sizes[key], parts[key].shape):
             at = "" if whole else f'["{key}"]'
-            found = f"reset returns obs{at} as {_shown(parts[key])}"
-            yield f"observation_size{at} is {sizes[key]}, but {found}; make them agree"
+            returned = f"reset returns obs{at} as {_type_and_shape(parts[key])}"
+            yield f"observation_size{at} is {sizes[key]}, but {returned}; make them agree"
 
 
-def _agree(size: Any, shape: tuple[int, ...]) -> bool:
+def _size_fits(size: Any, shape: tuple[int, ...]) -> bool:
     try:
         return operator.index(size) == shape[-1]
     except TypeError:
         return isinstance(size, tuple | list) and tuple(size) == shape
 
 
-def _of_step(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]:
+def _step_mistakes(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]:
     if type(after) is not type(before):
         yield f"step returns {type(after).__name__}; it must return state.replace(...), a {type(before).__name__}"
         return
-    old, new = ({_named(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)} for x in (before, after))
+    old, new = (
+        {_leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)} for x in (before, after)
+    )
     for name in sorted(new.keys() - old.keys()):
         where = name.partition("[")[0].partition(".")[0]
         yield f"step adds {name}, which reset does not have; put it into reset's {where} with the same shape and type"
@@ -174,41 +178,41 @@ def _of_step(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]
         if not any(name.startswith(f'info["{key}"]') for key in counts):
             yield f"step drops {name}, which reset has; return it from every step"
     for name in old:
-        if name in new and (new[name].shape != old[name].shape or _loses(new[name].dtype, old[name].dtype)):
-            change = f"{_shown(old[name])} in reset, {_shown(new[name])} in step"
+        if name in new and (new[name].shape != old[name].shape or _loses_information(new[name].dtype, old[name].dtype)):
+            change = f"{_type_and_shape(old[name])} in reset, {_type_and_shape(new[name])} in step"
             yield f"step changes the shape or type of {name}: {change}; return the same in both"
     if old.keys() == new.keys():
         for field in (*_FIELDS, "pipeline_state" if hasattr(before, "pipeline_state") else "data"):
-            try:  # structures of different classes compare equal if the fields are the same (jax 0.10)
+            try:  # JAX 0.10 compares structures of different classes as equal if their fields are the same
                 jax.tree.map(lambda *_: None, getattr(before, field), getattr(after, field))
             except ValueError:
                 yield f"step changes the structure of {field}; return the same classes as reset"
 
 
-def _loses(new: Any, old: Any) -> bool:
-    """Whether a conversion to the old type drops what the new type can hold: fractions, numbers beyond 0 and 1."""
-    ranks = [rank for kind in (new, old) for rank, above in enumerate(_KINDS) if jnp.issubdtype(kind, above)]
-    return ranks[0] > ranks[1] if len(ranks) == 2 else bool(new != old)  # random keys are no numbers
+def _loses_information(new: Any, old: Any) -> bool:
+    """Whether the conversion to the old type loses values, for example fractions."""
+    ranks = [rank for kind in (new, old) for rank, above in enumerate(_NUMBER_KINDS) if jnp.issubdtype(kind, above)]
+    return ranks[0] > ranks[1] if len(ranks) == 2 else bool(new != old)  # random keys are not numbers
 
 
-def _named(path: Any) -> str:
-    """A leaf as the user writes it: `info["speed"]`, `pipeline_state.q`."""
+def _leaf_name(path: Any) -> str:
+    """The path of a leaf in Python syntax: `info["speed"]`, `pipeline_state.q`."""
     return jax.tree_util.keystr(path).lstrip(".").replace("'", '"') or "the state"
 
 
-def _shown(leaf: Any) -> str:
+def _type_and_shape(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def location(error: Exception) -> str:
     """File and line of the innermost call in the user's code as ` (file:line)`; empty if there is none.
 
-    Code outside Python's own folders is taken before an installed package.
+    Code outside Python's library folders is preferred to installed packages.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    for libraries in ((*_OURS, *_INSTALLED), _OURS):
+    for libraries in ((*_RLSTABLE_AND_JAX, *_INSTALLED), _RLSTABLE_AND_JAX):
         for frame in reversed(frames):
-            file, here = Path(frame.filename), Path.cwd()
+            file, cwd = Path(frame.filename), Path.cwd()
             if not any(file.is_relative_to(folder) for folder in libraries):
-                return f" ({file.relative_to(here) if file.is_relative_to(here) else file}:{frame.lineno})"
+                return f" ({file.relative_to(cwd) if file.is_relative_to(cwd) else file}:{frame.lineno})"
     return ""

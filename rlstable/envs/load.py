@@ -1,4 +1,4 @@
-"""Loading one environment, from Brax's registry or by import path."""
+"""Loads one environment, from Brax's registry or by import path."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.envs.imported import environment_factory
-from rlstable.envs.interface import location, raised
+from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 
 
 class Loaded(NamedTuple):
-    """An environment, and what became of its choice of physics.
+    """An environment and its physics backend.
 
     Attributes:
-        env: It has Brax's Env interface.
-        backend: What computes its physics, as `env.backend` names it; None where the environment has no choice.
-        because: Why `env.backend=auto` came to that; None where there was a better reason than a lack.
+        env: The environment, with Brax's Env interface.
+        backend: Physics backend, a value of `env.backend`; None if the environment offers no choice.
+        fallback_reason: Reason why `env.backend=auto` did not use the preferred backend; None if it did.
     """
 
     env: Any
     backend: str | None
-    because: str | None = None
+    fallback_reason: str | None = None
 
 
 def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1) -> Any:
-    """One environment with Brax's Env interface; arguments and errors as for `load`."""
+    """Loads an environment without its backend; arguments and errors as for `load`."""
     return load(config, extra_kwargs, devices).env
 
 
 def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1) -> Loaded:
-    """One environment with Brax's Env interface, and what its physics came to be.
+    """Loads an environment and chooses its physics backend.
 
     Args:
-        config: Which one, and its constructor's keyword arguments.
-        extra_kwargs: Arguments that win over the configuration's, e.g. `eval.env_kwargs`.
-        devices: On which it will be stepped at once; where C MuJoCo simulates they share the cores.
+        config: Name, backend and constructor arguments of the environment.
+        extra_kwargs: Constructor arguments that override the configuration, for example `eval.env_kwargs`.
+        devices: Number of devices that step the environment at the same time. With C MuJoCo they share the CPU cores.
 
     Raises:
-        ConfigError: No such environment, class or module, arguments that it does not take, or no physics of that kind.
+        ConfigError: The environment does not exist, or does not accept the arguments or the backend.
     """
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     backend = kwargs.pop("backend", config.backend)
     factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
 
     def build(backend: str | None) -> Any:
-        return _built(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
+        return _construct(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
 
     def native() -> Any:
         try:
-            env = build("mjx")  # whose solver options are those for MuJoCo
+            env = build("mjx")  # sets the solver options that suit MuJoCo
         except ConfigError:
             env = build(None)
         from rlstable.envs.native import with_native_physics
 
         try:
-            return with_native_physics(env, devices)  # which traces reset and step
+            return with_native_physics(env, devices)  # traces reset and step
         except Exception as error:
             if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
                 raise
-            raise raised(error, config.name, "reset or step") from error
+            raise user_code_error(error, config.name, "reset or step") from error
 
     if backend == "native":
         try:
@@ -78,32 +78,32 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
         except Unsupported as error:
             raise ConfigError(
                 f"env.backend: native cannot simulate {config.name}: {error}; "
-                "env.backend=null is the environment's own choice, auto takes native where it can"
+                "set env.backend=auto for native where possible, or null for the environment's default"
             ) from error
     if backend != "auto":
         env = build(backend)
         return Loaded(env, getattr(env, "backend", None))
-    wanted, reason = ("native" if jax.default_backend() == "cpu" else "mjx"), ""
+    preferred = "native" if jax.default_backend() == "cpu" else "mjx"
     try:
-        return Loaded(native() if wanted == "native" else build(wanted), wanted)
+        return Loaded(native() if preferred == "native" else build(preferred), preferred)
     except (Unsupported, ConfigError) as error:
         reason = str(error)
     env = build(None)
-    return Loaded(env, getattr(env, "backend", None), f"{wanted} cannot simulate {config.name}: {reason}")
+    return Loaded(env, getattr(env, "backend", None), f"{preferred} cannot simulate {config.name}: {reason}")
 
 
-def _built(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
+def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
-            # Brax says at every construction that its own engines are not maintained.
+            # Brax warns at every construction that its engines are not maintained.
             warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
             env = factory(**kwargs)
     except Exception as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) or "no arguments"
-        where = location(error) if ":" in name else ""  # in the user's own class
+        arguments = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) or "no arguments"
+        where = location(error) if ":" in name else ""  # only in a user's class
         raise ConfigError(
-            f"env.kwargs: {name} cannot be built with {given}: {first_line(error)}{where}; "
-            "see env.backend, env.kwargs and eval.env_kwargs"
+            f"env.kwargs: {name} cannot be built with {arguments}: {first_line(error)}{where}; "
+            "change env.backend, env.kwargs or eval.env_kwargs"
         ) from error
     for method in ("reset", "step"):
         if not callable(getattr(env, method, None)):
@@ -112,17 +112,17 @@ def _built(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _brax_class(name: str) -> Any:
-    # Without warp-lang, mujoco.mjx prints what it could not import and works all the same.
+    # Without warp-lang, mujoco.mjx prints an import message and works anyway.
     with contextlib.redirect_stdout(io.StringIO()):
         from brax import envs, fluid
 
     if isinstance(fluid.jp, types.ModuleType):
-        # Brax 0.14's fluid model, which its swimmer needs, calls `clip` by a name that jax 0.10 no longer knows.
+        # Brax 0.14's fluid model, used by its swimmer, calls `clip` with a keyword that JAX 0.10 has removed.
         clip = lambda x, a_min: jnp.clip(x, min=a_min)  # noqa: E731
         fluid.jp = types.SimpleNamespace(**{**vars(jnp), "clip": clip})
-    known = envs._envs
-    if name not in known:
-        close = difflib.get_close_matches(name, list(known), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(sorted(known))}"
+    registry = envs._envs
+    if name not in registry:
+        close = difflib.get_close_matches(name, list(registry), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(sorted(registry))}"
         raise ConfigError(f"env.name: Brax has no environment {name!r}; {hint}")
-    return known[name]
+    return registry[name]

@@ -1,4 +1,4 @@
-"""C MuJoCo in NumPy: many simulations of one model, stepped at once on threads. Nothing here knows jax."""
+"""C MuJoCo in NumPy, without JAX: steps many simulations of one model on threads."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import copy
 import hashlib
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
 
-# What a step starts from, mjSTATE_INTEGRATION, by the names of MjData: what a step moves, and what is put in.
-MOVED = ("time", "qpos", "qvel", "act", "qacc_warmstart")
-PUT_IN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")
-# Of a link, which is Brax's name for a body but the world: its place and motion in the world's frame.
-LINKS = ("x_pos", "x_rot", "xd_ang", "xd_vel")
-# What else every step computes, and an environment may read. The rest of MjData is not computed, or not in all models.
-DERIVED = frozenset(
+# MuJoCo's integration state (mjSTATE_INTEGRATION) by the names in MjData: arrays that a step changes, and inputs.
+STATE_ARRAYS = ("time", "qpos", "qvel", "act", "qacc_warmstart")
+INPUT_ARRAYS = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")
+# Poses and velocities of links in the world frame. Brax calls every body except the world a link.
+LINK_ARRAYS = ("x_pos", "x_rot", "xd_ang", "xd_vel")
+# Other arrays that every step computes and an environment may read. MuJoCo computes the rest of MjData not at all, or
+# not in all models.
+DERIVED_ARRAYS = frozenset(
     (
         "qacc", "act_dot", "actuator_force", "actuator_length", "actuator_velocity", "cam_xmat", "cam_xpos", "cdof",
         "cdof_dot", "cinert", "crb", "cvel", "geom_xmat", "geom_xpos", "qacc_smooth", "qfrc_actuator", "qfrc_bias",
@@ -28,37 +29,36 @@ DERIVED = frozenset(
         "ten_length", "ten_velocity", "xanchor", "xaxis", "ximat", "xipos", "xmat", "xpos", "xquat",
     )
 )  # fmt: skip
-# Those that MuJoCo itself judges.
-_JUDGED = ("qpos", "qvel", "qacc_warmstart")
+# Arrays that MuJoCo itself checks for bad numbers.
+_CHECKED_BY_MUJOCO = ("qpos", "qvel", "qacc_warmstart")
 
 
 class Unsupported(Exception):
-    """A model that has parts of which the state would be lost from step to step."""
+    """The model has parts whose state cannot be kept from step to step."""
 
 
 class Simulations:
-    """Steps as many simulations of a model as an array has rows; the simulations keep no state.
+    """Steps one simulation of a model per row of the input arrays, without state between calls.
 
-    What a row becomes depends on nothing but the row: not on its place, nor on how many threads there are. Several
-    threads may call at once; each call has a `mujoco.batch.Batch` to itself.
-
-    One that explodes does so in the open: MuJoCo would put the model's first state in its place, which is switched off.
-    Where MuJoCo mends something else and only warns of it (zeros in the place of bad controls, constraints dropped for
-    lack of memory), or gives up, all numbers of the simulation come back as NaN.
+    - The result of a row depends only on this row, not on its position or on the number of threads.
+    - Several threads may call at the same time; each call uses a `mujoco.batch.Batch` exclusively.
+    - MuJoCo's automatic reset is disabled, so a simulation that explodes returns its bad numbers.
+    - If MuJoCo repairs something else with only a warning (zeros for bad controls, dropped constraints), or gives up,
+      all numbers of the simulation are NaN.
 
     Attributes:
-        shapes: Of every array of one simulation, by name.
-        derived: What is computed of `DERIVED`.
-        fingerprint: Of the model and of `derived`: where it is the same, results are.
-        threads: On which one call computes.
+        shapes: Shape of every array of one simulation, by name.
+        derived: Names of the computed arrays in `DERIVED_ARRAYS`.
+        fingerprint: Hash of the model and of `derived`; equal fingerprints give equal results.
+        threads: Number of threads per call.
 
     Args:
         model: A `mujoco.MjModel`; it is not changed.
-        threads: On which one call computes.
-        derived: Names out of `DERIVED`.
+        threads: Number of threads per call.
+        derived: Names from `DERIVED_ARRAYS`.
 
     Raises:
-        Unsupported: Plugins, delays or plastic deformation: their state is none of `MOVED`.
+        Unsupported: The model has plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`.
     """
 
     def __init__(self, model: Any, threads: int, derived: tuple[str, ...] = ()):
@@ -73,7 +73,7 @@ class Simulations:
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
         self.fingerprint = hashlib.blake2s(binary.tobytes() + repr(derived).encode()).hexdigest()
-        self._free: dict[int, list[_Place]] = {}
+        self._free: dict[int, list[_BatchBuffers]] = {}
         self._lock = threading.Lock()
         self._roots = model.body_rootid[1:]
         kinds = zip(model.jnt_type, model.jnt_qposadr, strict=True)
@@ -81,126 +81,127 @@ class Simulations:
         self._quaternions = [start + before[int(kind)] for kind, start in kinds if int(kind) in before]
         self.derived = derived
         data, links = mujoco.MjData(self._model), model.nbody - 1
-        self.shapes: dict[str, tuple[int, ...]] = {name: np.shape(getattr(data, name)) for name in (*MOVED, *PUT_IN)}
-        self.shapes |= {name: (links, 4 if name == "x_rot" else 3) for name in LINKS}
+        self.shapes: dict[str, tuple[int, ...]] = {
+            name: np.shape(getattr(data, name)) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)
+        }
+        self.shapes |= {name: (links, 4 if name == "x_rot" else 3) for name in LINK_ARRAYS}
         self.shapes |= {name: _shape(name, np.shape(getattr(data, name))) for name in derived}
 
-    def step(self, given: Arrays, results: Arrays, frames: int) -> None:
+    def step(self, inputs: Arrays, results: Arrays, frames: int) -> None:
         """Steps every simulation.
 
         Args:
-            given: The state to start from and the controls, `[..., *shape]` each; all of `MOVED` and `PUT_IN` that has
-                any elements.
-            results: Arrays to write into: what `MOVED`, `LINKS` and `derived` name, as far as they are there.
-            frames: Physics steps, with the same controls.
+            inputs: All non-empty `STATE_ARRAYS` and `INPUT_ARRAYS`, `[..., *shape]` each.
+            results: Arrays to write into, by names from `STATE_ARRAYS`, `LINK_ARRAYS` and `derived`.
+            frames: Number of physics steps, with the same controls.
         """
-        self._compute(given, results, lambda batch: batch.step(nstep=frames))
+        self._compute(inputs, results, lambda batch: batch.step(nstep=frames))
 
-    def start(self, given: Arrays, results: Arrays) -> None:
-        """Computes what follows from a first state, without a step. Quaternions come back normalised, as from MJX.
+    def start(self, inputs: Arrays, results: Arrays) -> None:
+        """Computes the arrays of a first state, without a step. Quaternions are normalised, as in MJX.
 
         Args:
-            given: Any of `MOVED` and `PUT_IN`, `[..., *shape]` each; the model's own values stand for the rest.
-            results: As for `step`, and what `PUT_IN` names.
+            inputs: Any of `STATE_ARRAYS` and `INPUT_ARRAYS`, `[..., *shape]` each; the model's values for the others.
+            results: Arrays to write into, by names as for `step` and from `INPUT_ARRAYS`.
         """
-        self._compute(given, results, lambda batch: batch.forward(), afresh=True)
+        self._compute(inputs, results, lambda batch: batch.forward(), reset=True)
 
-    def _compute(self, given: Arrays, results: Arrays, call: Any, afresh: bool = False) -> None:
+    def _compute(self, inputs: Arrays, results: Arrays, call: Callable[[Any], None], reset: bool = False) -> None:
         from mujoco.batch import SimulationError
 
-        with self._borrowed(math.prod(given["qpos"].shape[:-1])) as place, np.errstate(all="ignore"):
-            batch = place.batch
-            if afresh:
+        with self._borrow_buffers(math.prod(inputs["qpos"].shape[:-1])) as buffers, np.errstate(all="ignore"):
+            batch = buffers.batch
+            if reset:
                 batch.reset(stage=0)
-            for name, array in given.items():
-                view = place.views[name]
+            for name, array in inputs.items():
+                view = buffers.views[name]
                 view[...] = array.reshape(view.shape)
-            # MuJoCo writes its first warning of every kind into a file in the working folder. Not that of a count of 1.
-            place.warnings[...] = 1
-            # The batch remembers which ones failed; the others ran to the end.
+            # MuJoCo writes the first warning of each kind into a file in the working folder. A count of 1 prevents it.
+            buffers.warnings[...] = 1
+            # `batch.status` holds the failed simulations; all others have run to the end.
             with contextlib.suppress(SimulationError):
                 call(batch)
-            if afresh:
-                self._normalise(place.views["qpos"])
-            found = self._found(place, results)
+            if reset:
+                self._normalise(buffers.views["qpos"])
+            outputs = self._outputs(buffers, results)
             for name, result in results.items():
-                result[...] = found[name].reshape(result.shape)
-            complained = (place.warnings > 1).any(axis=1) | (batch.status != 0)
-            if complained.any():
-                self._lose(self._mended(place, complained), results)
+                result[...] = outputs[name].reshape(result.shape)
+            warned = (buffers.warnings > 1).any(axis=1) | (batch.status != 0)
+            if warned.any():
+                self._fill_with_nan(self._repaired_by_mujoco(buffers, warned), results)
 
     def _normalise(self, qpos: np.ndarray) -> None:
-        """The quaternions among positions `[rows, nq]`; NaN where there is no direction."""
+        """Normalises the quaternions in positions `[rows, nq]`; a zero quaternion becomes NaN."""
         for start in self._quaternions:
             part = qpos[:, start : start + 4]
             part /= np.linalg.norm(part, axis=1, keepdims=True)
 
-    def _mended(self, place: _Place, warned: np.ndarray) -> np.ndarray:
-        """Which of the simulations that MuJoCo complains of show nothing that it would complain of."""
+    def _repaired_by_mujoco(self, buffers: _BatchBuffers, warned: np.ndarray) -> np.ndarray:
+        """Mask of the simulations with a warning whose numbers look good, because MuJoCo has repaired them."""
         import mujoco
 
-        for name in _JUDGED:
-            warned = warned & (np.abs(place.views[name]) <= mujoco.mjMAXVAL).all(axis=1)
+        for name in _CHECKED_BY_MUJOCO:
+            warned = warned & (np.abs(buffers.views[name]) <= mujoco.mjMAXVAL).all(axis=1)
         return warned
 
-    def _lose(self, lost: np.ndarray, results: Arrays) -> None:
-        """NaN for all numbers of some simulations."""
+    def _fill_with_nan(self, mask: np.ndarray, results: Arrays) -> None:
+        """Overwrites all floats of the masked simulations with NaN."""
         for name, result in results.items():
             if np.issubdtype(result.dtype, np.floating):
-                result.reshape(lost.size, *self.shapes[name])[lost] = np.nan
+                result.reshape(mask.size, *self.shapes[name])[mask] = np.nan
 
-    def _found(self, place: _Place, wanted: Arrays) -> Mapping[str, np.ndarray]:
-        """Computed arrays by name. Positions and motions of links are as in Brax, computed in float64."""
-        if not wanted.keys() & set(LINKS):
-            return place.views
-        # MuJoCo has velocities at the centre of mass of the tree that a body is part of.
-        arm = place.xpos - place.subtree_com[:, self._roots]
-        found = {"x_pos": place.xpos, "x_rot": place.xquat, "xd_ang": place.turn}
-        return place.views | found | {"xd_vel": place.slide - _cross(arm, place.turn)}
+    def _outputs(self, buffers: _BatchBuffers, names: Collection[str]) -> Mapping[str, np.ndarray]:
+        """Computed arrays by name. Poses and velocities of links are as in Brax, computed in float64."""
+        if not set(names) & set(LINK_ARRAYS):
+            return buffers.views
+        # MuJoCo gives velocities at the centre of mass of the kinematic tree, Brax at the link.
+        arm = buffers.xpos - buffers.subtree_com[:, self._roots]
+        links = {"x_pos": buffers.xpos, "x_rot": buffers.xquat, "xd_ang": buffers.angular}
+        return buffers.views | links | {"xd_vel": buffers.linear - _cross(arm, buffers.angular)}
 
     @contextlib.contextmanager
-    def _borrowed(self, count: int) -> Iterator[_Place]:
-        """A free batch of this size; there are as many as concurrent callers, one per device."""
+    def _borrow_buffers(self, count: int) -> Iterator[_BatchBuffers]:
+        """Free buffers of this size; there are as many as concurrent callers, one per device."""
         with self._lock:
             free = self._free.setdefault(count, [])
-            place = free.pop() if free else None
-        if place is None:
-            place = _Place(self._model, count, min(self.threads, count), self.derived)
+            buffers = free.pop() if free else None
+        if buffers is None:
+            buffers = _BatchBuffers(self._model, count, min(self.threads, count), self.derived)
         try:
-            yield place
+            yield buffers
         finally:
             with self._lock:
-                free.append(place)
+                free.append(buffers)
 
 
-class _Place:
-    """A batch of simulations and views of its memory, which take as long to make as a step.
+class _BatchBuffers:
+    """A batch of simulations and views of its memory; making the views takes as long as a step, so they are reused.
 
     Attributes:
         batch: The `mujoco.batch.Batch`.
-        views: `[rows, *shape]`, of `MOVED`, `PUT_IN` and what is computed of `DERIVED`, by name.
-        warnings: `[rows, kinds]`, how often MuJoCo has complained.
-        xpos: `[rows, links, 3]`, where links are; the next three likewise.
-        xquat: How they are turned.
-        turn: Their angular velocity.
-        slide: Their velocity, at the centre of mass of their tree.
-        subtree_com: `[rows, nbody, 3]`, where that is.
+        views: Views of `STATE_ARRAYS`, `INPUT_ARRAYS` and `derived`, by name, `[rows, *shape]` each.
+        warnings: Number of MuJoCo's warnings, `[rows, kinds]`.
+        xpos: Positions of the links, `[rows, links, 3]`.
+        xquat: Orientations of the links, `[rows, links, 4]`.
+        angular: Angular velocities of the links, `[rows, links, 3]`.
+        linear: Velocities of the links at the centre of mass of their tree, `[rows, links, 3]`.
+        subtree_com: Centres of mass of the subtrees, `[rows, nbody, 3]`.
     """
 
     def __init__(self, model: Any, count: int, threads: int, derived: tuple[str, ...]):
         from mujoco.batch import Batch
 
         self.batch = Batch(model, count, threads)
-        self.views = {name: self.batch.bind(name) for name in (*MOVED, *PUT_IN, *derived)}
+        self.views = {name: self.batch.bind(name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS, *derived)}
         self.warnings = self.batch.warning[:, :, 1]
         self.xpos, self.xquat = (self.batch.bind(name)[:, 1:] for name in ("xpos", "xquat"))
         cvel = self.batch.bind("cvel")[:, 1:]
-        self.turn, self.slide = cvel[..., :3], cvel[..., 3:]
+        self.angular, self.linear = cvel[..., :3], cvel[..., 3:]
         self.subtree_com = self.batch.bind("subtree_com")
 
 
 def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The cross product of `[..., 3]`; `np.cross` spends more on its arguments than on few of them."""
+    """The cross product of `[..., 3]`, faster than `np.cross` for few vectors."""
     result = np.empty(a.shape)
     for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
         result[..., i] = a[..., j] * b[..., k] - a[..., k] * b[..., j]
@@ -208,5 +209,5 @@ def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """MuJoCo has matrices as rows of 9, MJX as 3 x 3."""
+    """The shape in MJX: MuJoCo stores matrices as rows of 9, MJX as 3 x 3."""
     return (*shape[:-1], 3, 3) if name.endswith("mat") else shape

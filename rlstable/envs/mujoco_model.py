@@ -1,4 +1,4 @@
-"""The MuJoCo model that an environment simulates, as the environment has set it."""
+"""The MuJoCo model of an environment, with the environment's changes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _VECTORS = ("gravity", "wind", "magnetic")
 
 
 def model_of(env: Any) -> Any | None:
-    """A `mujoco.MjModel` with the environment's own options and numbers, or None where it has none.
+    """A `mujoco.MjModel` with the environment's options and arrays; None if the environment has no MuJoCo model.
 
-    Brax's environments change a copy of the model that jax has, `env.sys`; here the changes are made in MuJoCo's.
+    Brax environments change only `env.sys`, the copy of the model on the JAX side. This function applies the same
+    changes to a copy of `env.sys.mj_model`.
 
     Args:
-        env: Brax's (`env.sys.mj_model`) or MuJoCo Playground's (`env.mj_model`, which has its options already).
+        env: An environment of Brax (`env.sys.mj_model`) or of MuJoCo Playground (`env.mj_model`).
     """
     system: Any = getattr(env, "sys", None)
     model = getattr(system, "mj_model", None)
@@ -37,16 +38,16 @@ def model_of(env: Any) -> Any | None:
         if (value := getattr(options, name, None)) is not None:
             getattr(model.opt, name)[:] = value
     for field in dataclasses.fields(system) if dataclasses.is_dataclass(system) else ():
-        _take_over(model, field.name, getattr(system, field.name))
+        _copy_changed_array(model, field.name, getattr(system, field.name))
     return model
 
 
-def _take_over(model: Any, name: str, value: Any) -> None:
-    """Writes an array of the environment's into the model, if the model has it with other numbers."""
-    own = getattr(model, name, None)
-    if not isinstance(own, np.ndarray) or getattr(value, "shape", None) != own.shape:
+def _copy_changed_array(model: Any, name: str, value: Any) -> None:
+    """Writes an array of `env.sys` into the model, if the model has it with other numbers."""
+    array = getattr(model, name, None)
+    if not isinstance(array, np.ndarray) or getattr(value, "shape", None) != array.shape:
         return
     value = np.asarray(value)
-    # What jax has is float32: where it says the same, the model's own digits are the better ones.
-    if not np.array_equal(value, own.astype(value.dtype)):
-        own[...] = value
+    # JAX arrays are float32. If the numbers agree, the model keeps its more precise float64 numbers.
+    if not np.array_equal(value, array.astype(value.dtype)):
+        array[...] = value

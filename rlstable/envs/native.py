@@ -1,8 +1,7 @@
-"""Brax's environments on the physics of C MuJoCo: their own resets, rewards and observations, another engine below.
+"""Runs Brax's environments on C MuJoCo: resets, rewards and observations stay, only the physics engine changes.
 
-An environment step is one call out of the compiled program, all its physics steps inside. What is carried from step to
-step is MuJoCo's whole integration state, by the names that MJX has for it, so that guards, incidents and checkpoints
-see what they know.
+Each environment step is one call from the compiled program to the host, with all its physics steps. The state holds
+MuJoCo's whole integration state under MJX's names, so guards, incidents and checkpoints work as with MJX.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ from flax import struct
 
 from rlstable.compilation import ffi
 from rlstable.device.machine import share_of_cores
-from rlstable.envs.mujoco_batch import DERIVED, LINKS, MOVED, PUT_IN, Simulations, Unsupported
+from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported
 from rlstable.envs.mujoco_model import model_of
 
 
-class NotCarried(AttributeError):
-    """An environment reads a part of the physics that the state has not got."""
+class MissingArray(AttributeError):
+    """An environment reads a physics array that the state does not contain."""
 
 
 @struct.dataclass
 class State(Base):
-    """The physics of one simulation, as far as environments read it and MuJoCo starts from it.
+    """The physics state of one simulation: MuJoCo's integration state and the arrays that the environment reads.
 
-    As in MJX a step starts from `qpos` and `qvel`, and what is derived is that of the last physics step's beginning.
+    As in MJX a step starts from `qpos` and `qvel`. Derived arrays are computed at the start of the last physics step.
 
     Attributes:
-        q: `[nq]` positions, the same numbers as `qpos`.
-        qd: `[nv]` velocities, the same numbers as `qvel`.
-        x: Where links are, in the world's frame.
-        xd: How they move, in the world's frame.
+        q: Positions `[nq]`, equal to `qpos`.
+        qd: Velocities `[nv]`, equal to `qvel`.
+        x: Poses of the links in the world frame.
+        xd: Velocities of the links in the world frame.
         time: Seconds since the first state.
         qpos: `[nq]`.
         qvel: `[nv]`.
         act: `[na]`.
-        qacc_warmstart: `[nv]`, from which the solver starts.
-        ctrl: `[nu]`, of the last step.
-        qfrc_applied: `[nv]`, put in from outside, like all that follow.
+        qacc_warmstart: Start of the constraint solver, `[nv]`.
+        ctrl: Controls of the last step, `[nu]`.
+        qfrc_applied: Input of the environment, like all arrays below, `[nv]`.
         xfrc_applied: `[nbody, 6]`.
         eq_active: `[neq]`.
         mocap_pos: `[nmocap, 3]`.
         mocap_quat: `[nmocap, 4]`.
         userdata: `[nuserdata]`.
-        derived: What else the environment reads; read as attributes of the state, `state.sensordata`.
+        derived: Further arrays that the environment reads, as attributes of the state: `state.sensordata`.
     """
 
     q: jax.Array
@@ -76,32 +75,37 @@ class State(Base):
         if name.startswith("__") or name == "derived":
             raise AttributeError(name)
         if name not in self.derived:
-            raise NotCarried(name)
+            raise MissingArray(name)
         return self.derived[name]
 
 
 class Pipeline:
-    """A pipeline in Brax's sense: initialises a simulation and steps it.
+    """A Brax pipeline on C MuJoCo: initialises a simulation and steps it.
 
     Args:
-        simulations: That compute.
+        simulations: Batched simulations of the model.
     """
 
     def __init__(self, simulations: Simulations):
         self._simulations = simulations
-        self._sized = [name for name in (*MOVED, *PUT_IN) if math.prod(simulations.shapes[name])]
-        moved = [name for name in MOVED if name in self._sized]
-        self._after_step = (*moved, *LINKS, *simulations.derived)
-        self._after_start = (*self._sized, *LINKS, *simulations.derived)
+        self._nonempty = [name for name in (*STATE_ARRAYS, *INPUT_ARRAYS) if math.prod(simulations.shapes[name])]
+        moved = [name for name in STATE_ARRAYS if name in self._nonempty]
+        self._after_step = (*moved, *LINK_ARRAYS, *simulations.derived)
+        self._after_start = (*self._nonempty, *LINK_ARRAYS, *simulations.derived)
 
     def init(self, system: Any, q: Any, qd: Any, act: Any = None, ctrl: Any = None, debug: bool = False) -> State:
-        """A first state at rest in its place: positions and velocities as given, all else the model's own."""
+        """A first state with these positions and velocities, and the model's values for everything else."""
         del system, debug
-        given = {"qpos": q, "qvel": qd, "act": act, "ctrl": ctrl}
-        given = {name: jnp.asarray(x, float) for name, x in given.items() if x is not None and name in self._sized}
-        found = self._call("start", self._simulations.start, given, self._after_start)
-        empty = {name: jnp.zeros(like.shape, like.dtype) for name, like in self._like((*MOVED, *PUT_IN)).items()}
-        return _state(**empty | found)
+        arguments = {"qpos": q, "qvel": qd, "act": act, "ctrl": ctrl}
+        inputs = {
+            name: jnp.asarray(x, float) for name, x in arguments.items() if x is not None and name in self._nonempty
+        }
+        outputs = self._call("start", self._simulations.start, inputs, self._after_start)
+        empty = {
+            name: jnp.zeros(like.shape, like.dtype)
+            for name, like in self._shapes_of((*STATE_ARRAYS, *INPUT_ARRAYS)).items()
+        }
+        return _state(**empty | outputs)
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
         """One physics step."""
@@ -109,71 +113,81 @@ class Pipeline:
         return self.steps(state, action, 1)
 
     def steps(self, state: State, action: jax.Array, frames: int) -> State:
-        """Physics steps with the same controls, in one call.
+        """Several physics steps with the same controls, in one call.
 
         Args:
-            state: Before them.
-            action: The controls, `[nu]`.
-            frames: How many.
+            state: State before the steps.
+            action: Controls, `[nu]`.
+            frames: Number of physics steps.
         """
 
-        def compute(given: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
-            self._simulations.step(given, results, frames)
+        def compute(inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
+            self._simulations.step(inputs, results, frames)
 
-        before = {name: getattr(state, name) for name in (*MOVED, *PUT_IN)} | {"ctrl": jnp.asarray(action, float)}
-        given = {name: before[name] for name in self._sized}
-        return _state(**before | self._call(f"step {frames}", compute, given, self._after_step))
+        before = {name: getattr(state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)} | {
+            "ctrl": jnp.asarray(action, float)
+        }
+        inputs = {name: before[name] for name in self._nonempty}
+        return _state(**before | self._call(f"step {frames}", compute, inputs, self._after_step))
 
     def _call(
-        self, kind: str, compute: ffi.Compute, given: dict[str, jax.Array], names: tuple[str, ...]
+        self, kind: str, compute: ffi.Compute, inputs: dict[str, jax.Array], names: tuple[str, ...]
     ) -> dict[str, jax.Array]:
-        """Arrays by name that NumPy computes of arrays by name; all that a kind computes is the same computation."""
-        wanted = self._like(names)
-        if jax.default_backend() == "cpu":
-            # Threads change no result, but the last owner of the name computes: an evaluation would bring all of them.
-            name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
-            return ffi.call(name, compute, given, wanted)
-        return _by_copy(compute, given, wanted)
+        """Calls a NumPy function from the compiled program.
 
-    def _like(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and types by name: those of MJX, physics in float64 where that is what jax makes of a float."""
+        Args:
+            kind: Name of the computation; calls of one kind must compute the same function.
+            compute: Computes arrays from arrays, by name.
+            inputs: Arguments by name.
+            names: Names of the results.
+        """
+        shapes = self._shapes_of(names)
+        if jax.default_backend() == "cpu":
+            # The thread count changes no result. It is part of the name because the last function registered under a
+            # name is called: an evaluation would otherwise change the threads of training.
+            name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
+            return ffi.call(name, compute, inputs, shapes)
+        return _call_on_host(compute, inputs, shapes)
+
+    def _shapes_of(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types by name, as in MJX; floats are float64 if JAX's default float type is."""
         shapes, kind = self._simulations.shapes, jnp.result_type(float)
         return {name: jax.ShapeDtypeStruct(shapes[name], jnp.uint8 if name == "eq_active" else kind) for name in names}
 
 
-def _by_copy(compute: ffi.Compute, given: dict[str, jax.Array], wanted: dict[str, Any]) -> dict[str, jax.Array]:
-    """For programs on an accelerator, whose memory NumPy cannot see."""
+def _call_on_host(compute: ffi.Compute, inputs: dict[str, jax.Array], shapes: dict[str, Any]) -> dict[str, jax.Array]:
+    """Calls a NumPy function from a program on an accelerator; arrays are copied to the host and back."""
 
-    def run(given: dict[str, Any]) -> dict[str, np.ndarray]:
-        rows = np.shape(given["qpos"])[:-1]
-        results = {name: np.empty((*rows, *like.shape), like.dtype) for name, like in wanted.items()}
-        compute(_numpy(given), results)
+    def run(inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+        rows = np.shape(inputs["qpos"])[:-1]
+        results = {name: np.empty((*rows, *like.shape), like.dtype) for name, like in shapes.items()}
+        compute(_numpy(inputs), results)
         return results
 
-    found: dict[str, jax.Array] = jax.pure_callback(run, wanted, given, vmap_method="broadcast_all")
-    return found
+    outputs: dict[str, jax.Array] = jax.pure_callback(run, shapes, inputs, vmap_method="broadcast_all")
+    return outputs
 
 
 def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in arrays.items()}
 
 
-def _state(**found: jax.Array) -> State:
-    derived = {name: found.pop(name) for name in sorted(DERIVED & found.keys())}
-    x = Transform(pos=found.pop("x_pos"), rot=found.pop("x_rot"))
-    xd = Motion(ang=found.pop("xd_ang"), vel=found.pop("xd_vel"))
-    return State(q=found["qpos"], qd=found["qvel"], x=x, xd=xd, derived=derived, **found)
+def _state(**arrays: jax.Array) -> State:
+    derived = {name: arrays.pop(name) for name in sorted(DERIVED_ARRAYS & arrays.keys())}
+    x = Transform(pos=arrays.pop("x_pos"), rot=arrays.pop("x_rot"))
+    xd = Motion(ang=arrays.pop("xd_ang"), vel=arrays.pop("xd_vel"))
+    return State(q=arrays["qpos"], qd=arrays["qvel"], x=x, xd=xd, derived=derived, **arrays)
 
 
 def with_native_physics(env: Any, devices: int = 1) -> Any:
-    """The environment itself, its physics replaced.
+    """Replaces the physics of an environment by C MuJoCo, in place.
 
     Args:
-        env: Made on Brax's `PipelineEnv`, with any wrappers of Brax's around it, and not used yet.
-        devices: On which it will be stepped at once; they share the processor's cores.
+        env: A new environment on Brax's `PipelineEnv`, possibly in Brax's wrappers.
+        devices: Number of devices that step the environment at the same time; they share the CPU cores.
 
     Raises:
-        Unsupported: It has no MuJoCo model, or reads or needs what cannot be carried.
+        Unsupported: The environment has no MuJoCo model, or needs physics arrays that native physics does not have.
     """
     inner = getattr(env, "unwrapped", env)
     model = model_of(inner)
@@ -186,22 +200,22 @@ def with_native_physics(env: Any, devices: int = 1) -> Any:
         missing = _missing(env)
         if missing is None:
             return env
-        if missing not in DERIVED:
-            raise Unsupported(f"it reads pipeline_state.{missing}, which is not carried")
+        if missing not in DERIVED_ARRAYS:
+            raise Unsupported(f"it reads pipeline_state.{missing}, which native physics does not compute")
         derived = (*derived, missing)
 
 
 def _install(env: Any, pipeline: Pipeline) -> None:
     env._pipeline = pipeline
     if type(env).pipeline_step is PipelineEnv.pipeline_step:
-        # One that has its own is given single physics steps, each with a call; this one all of them in one.
+        # All physics steps of an action in one call. An environment that overrides `pipeline_step` calls each of them.
         env.pipeline_step = lambda state, action: pipeline.steps(state, action, env._n_frames)
 
 
 def _missing(env: Any) -> str | None:
-    """Names of physics arrays that the environment reads and the state lacks, found by tracing the environment."""
+    """The first physics array that the environment reads and the state lacks; None if there is none."""
     try:
         jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)).obs, jax.random.PRNGKey(0))
-    except NotCarried as error:
+    except MissingArray as error:
         return str(error)
     return None

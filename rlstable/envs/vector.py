@@ -1,9 +1,10 @@
 """Vectorised environments: vmap, action repeat, episodes, automatic reset, quarantine, evaluation.
 
-On healthy environments this is Brax's stack (VmapWrapper, EpisodeWrapper, AutoResetWrapper, EvalWrapper) step by
-step; it is
-the reference in the tests. Brax's own cannot stand around a quarantine: `EpisodeWrapper` overwrites `truncation`, a
-later action repeat erases `done`, and `AutoResetWrapper` puts the cached first state over a clean one.
+On healthy environments every step equals a step of Brax's wrappers (VmapWrapper, EpisodeWrapper, AutoResetWrapper,
+EvalWrapper), which are the reference in the tests. Brax's wrappers cannot be used around a quarantine:
+
+- `EpisodeWrapper` overwrites `truncation`, and a later action repeat erases `done`.
+- `AutoResetWrapper` replaces a clean state by the cached first state, which may be bad.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 
 from rlstable.device.packed import PackedRows
 from rlstable.device.transforms import apply_if
+from rlstable.device.trees import EnvState, PyTree
 from rlstable.envs import capture
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.env import EnvContext, physics
@@ -36,9 +38,10 @@ class VectorEnv:
         env: One environment with Brax's Env interface.
         episode_length: Steps after which an episode is cut, action repeat included.
         action_repeat: Environment steps per action.
-        guards: The env site's, by name; without any nothing is judged and nothing is traced for it.
-        reset_from_pool: Whether ordinary episode ends draw a new first state; otherwise each environment keeps its own.
-        per_pass: How many of them are stepped at once; None for all.
+        guards: Guards of the env site, by name. Without guards the traced program contains no checks.
+        reset_from_pool: Whether each new episode draws its first state from the pool. If False, an environment always
+            restarts from the same first state.
+        per_pass: Number of environments to step at once; None for all.
     """
 
     env: Any
@@ -49,97 +52,97 @@ class VectorEnv:
     per_pass: int | None = None
 
     @property
-    def draws(self) -> bool:
-        """Whether anything is ever drawn from the pool of clean first states."""
+    def uses_pool(self) -> bool:
+        """Whether environments draw from the pool of clean first states."""
         return self.reset_from_pool or bool(self.guards)
 
-    def reset(self, keys: jax.Array) -> Any:
-        """First states, `[B]` for `B` random keys, with the `info` entries that Brax's wrappers keep."""
+    def reset(self, keys: jax.Array) -> EnvState:
+        """First states, `[B]` for `B` random keys, with the `info` entries of Brax's wrappers."""
         state = jax.vmap(self.env.reset)(keys)
         zeros = jnp.zeros(keys.shape[:1])
         first = {"first_pipeline_state": physics(state), "first_obs": state.obs}
         return state.replace(info={**state.info, **episode_entries(state.metrics, zeros), **first})
 
-    def clean(self, state: Any) -> jax.Array:
-        """Which first states are fit to start from, bool `[B]`."""
+    def clean(self, state: EnvState) -> jax.Array:
+        """Whether the env guards accept a first state, bool `[B]`."""
         alive = jnp.ones(state.reward.shape, bool)
         guard_state = {name: guard.init() for name, guard in self.guards.items()}
         context = EnvContext(state, jnp.zeros((*alive.shape, 1)), alive)
         return alive & fold(self.guards, context, guard_state).ok
 
-    def empty_slot(self, state: Any, action_size: int, devices: int) -> Slot:
+    def empty_slot(self, state: EnvState, action_size: int, devices: int) -> Slot:
         """Empty slots for the first bad environment of every device, on the host.
 
         Args:
-            state: Batched state, `[B]`; only its shapes are looked at.
-            action_size: Elements of an action.
-            devices: How many slots.
+            state: Batched state, `[B]`; only its shapes are read.
+            action_size: Number of action elements.
+            devices: Number of slots.
         """
-        return capture.empty(self.guards, inner(state), action_size, devices)
+        return capture.empty(self.guards, without_first_state(state), action_size, devices)
 
-    def catch(self, incident: Slot, seen: capture.Seen, bad: jax.Array) -> Slot:
-        """Puts the first bad environment into the slot if that is empty.
+    def catch(self, incident: Slot, step: capture.StepRecord, bad: jax.Array) -> Slot:
+        """Records the first bad environment of a step if the slot is empty.
 
         Args:
-            incident: This device's slot.
-            seen: One step of every environment.
-            bad: bool `[B]`, which went bad in it.
+            incident: Slot of this device.
+            step: One step of every environment.
+            bad: Whether an environment went bad in this step, bool `[B]`.
         """
-        return capture.catch(incident, seen, bad)
+        return capture.catch(incident, step, bad)
 
     def step(
         self,
-        state: Any,
+        state: EnvState,
         action: jax.Array,
-        pool: Any,
+        pool: PackedRows | None,
         key: jax.Array,
         guard_state: dict[str, GuardState],
         incident: Slot | None = None,
     ) -> Step:
-        """One step of every environment: act, count, and replace what is over or bad.
+        """Steps every environment once, and resets finished and bad environments.
 
-        A bad environment ends as a truncation with reward 0 and without a time-out bootstrap; its physics, observation,
-        `info` and *cached first state* come from the pool.
+        The episode of a bad environment ends as a truncation with reward 0 and without a time-out bootstrap. The next
+        physics state, observation, `info` and *cached first state* come from the pool.
 
         Args:
             state: Batched state, `[B]`.
-            action: `[B, A]`.
-            pool: `pool_of` clean first states, or None where `draws` is false.
-            key: Random key for what is drawn.
-            guard_state: Of `guards`.
-            incident: This device's slot for the first bad environment; None to catch none.
+            action: Actions, `[B, A]`.
+            pool: Clean first states (`pool_of`); None if `uses_pool` is false.
+            key: Random key of the draws from the pool.
+            guard_state: States of `guards`, by name.
+            incident: Slot of this device for the first bad environment; None to record nothing.
         """
         before = state.info
-        state, ok, guard_state, incident = self._act(state, action, guard_state, incident, key)
+        state, ok, guard_state, incident = self._repeat_action(state, action, guard_state, incident, key)
         state = state.replace(info={**state.info, **self._episode(before, state, ok)})
-        state = state.replace(done=jnp.where(self._over(state), 1.0, state.done))
+        state = state.replace(done=jnp.where(self._time_is_up(state), 1.0, state.done))
         if ok is not None:
-            state = _expel(state, ok)
+            state = _truncate_bad(state, ok)
         state = state.replace(info={**state.info, "episode_done": state.done})
-        state = self._renew(state, ok, pool, key)
-        state = _restart(state)
+        state = self._draw_first_states(state, ok, pool, key)
+        state = _reset_finished(state)
         return Step(state, ok, guard_state, incident)
 
-    def _act(
-        self, state: Any, action: jax.Array, guard_state: Any, incident: Slot | None = None, key: Any = None
-    ) -> tuple[Any, jax.Array | None, Any, Slot | None]:
-        """Repeats the action. The verdict is sticky: a repeat that looks healthy again does not clear it."""
-        kept = {name: state.info[name] for name in _FIRST}
-        over = state.done
-        start = inner(state)
-        steps = jnp.where(over > 0, 0.0, start.info["steps"])
-        start = start.replace(done=jnp.zeros_like(over), info={**start.info, "steps": steps})
-        alive = jnp.ones(over.shape, bool)
+    def _repeat_action(
+        self, state: EnvState, action: jax.Array, guard_state: Any, incident: Slot | None = None, key: Any = None
+    ) -> tuple[EnvState, jax.Array | None, Any, Slot | None]:
+        """Repeats the action. An environment that went bad stays bad, even if a later repeat looks healthy."""
+        first_state = {name: state.info[name] for name in _FIRST}
+        done = state.done
+        start = without_first_state(state)
+        steps = jnp.where(done > 0, 0.0, start.info["steps"])
+        start = start.replace(done=jnp.zeros_like(done), info={**start.info, "steps": steps})
+        alive = jnp.ones(done.shape, bool)
 
         def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
             state, alive, guard_state, incident = carry
-            stepped = _like(self._step(state, action), state)
+            stepped = _cast_like(self._step(state, action), state)
             context = EnvContext(stepped, action, alive)
-            _, ok, judged = fold(self.guards, context, guard_state)
+            _, ok, new_guard_state = fold(self.guards, context, guard_state)
             if incident is not None:
-                causes = capture.flags(self.guards, context, guard_state, judged)
-                incident = self.catch(incident, capture.Seen(state, action, stepped, causes, key), alive & ~ok)
-            return (stepped, alive if ok is True else alive & ok, judged, incident), stepped.reward
+                causes = capture.flags(self.guards, context, guard_state, new_guard_state)
+                incident = self.catch(incident, capture.StepRecord(state, action, stepped, causes, key), alive & ~ok)
+            return (stepped, alive if ok is True else alive & ok, new_guard_state, incident), stepped.reward
 
         carry = (start, alive, guard_state, incident)
         if self.action_repeat == 1:
@@ -149,87 +152,89 @@ class VectorEnv:
                 repeat, carry, None, length=self.action_repeat
             )
             reward = jnp.sum(rewards, axis=0)
-        state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], **kept})
+        state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], **first_state})
         return state, (alive if self.guards else None), guard_state, incident
 
-    def _step(self, state: Any, action: jax.Array) -> Any:
-        """One step of every environment, all at once or some after others."""
+    def _step(self, state: EnvState, action: jax.Array) -> EnvState:
+        """Steps every environment once, in one or more passes."""
         if self.per_pass is None or self.per_pass >= action.shape[0]:
             return jax.vmap(self.env.step)(state, action)
         return _in_passes(self.env.step, (state, action), self.per_pass)
 
-    def _episode(self, before: Any, state: Any, ok: jax.Array | None) -> dict[str, Any]:
-        """Advances the episode's own bookkeeping, with the choices of Brax's EpisodeWrapper."""
+    def _episode(self, before: dict[str, Any], state: EnvState, ok: jax.Array | None) -> dict[str, Any]:
+        """Updates step count, truncation and sums of the episode, as Brax's EpisodeWrapper does."""
         steps = state.info["steps"] + self.action_repeat
         truncation = jnp.where(steps >= self.episode_length, 1.0 - state.done, 0.0)
-        fresh = before["episode_done"] > 0
+        new_episode = before["episode_done"] > 0
         added = {"sum_reward": state.reward, "length": jnp.full_like(steps, self.action_repeat)} | {
             name: value for name, value in state.metrics.items() if name != "reward"
         }
         totals = dict(before["episode_metrics"])
         for name, value in added.items():
             value = value if ok is None else jnp.where(ok, value, 0.0)
-            totals[name] = jnp.where(fresh, 0.0, totals[name]) + value
+            totals[name] = jnp.where(new_episode, 0.0, totals[name]) + value
         return {"steps": steps, "truncation": truncation, "episode_metrics": totals}
 
-    def _over(self, state: Any) -> jax.Array:
+    def _time_is_up(self, state: EnvState) -> jax.Array:
         return state.info["steps"] >= self.episode_length
 
-    def _renew(self, state: Any, ok: jax.Array | None, pool: PackedRows | None, key: jax.Array) -> Any:
-        """Gives environments another first state: the bad ones, and with `reset_from_pool` every one that is over.
+    def _draw_first_states(
+        self, state: EnvState, ok: jax.Array | None, pool: PackedRows | None, key: jax.Array
+    ) -> EnvState:
+        """Gives bad environments, and with `reset_from_pool` all finished ones, a first state from the pool.
 
-        The rest of their `info` comes with it; of the bad ones the metrics too, which others are still to report.
-        This is rare, so it is skipped while no environment needs it.
+        The other entries of `info` come from the pool too. The metrics come from the pool only for bad environments:
+        the last metrics of a finished environment have not been reported yet. Draws are rare, so `apply_if` skips them
+        if no environment needs one.
         """
         if pool is None:
             return state
         bad = jnp.zeros(state.done.shape, bool) if ok is None else ~ok
-        wanted = (state.done > 0) if self.reset_from_pool else bad
+        draws = (state.done > 0) if self.reset_from_pool else bad
 
-        def draw(parts: Any) -> Any:
-            index = jax.random.randint(jax.random.fold_in(key, 1), wanted.shape, 0, len(pool))
+        def draw(parts: dict[str, Any]) -> dict[str, Any]:
+            index = jax.random.randint(jax.random.fold_in(key, 1), draws.shape, 0, len(pool))
             drawn = pool.take(index)
-            # Environments that drew the same row would see the same noise from then on.
-            drawn["info"] = jax.tree.map(lambda own, new: own if _is_key(own) else new, parts["info"], drawn["info"])
+            # Environments keep their random keys: two that drew the same row would otherwise get the same noise.
+            drawn["info"] = jax.tree.map(lambda old, new: old if _is_key(old) else new, parts["info"], drawn["info"])
             metrics = select(~bad, parts["metrics"], drawn["metrics"])
-            return select(~wanted, parts, drawn) | {"metrics": metrics}
+            return select(~draws, parts, drawn) | {"metrics": metrics}
 
-        parts = apply_if(jnp.any(wanted), draw, _parts(state))
+        parts = apply_if(jnp.any(draws), draw, _pool_parts(state))
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
 
 
 def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
-    """The entries of `info` that count an episode; `step` of the environment is given them and must return them.
+    """The entries of `info` that describe the episode; the environment's `step` must return them.
 
     Args:
-        metrics: Of the environment's state.
+        metrics: Metrics of the environment's state.
         zeros: Value of every entry.
     """
     totals = {name: zeros for name in ("sum_reward", "length", *metrics)}
     return {"steps": zeros, "truncation": zeros, "episode_done": zeros, "episode_metrics": totals}
 
 
-def inner(state: Any) -> Any:
-    """The environment's own state: everything but the cached first state."""
+def without_first_state(state: EnvState) -> EnvState:
+    """The state as the environment itself knows it, without the cached first state."""
     return state.replace(info={name: value for name, value in state.info.items() if name not in _FIRST})
 
 
-def pool_of(states: Any) -> PackedRows:
-    """A pool of first states on the host, one row for each environment."""
-    return PackedRows.of(_parts(states))
+def pool_of(states: EnvState) -> PackedRows:
+    """A pool of first states on the host, one row per environment."""
+    return PackedRows.of(_pool_parts(states))
 
 
-def _parts(state: Any) -> dict[str, Any]:
-    """The cached first state, and what else an environment carries from step to step."""
+def _pool_parts(state: EnvState) -> dict[str, Any]:
+    """The cached first state, and the metrics and `info` entries that the environment itself carries."""
     info = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
     return {"first": {name: state.info[name] for name in _FIRST}, "info": info, "metrics": state.metrics}
 
 
 def _in_passes(step: Callable[..., Any], args: tuple[Any, ...], per_pass: int) -> Any:
-    """`jax.vmap(step)(*args)`, some rows after others; the last pass may have fewer.
+    """Equals `jax.vmap(step)(*args)`, with `per_pass` rows at a time; the last pass may have fewer.
 
-    `jax.lax.map` with a batch size divides by zero where an array has no elements (jax 0.10), and MuJoCo's state has
-    such arrays.
+    `jax.lax.map` with a batch size divides by zero for arrays without elements (JAX 0.10), which MuJoCo's state has.
     """
     count = jax.tree.leaves(args)[0].shape[0]
     passes, rest = divmod(count, per_pass)
@@ -247,8 +252,8 @@ def _is_key(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or (x.dtype == jnp.uint32 and x.shape[-1:] == (2,))
 
 
-def _expel(state: Any, ok: jax.Array) -> Any:
-    """Turns the step of a bad environment into a truncation that is worth nothing."""
+def _truncate_bad(state: EnvState, ok: jax.Array) -> EnvState:
+    """Turns the step of a bad environment into a truncation with reward 0."""
     info = dict(state.info)
     info["truncation"] = jnp.where(ok, info["truncation"], 1.0)
     if "time_out" in info:
@@ -256,31 +261,31 @@ def _expel(state: Any, ok: jax.Array) -> Any:
     return state.replace(reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info)
 
 
-def _restart(state: Any) -> Any:
-    """Puts the first state where an episode is over, as Brax's AutoResetWrapper does."""
-    over = state.done > 0
+def _reset_finished(state: EnvState) -> EnvState:
+    """Replaces the state of finished environments by the cached first state, as Brax's AutoResetWrapper does."""
+    done = state.done > 0
     first = {"pipeline_state" if hasattr(state, "pipeline_state") else "data": state.info["first_pipeline_state"]}
     current = {name: getattr(state, name) for name in first}
-    return state.replace(**select(~over, current, first), obs=select(~over, state.obs, state.info["first_obs"]))
+    return state.replace(**select(~done, current, first), obs=select(~done, state.obs, state.info["first_obs"]))
 
 
-def _like(new: Any, old: Any) -> Any:
-    """`new` with the types and shapes of `old`: environments return Python floats, weak types and other widths."""
+def _cast_like(new: PyTree, old: PyTree) -> PyTree:
+    """`new` with the types and shapes of `old`: environments may return Python floats, weak types or other widths."""
 
-    def one(n: Any, o: Any) -> jax.Array:
-        # Asked for by name, float64 would be narrowed here; what has it already keeps it.
+    def cast(n: Any, o: Any) -> jax.Array:
+        # Without x64 `jnp.asarray` would narrow float64, so arrays that already have the type stay as they are.
         n = n if getattr(n, "dtype", None) == o.dtype else jnp.asarray(n, o.dtype)
         return jnp.broadcast_to(n, o.shape)
 
-    return jax.tree.map(one, new, old)
+    return jax.tree.map(cast, new, old)
 
 
 class Episodes(NamedTuple):
     """One episode per environment.
 
     Attributes:
-        metrics: Sums over the episode by name, `reward` among them, `[B]` each.
-        length: Steps, `[B]`.
+        metrics: Sums over the episode by name, including `reward`, `[B]` each.
+        length: Number of steps, `[B]`.
         aborted: 1.0 where the simulation went bad before the episode ended, `[B]`.
     """
 
@@ -290,32 +295,32 @@ class Episodes(NamedTuple):
 
 
 def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
-    """Plays one episode in every environment, to its end or to where it goes bad.
+    """Plays one episode in every environment, to its end or until the environment goes bad.
 
     Args:
-        env: Its guards decide what is bad; without guards nothing is ever aborted.
-        policy: Actions `[B, A]` from observations `[B, ...]` and a random key.
+        env: Vectorised environments; without guards no episode is aborted.
+        policy: Function from observations `[B, ...]` and a random key to actions `[B, A]`.
         keys: One random key per environment, for the resets.
-        key: For the policy.
+        key: Random key of the policy.
     """
     return watch_episodes(env, policy, keys, key, lambda state: None)[0]
 
 
 def watch_episodes(
-    env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, watch: Callable[[Any], Any]
-) -> tuple[Episodes, Any]:
-    """`run_episodes`, and what is to be seen of every state on the way.
+    env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, watch: Callable[[EnvState], PyTree]
+) -> tuple[Episodes, PyTree]:
+    """Plays episodes like `run_episodes`, and records data of every state.
 
     Args:
         env: As for `run_episodes`.
         policy: As for `run_episodes`.
         keys: As for `run_episodes`.
         key: As for `run_episodes`.
-        watch: What is kept of a batched state.
+        watch: Function from a batched state to the data to record.
 
     Returns:
-        The episodes, and what was kept, `[1 + steps, B, ...]`: of the first states, and of those after every action,
-        also where an episode was over before.
+        The episodes, and the recorded data of the first state and of the state after every action,
+        `[1 + steps, B, ...]`. Data after the end of an episode have no meaning.
     """
     state = env.reset(keys)
     guard_state = {name: guard.init() for name, guard in env.guards.items()}
@@ -326,20 +331,20 @@ def watch_episodes(
     def play(carry: Any, _: None) -> tuple[Any, Any]:
         state, active, episodes, key = carry
         key, next_key = jax.random.split(key)
-        stepped, ok, _states, _slot = env._act(state, policy(state.obs, key), guard_state)
-        going = active if ok is None else active & ok
-        gained = {**stepped.metrics, "reward": stepped.reward}
+        stepped, ok, _states, _slot = env._repeat_action(state, policy(state.obs, key), guard_state)
+        running = active if ok is None else active & ok
+        added = {**stepped.metrics, "reward": stepped.reward}
         steps = stepped.info["steps"] + env.action_repeat
         stepped = stepped.replace(info={**stepped.info, "steps": steps})
         episodes = Episodes(
-            {name: total + jnp.where(going, gained[name], 0.0) for name, total in episodes.metrics.items()},
-            jnp.where(going, steps, episodes.length),
-            episodes.aborted + (active & ~going),
+            {name: total + jnp.where(running, added[name], 0.0) for name, total in episodes.metrics.items()},
+            jnp.where(running, steps, episodes.length),
+            episodes.aborted + (active & ~running),
         )
-        going &= ~(stepped.done > 0)
-        seen = watch(stepped)
-        return (stepped.replace(done=jnp.zeros_like(stepped.done)), going, episodes, next_key), seen
+        running &= ~(stepped.done > 0)
+        recorded = watch(stepped)
+        return (stepped.replace(done=jnp.zeros_like(stepped.done)), running, episodes, next_key), recorded
 
     carry, first = (state, aborted == 0, Episodes(sums, zeros, aborted), key), watch(state)
-    (_, _, episodes, _), seen = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
-    return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, seen)
+    (_, _, episodes, _), recorded = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
+    return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, recorded)

@@ -1,1 +1,1 @@
-"""Policies for programs that know nothing of rlstable: ONNX, and StableHLO by `jax.export`."""
+"""Exports policies for programs without rlstable: ONNX, and StableHLO by `jax.export`."""

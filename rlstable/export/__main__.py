@@ -1,6 +1,6 @@
-"""The command: `python -m rlstable.export run=runs/...`, a policy as a file that needs no rlstable.
+"""The command `python -m rlstable.export run=runs/...`: writes a policy as files that need no rlstable.
 
-It exits with 0 where the files were written and agree with the policy, and 2 for a mistake.
+Exit code 0 means that the files were written and agree with the policy, 2 means a user error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ examples:
 
 
 class ExportOptions(PolicyOptions):
-    """Arguments: the policy, and the folder to write."""
+    """Arguments of the command: the policy, the formats, and the folder to write to."""
 
     format: Literal["both", "onnx", "stablehlo"] = Field(
         "both", description="both; onnx, for robots and other languages; stablehlo, for jax and XLA"
@@ -36,7 +36,7 @@ class ExportOptions(PolicyOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes, compares, says where, and exits."""
+    """Writes the files, compares them with the policy, and prints their paths."""
     parser = command.key_parser("export", "Writes a policy as files that need no rlstable.", ExportOptions, _EPILOG)
     args = parser.parse_intermixed_args(argv)
     with command.working():
@@ -49,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def write(options: ExportOptions) -> list[dict[str, Any]]:
-    """Writes what is asked for.
+    """Writes the policy in the requested formats.
 
     Returns:
-        Of every file its path (`file`), size (`bytes`) and greatest `difference` from the policy.
+        Per file its path (`file`), size (`bytes`) and largest `difference` from the policy.
 
     Raises:
         ConfigError: As for `open_run` and `write_onnx`, or the folder cannot be written.

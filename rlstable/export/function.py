@@ -1,4 +1,4 @@
-"""A policy as one pure function from observations to actions, and what has to be known to use it."""
+"""A policy as one pure function from observations to actions, with the metadata for its users."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FORMAT = 1  # of the metadata
 
 @dataclasses.dataclass(frozen=True)
 class PolicyFunction:
-    """The deterministic action of a policy: normaliser, network and squashing in one.
+    """The deterministic action of a policy: normaliser, network and squashing in one function.
 
     Attributes:
-        apply: float32 `[B, observation_size]` to float32 `[B, action_size]`; jax can trace it.
-        observation_size: Elements of what the policy reads.
-        action_size: Elements of an action.
-        samples: Observations as the policy has seen them and beyond, `[1000, observation_size]`, to compare with.
-        metadata: What a user of the file has to know, as JSON data.
+        apply: Function from float32 `[B, observation_size]` to float32 `[B, action_size]`; JAX can trace it.
+        observation_size: Number of observation elements that the policy reads.
+        action_size: Number of action elements.
+        samples: Observations for the comparison, `[1000, observation_size]`, spread over 0.1 to 10 deviations.
+        metadata: Description of inputs, outputs and training for a user of the file, as JSON data.
     """
 
     apply: Callable[[jax.Array], jax.Array]
@@ -38,28 +38,28 @@ class PolicyFunction:
     metadata: dict[str, Any]
 
     def actions(self, observations: np.ndarray) -> np.ndarray:
-        """The actions for observations `[B, observation_size]`, `[B, action_size]`."""
+        """Actions `[B, action_size]` for observations `[B, observation_size]`."""
         return np.asarray(jax.jit(self.apply)(observations))
 
     @property
     def texts(self) -> dict[str, str]:
-        """The metadata with values that are strings, as file formats take them."""
+        """The metadata with all values as strings, for file formats that allow only strings."""
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.metadata.items()}
 
 
 def policy_function(run: SavedRun) -> PolicyFunction:
-    """The function of a run's policy, in float32 whatever it was trained in."""
+    """The function of a run's policy, always in float32."""
     policy = run.policy
     networks = dataclasses.replace(policy.networks, dtype=jnp.float32)
     key = networks.config.policy_obs_key
     named = isinstance(policy.statistics.mean, Mapping)
     mean, std = (np.asarray(part[key] if named else part) for part in (policy.statistics.mean, policy.statistics.std))
-    # The numbers become part of the program; arrays of the host are not tied to a device.
+    # The parameters become constants of the program. Host arrays are not tied to a device.
     params, statistics = jax.tree.map(np.asarray, (policy.params, policy.statistics))
 
     def apply(observation: jax.Array) -> jax.Array:
-        given = {key: observation} if named else observation
-        return choose_action(networks, "highest", params, statistics, given, jnp.zeros(2, jnp.uint32), True)
+        obs = {key: observation} if named else observation
+        return choose_action(networks, "highest", params, statistics, obs, jnp.zeros(2, jnp.uint32), True)
 
     spread = std if networks.normalize else np.ones_like(std)
     noise = np.random.default_rng(0).normal(size=(1000, *mean.shape)) * np.geomspace(0.1, 10.0, 1000)[:, None]

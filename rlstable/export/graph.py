@@ -1,8 +1,9 @@
-"""A traced function of one observation as an ONNX graph over batches of them.
+"""Converts a traced function of one observation into an ONNX graph over a batch of observations.
 
-The function is traced without its batch axis. Whatever depends on the observation is then a vector, and the batch axis
-in front of it needs no mention: ONNX broadcasts from the last axis. A scalar that depends on the observation, as the
-mean in layer normalisation, is a vector of one element. What depends on nothing is computed once, here.
+- The function is traced without a batch axis, so every value that depends on the observation is a vector. ONNX
+  broadcasts from the last axis, so the graph works with a batch axis in front.
+- A scalar that depends on the observation, like the mean in layer normalisation, becomes a vector of one element.
+- Values that do not depend on the observation are computed during the conversion and become constants.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-_OPSET, _IR = 17, 9  # what runtimes of the last years can read
+_OPSET, _IR = 17, 9  # old enough for the runtimes of the last years
 _UNARY = {
     "neg": "Neg", "abs": "Abs", "exp": "Exp", "log": "Log", "tanh": "Tanh", "logistic": "Sigmoid", "not": "Not",
     "sqrt": "Sqrt", "erf": "Erf", "sign": "Sign",
@@ -24,25 +25,25 @@ _BINARY = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "max": "Max", "min": "Min", "and": "And", "or": "Or",
     "gt": "Greater", "ge": "GreaterOrEqual", "lt": "Less", "le": "LessOrEqual", "eq": "Equal", "pow": "Pow",
 }  # fmt: skip
-_SCALARS = ((), (1,))  # shapes that ONNX gets as one element behind the batch axis
+_SCALARS = ((), (1,))  # shapes that become one element behind the batch axis in ONNX
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-class Untranslatable(NotImplementedError):
-    """The function computes something that has no translation."""
+class UnsupportedOperation(NotImplementedError):
+    """The function uses an operation that has no translation to ONNX."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Value:
-    """Something that depends on the observation, not yet in the graph.
+    """A value that depends on the observation and is not yet in the graph.
 
     Attributes:
-        primitive: What computes it, empty for the observation itself.
-        params: Of the primitive.
-        inputs: Other values, or arrays.
-        output: Which of the primitive's outputs it is.
-        shape: Without the batch axis.
-        dtype: Of its elements.
+        primitive: JAX primitive that computes the value; empty for the observation itself.
+        params: Parameters of the primitive.
+        inputs: Inputs of the primitive: values, or arrays.
+        output: Index among the outputs of the primitive.
+        shape: Shape without the batch axis.
+        dtype: Type of the elements.
     """
 
     primitive: str
@@ -57,12 +58,12 @@ def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -
     """An `onnx.ModelProto` of a function of vectors, with a free batch dimension in front.
 
     Args:
-        function: float32 `[size]` to float32 `[...]`, traced once.
-        size: Elements of its argument.
-        names: Of the input and the output.
+        function: Function from float32 `[size]` to float32 `[...]`, traced once.
+        size: Number of elements of the argument.
+        names: Names of the input and the output.
 
     Raises:
-        Untranslatable: The function computes something for which there is no rule here.
+        UnsupportedOperation: The function uses an operation that has no translation to ONNX.
     """
     import onnx
 
@@ -70,7 +71,7 @@ def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -
     argument = _Value("", {}, (), 0, (size,), np.float32)
     (result,) = _run(closed.jaxpr, closed.consts, [argument])
     builder = _Builder(argument, names[0])
-    builder.give(result, names[1])
+    builder.add_output(result, names[1])
     kind = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(
         builder.nodes,
@@ -84,12 +85,12 @@ def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -
 
 
 def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The outputs of a jaxpr: arrays where they depend on nothing, else values."""
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, map(np.asarray, constants), strict=True))
-    known |= dict(zip(jaxpr.invars, arguments, strict=True))
+    """The outputs of a jaxpr: values if they depend on the observation, else arrays."""
+    environment: dict[Any, Any] = dict(zip(jaxpr.constvars, map(np.asarray, constants), strict=True))
+    environment |= dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
-        return np.asarray(atom.val) if isinstance(atom, core.Literal) else known[atom]
+        return np.asarray(atom.val) if isinstance(atom, core.Literal) else environment[atom]
 
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]
@@ -97,24 +98,24 @@ def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list
         if inner is not None:
             outputs = _run(inner.jaxpr, inner.consts, inputs)
         elif not any(isinstance(value, _Value) for value in inputs):
-            found = equation.primitive.bind(*inputs, **equation.params)
-            outputs = [np.asarray(value) for value in (found if equation.primitive.multiple_results else [found])]
+            results = equation.primitive.bind(*inputs, **equation.params)
+            outputs = [np.asarray(value) for value in (results if equation.primitive.multiple_results else [results])]
         else:
             name, params = equation.primitive.name, equation.params
             outputs = [
-                _Value(name, params, tuple(inputs), place, tuple(variable.aval.shape), variable.aval.dtype)
-                for place, variable in enumerate(equation.outvars)
+                _Value(name, params, tuple(inputs), index, tuple(variable.aval.shape), variable.aval.dtype)
+                for index, variable in enumerate(equation.outvars)
             ]
-        known.update(zip(equation.outvars, outputs, strict=True))
+        environment.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
 class _Builder:
-    """Puts values into a graph on demand, so that unused values are not in it.
+    """Adds values to a graph on demand, so unused values stay out.
 
     Args:
         argument: The observation.
-        name: Its name.
+        name: Name of the observation in the graph.
     """
 
     def __init__(self, argument: _Value, name: str):
@@ -123,21 +124,21 @@ class _Builder:
         self._names: dict[Any, str] = {argument: name}
 
     def name_of(self, value: Any) -> str:
-        """The tensor of a value or an array."""
+        """The tensor name of a value or an array; adds nodes to the graph if needed."""
         if not isinstance(value, _Value):
             return self._constant(np.asarray(value))
         if value not in self._names:
             self._names[value] = self._translated(value)
         return self._names[value]
 
-    def give(self, value: Any, name: str) -> None:
-        """Makes a value or an array the output of this name."""
+    def add_output(self, value: Any, name: str) -> None:
+        """Makes a value or an array an output of the graph."""
         import onnx
 
-        last = self.name_of(value)
+        tensor = self.name_of(value)
         if isinstance(value, _Value) and value.shape == ():
-            last = self._node("Squeeze", last, np.array([-1], np.int64))
-        self.nodes.append(onnx.helper.make_node("Identity", [last], [name]))
+            tensor = self._node("Squeeze", tensor, np.array([-1], np.int64))
+        self.nodes.append(onnx.helper.make_node("Identity", [tensor], [name]))
 
     def _translated(self, value: _Value) -> str:
         primitive, params, inputs = value.primitive, value.params, value.inputs
@@ -180,15 +181,15 @@ class _Builder:
                 return self._slice(first, params["start_indices"][0], params["limit_indices"][0])
             case "copy" | "stop_gradient" | "reshape" | "broadcast_in_dim" | "squeeze" if value.shape == first.shape:
                 return self.name_of(first)
-        raise Untranslatable(f"no ONNX for {primitive} to {value.shape}")
+        raise UnsupportedOperation(f"no ONNX for {primitive} to {value.shape}")
 
     def _product(self, left: Any, right: Any, dimensions: Any) -> str:
-        """A vector times a matrix that is known."""
+        """The product of a vector that depends on the observation and a constant matrix."""
         ((contracted_left, contracted_right), batches) = dimensions
         if isinstance(right, _Value):
             left, right, contracted_left, contracted_right = right, left, contracted_right, contracted_left
         if isinstance(right, _Value) or len(left.shape) != 1 or any(batches) or len(contracted_left) != 1:
-            raise Untranslatable("no ONNX for a product of two values that depend on the observation")
+            raise UnsupportedOperation("no ONNX for a product of two values that depend on the observation")
         matrix = np.moveaxis(right, contracted_right[0], 0)
         return self._node("MatMul", left, matrix if matrix.ndim > 1 else matrix[:, None])
 

@@ -1,14 +1,14 @@
-"""Faults on purpose: what goes wrong in real runs, injected deterministically from the seed.
+"""Injects faults: the failures of real runs, deterministic for a given seed.
 
-Which fault, when, how often and how large are data of the training state, so that one compiled program runs them all.
-An injection stands where the real thing would: between environment and guards, between loss and optimizer. Training
-itself knows nothing of it.
+Site, time, probability and value of a fault are data of the training state, so one compiled program runs all faults.
+A fault is injected at the place of the real failure, for example between environment and guards. The code of training
+itself does not know about faults.
 """
 
 from rlstable.faults.env import PROBES, faulty_env
-from rlstable.faults.host import FailingCheckpoints, FailingSink, struck
+from rlstable.faults.host import FailingCheckpoints, FailingSink, strikes
 from rlstable.faults.injection import SITES, Fault, as_data
-from rlstable.faults.training import arm, armed_state, carried_on
+from rlstable.faults.training import after_rollback, arm, armed_state
 
 __all__ = [
     "PROBES",
@@ -16,10 +16,10 @@ __all__ = [
     "FailingCheckpoints",
     "FailingSink",
     "Fault",
+    "after_rollback",
     "arm",
     "armed_state",
     "as_data",
-    "carried_on",
     "faulty_env",
-    "struck",
+    "strikes",
 ]

@@ -1,4 +1,4 @@
-"""Faults of an environment: what its steps and resets get wrong."""
+"""Faults of an environment, in its resets and steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import physics
 
 _POSITIONS = ("q", "qpos")
-# What an environment with a fault has more in `info` and metrics; not every one has metrics, or floats in `info`.
+# Additional entries in `info` and metrics of an environment with a fault. Some environments have no metrics and no
+# floats in `info` that a fault could change.
 PROBES = _KEY, _PROBE = ("injection_key", "injection_probe")
 
 
 class FaultyEnv:
-    """One environment whose steps and resets go wrong.
+    """One environment with faults in its resets and steps.
 
     Args:
-        env: A healthy one.
-        injection: What happens to it.
+        env: A healthy environment.
+        injection: The fault to inject.
     """
 
     def __init__(self, env: Any, injection: Injection):
@@ -35,18 +36,18 @@ class FaultyEnv:
         return getattr(self._env, name)
 
     def reset(self, rng: jax.Array) -> Any:
-        """A first state, by chance with NaN in physics and observation."""
+        """A first state; the fault `reset` changes physics and observation."""
         state = self._env.reset(rng)
         key, key_reset = jax.random.split(jax.random.fold_in(rng, 1))
         hit = self._injection.hits("reset", key_reset)
-        state = _spoil_physics(state, _POSITIONS, hit, self._injection.fault.value)
-        state = state.replace(obs=_spoil_observation(state.obs, hit, self._injection.fault.value))
+        state = _corrupt_physics(state, _POSITIONS, hit, self._injection.fault.value)
+        state = state.replace(obs=_corrupt_observation(state.obs, hit, self._injection.fault.value))
         zero = jnp.zeros(())
         info = {**state.info, _KEY: key, _PROBE: zero}
         return state.replace(info=info, metrics={**state.metrics, _PROBE: zero})
 
     def step(self, state: Any, action: jax.Array) -> Any:
-        """A step; what it gives back may be bad."""
+        """The state after a step, with the faults of this step."""
         injection, value = self._injection, self._injection.fault.value
         info = dict(state.info)
         key, probe = info.pop(_KEY), info.pop(_PROBE)
@@ -54,14 +55,14 @@ class FaultyEnv:
         action = action.at[0].set(injection.put("action", draw, action[0]))
         metrics = {name: x for name, x in state.metrics.items() if name != _PROBE}
         state = self._env.step(state.replace(info=info, metrics=metrics), action)
-        simulation, warm_start = injection.hits("physics", draw), injection.hits("warm_start", draw)
-        state = _spoil_physics(state, _POSITIONS, simulation, value)
-        state = _spoil_physics(state, ("qacc_warmstart",), warm_start, value)
-        # A simulation that has gone bad is seen in the same step.
-        seen = simulation | injection.hits("observation", draw)
+        bad_physics, bad_warm_start = injection.hits("physics", draw), injection.hits("warm_start", draw)
+        state = _corrupt_physics(state, _POSITIONS, bad_physics, value)
+        state = _corrupt_physics(state, ("qacc_warmstart",), bad_warm_start, value)
+        # Bad physics shows in the observation of the same step.
+        bad_observation = bad_physics | injection.hits("observation", draw)
         info = {**state.info, _KEY: key, _PROBE: injection.put("info", draw, probe)}
         return state.replace(
-            obs=_spoil_observation(state.obs, seen, value),
+            obs=_corrupt_observation(state.obs, bad_observation, value),
             reward=injection.put("reward", draw, state.reward),
             done=injection.put("done", draw, state.done),
             metrics={**state.metrics, _PROBE: injection.put("metrics", draw, jnp.zeros(()))},
@@ -69,37 +70,37 @@ class FaultyEnv:
         )
 
 
-def _spoil_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
-    """The first element of the named leaves of the physics, where it has them."""
+def _corrupt_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
+    """Overwrites the first element of the named physics arrays, if the physics has them and the fault hits."""
     simulated = physics(state)
     field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
-    found = {name: getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None}
-    spoilt = {name: x.at[0].set(jnp.where(hit, value.astype(x.dtype), x[0])) for name, x in found.items()}
-    return state.replace(**{field: simulated.replace(**spoilt)}) if spoilt else state
+    arrays = {name: getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None}
+    corrupted = {name: x.at[0].set(jnp.where(hit, value.astype(x.dtype), x[0])) for name, x in arrays.items()}
+    return state.replace(**{field: simulated.replace(**corrupted)}) if corrupted else state
 
 
-def _spoil_observation(observation: Any, hit: jax.Array, value: jax.Array) -> Any:
-    """The first element of every part."""
+def _corrupt_observation(observation: Any, hit: jax.Array, value: jax.Array) -> Any:
+    """Overwrites the first element of every part of the observation, if the fault hits."""
     return jax.tree.map(lambda x: x.at[..., 0].set(jnp.where(hit, value.astype(x.dtype), x[..., 0])), observation)
 
 
-def under(env: Any, injection: Injection) -> VectorEnv:
-    """The environments with the fault in them."""
+def inject_into(env: Any, injection: Injection) -> VectorEnv:
+    """The environments with this fault instead of any earlier one."""
     healthy = env.env._env if isinstance(env.env, FaultyEnv) else env.env
     return dataclasses.replace(env, env=FaultyEnv(healthy, injection))
 
 
 def faulty_env(env: VectorEnv, config: FaultConfig) -> VectorEnv:
-    """Environments whose resets may be bad and whose states have room for a fault.
+    """Environments with the faults of a configuration, active from the first reset.
 
     Args:
-        env: Healthy ones.
-        config: The fault; one that no environment can have changes nothing.
+        env: Healthy environments.
+        config: The fault; a fault at another site changes nothing.
 
     Raises:
-        ConfigError: It is to strike the solver's warm start, and the physics has none.
+        ConfigError: The fault is at the solver's warm start, and the physics has none.
     """
     sample = jax.eval_shape(env.env.reset, jax.random.PRNGKey(0))
     if config.site == "warm_start" and getattr(physics(sample), "qacc_warmstart", None) is None:
         raise ConfigError("fault.site: warm_start needs an environment of MuJoCo's, e.g. env.backend=mjx")
-    return under(env, Injection(as_data(config), jnp.ones((), bool)))
+    return inject_into(env, Injection(as_data(config), jnp.ones((), bool)))

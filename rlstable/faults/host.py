@@ -1,4 +1,4 @@
-"""Faults of the host: a disk that is full, a metrics service that does not answer."""
+"""Faults of the host: a full disk, and a metrics service that does not answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FailingCheckpoints(Checkpoints):
     """Checkpoints on a disk that is full in some iterations.
 
     Args:
-        fault: When.
+        fault: Iterations and probability of the fault.
         *args: As for `Checkpoints`.
     """
 
@@ -25,20 +25,20 @@ class FailingCheckpoints(Checkpoints):
         super().__init__(*args)
 
     def _begin(self, save: Any, in_background: bool) -> None:
-        if struck(self._fault, save.iteration):
+        if strikes(self._fault, save.iteration):
             raise OSError(errno.ENOSPC, "No space left on device")
         super()._begin(save, in_background)
 
 
 class FailingSink:
-    """A metrics service that is down in some iterations."""
+    """A sink whose metrics service is down in some iterations."""
 
     def __init__(self, fault: FaultConfig):
         self._fault = fault
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Raises while the fault lasts."""
-        if struck(self._fault, int(metrics.get("training/iteration") or 0)):
+        """Raises `ConnectionError` while the fault is active."""
+        if strikes(self._fault, int(metrics.get("training/iteration") or 0)):
             raise ConnectionError("the service does not answer")
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
@@ -48,8 +48,8 @@ class FailingSink:
         """Has nothing to close."""
 
 
-def struck(config: FaultConfig, iteration: int) -> bool:
-    """Whether a fault of the host strikes in an iteration, counted from 1: by its window and by chance."""
+def strikes(config: FaultConfig, iteration: int) -> bool:
+    """Whether a host fault is active in an iteration, counted from 1, by its window and its probability."""
     end = np.inf if config.iterations is None else config.start + config.iterations
     chance = np.random.default_rng(iteration).random()
     return config.start <= iteration - 1 < end and bool(chance < config.chance)

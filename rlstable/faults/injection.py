@@ -1,4 +1,4 @@
-"""A fault as data, and where and when it strikes."""
+"""A fault as data of the training state, and its application at a site."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Fault(NamedTuple):
     """A fault as data, scalars.
 
     Attributes:
-        site: int32, index in SITES.
-        value: float32, the bad number, a factor, or a distance in standard deviations.
-        probability: float32, per chance: an environment's step, a sample, a minibatch.
-        start: uint32, the first iteration, counted from 0.
-        end: uint32, the first one without it.
+        site: Index in SITES, int32.
+        value: Bad number, factor, or distance in standard deviations, float32.
+        probability: Probability per environment step, sample or minibatch, float32.
+        start: First iteration with the fault, counted from 0, uint32.
+        end: First iteration after the fault, uint32.
     """
 
     site: jax.Array
@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
 
 def as_data(config: FaultConfig) -> Fault:
-    """The fault of a configuration that has one."""
+    """Converts the configuration of a fault into arrays."""
     end = FOREVER if config.iterations is None else config.start + config.iterations
     return Fault(
         jnp.int32(SITES.index(str(config.site))),
@@ -44,21 +44,21 @@ def as_data(config: FaultConfig) -> Fault:
 
 
 class Injection(NamedTuple):
-    """A fault at work in one iteration.
+    """A fault in one iteration.
 
     Attributes:
-        fault: Which.
-        active: Whether this iteration has it, bool scalar.
+        fault: The fault.
+        active: Whether the fault is active in this iteration, bool scalar.
     """
 
     fault: Fault
     active: jax.Array
 
     def hits(self, site: str, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        """Mask of the elements that the fault strikes at a site, bool of `shape`."""
-        mine = (self.fault.site == SITES.index(site)) & self.active
-        return mine & (jax.random.uniform(key, shape) < self.fault.probability)
+        """Mask of the elements at a site that the fault hits, bool of `shape`."""
+        active_here = (self.fault.site == SITES.index(site)) & self.active
+        return active_here & (jax.random.uniform(key, shape) < self.fault.probability)
 
     def put(self, site: str, key: jax.Array, x: Any) -> jax.Array:
-        """The number `x` with the bad one in its place, or untouched."""
+        """The fault's value if the fault hits, else the number `x`."""
         return jnp.where(self.hits(site, key), self.fault.value, jnp.asarray(x, jnp.float32))

@@ -1,4 +1,4 @@
-"""Faults of PPO: what collecting, loss, gradient and optimizer get wrong. `arm` puts them around a healthy one."""
+"""Faults of PPO in rollout, loss, gradient and optimizer; `arm` adds them to a healthy PPO."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.supervise import MATMUL_LEVELS
 from rlstable.device.counter import WideCounter
 from rlstable.device.transforms import apply_if
-from rlstable.faults.env import under
+from rlstable.faults.env import inject_into
 from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
 from rlstable.guards.base import select
 from rlstable.ppo.iteration import PPO
@@ -26,9 +26,10 @@ from rlstable.ppo.state import Metrics, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class FaultyOptimizer(Optimizer):
-    """An optimizer that by chance computes as if parameters, moments and epsilon were float16.
+    """An optimizer that computes as if parameters, moments and epsilon were float16, if the fault hits.
 
-    The failure of TRELLIS: the second moment of a small gradient and epsilon both underflow, and the step is 0 / 0.
+    This failure happened in TRELLIS: epsilon and the second moment of a small gradient underflow, and the step is
+    0 / 0.
     """
 
     injection: Injection = dataclasses.field(kw_only=True)
@@ -36,25 +37,25 @@ class FaultyOptimizer(Optimizer):
     def candidate(
         self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rates: Rates, *more: Any
     ) -> Candidate:
-        """The candidate, in float16 where the fault strikes."""
+        """The candidate update, in float16 if the fault hits."""
         healthy = super().candidate(gradients, gradient_norm, opt_state, params, rates, *more)
-        mean, square = (_half(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
-        epsilon = _half(jnp.float32(self.config.optimizer.eps))
-        halved = jax.tree.map(
-            lambda p, m, v: _half(p) - rates.policy * m / (jnp.sqrt(v) + epsilon), params, mean, square
+        mean, square = (_to_float16(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
+        epsilon = _to_float16(jnp.float32(self.config.optimizer.eps))
+        candidate = jax.tree.map(
+            lambda p, m, v: _to_float16(p) - rates.policy * m / (jnp.sqrt(v) + epsilon), params, mean, square
         )
         hit = self.injection.hits("adam", _key_of(gradient_norm))
         state = optax.tree.set(healthy.opt_state, mu=mean, nu=square)
-        step = optax.global_norm(jax.tree.map(jnp.subtract, halved, params))
+        step = optax.global_norm(jax.tree.map(jnp.subtract, candidate, params))
         return healthy._replace(
-            params=select(~hit, healthy.params, halved),
+            params=select(~hit, healthy.params, candidate),
             opt_state=select(~hit, healthy.opt_state, state),
             update_norm=jnp.where(hit, step, healthy.update_norm),
         )
 
 
-def _half(tree: Any) -> Any:
-    """Numbers as float16 has them, its subnormal ones zero. A mere cast to and fro is removed by the compiler."""
+def _to_float16(tree: Any) -> Any:
+    """Rounds numbers to float16, with subnormal numbers as zero. XLA would remove a cast to float16 and back."""
     return jax.tree.map(lambda x: jax.lax.reduce_precision(x, exponent_bits=5, mantissa_bits=10), tree)
 
 
@@ -65,26 +66,26 @@ def _key_of(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _ArmedPPO(PPO):
-    """PPO in an iteration that has a fault."""
+    """PPO for one iteration with a fault."""
 
     injection: Injection
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
-        """The experience, with what the policy and value networks would have got wrong."""
+        """Collects experience, with bad standard deviations or log-probabilities if the fault hits."""
         rollout = super().collect(state, key)
         data, value = rollout.data, self.injection.fault.value
         key = jax.random.fold_in(key, 1)
-        blind = self.injection.hits("policy_std", key, data.log_prob.shape)
-        shifted = self.injection.hits("log_ratio", key, data.log_prob.shape)
-        scale = jnp.where(blind[..., None], value, data.distribution.scale)
-        log_prob = jnp.where(shifted, data.log_prob + value, data.log_prob)
+        bad_std = self.injection.hits("policy_std", key, data.log_prob.shape)
+        bad_log_prob = self.injection.hits("log_ratio", key, data.log_prob.shape)
+        scale = jnp.where(bad_std[..., None], value, data.distribution.scale)
+        log_prob = jnp.where(bad_log_prob, data.log_prob + value, data.log_prob)
         distribution = dataclasses.replace(data.distribution, scale=scale)
-        # The logarithm of a negative deviation is NaN, as it is where a policy computes it.
-        log_prob = jnp.where(blind, distribution.log_prob(data.raw_action), log_prob)
+        # The logarithm of a negative standard deviation is NaN, as in a real policy.
+        log_prob = jnp.where(bad_std, distribution.log_prob(data.raw_action), log_prob)
         return rollout._replace(data=data._replace(distribution=distribution, log_prob=log_prob))
 
     def gradient(self, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """The gradient of a minibatch, with what its computation would have got wrong."""
+        """The gradient of a minibatch and its metrics, with bad numbers if the fault hits."""
         gradients, metrics = super().gradient(*args)
         injection, value = self.injection, self.injection.fault.value
         key = _key_of(metrics["training/total_loss"])
@@ -97,58 +98,57 @@ class _ArmedPPO(PPO):
         gradients = {**gradients, "value": jax.tree.map(lambda g: g * factor, gradients["value"])}
         leaves, structure = jax.tree.flatten(gradients)
         leaves = [jnp.where(overflow, value, leaf) for leaf in leaves]
-        leaves[0] = (
-            leaves[0].at[(0,) * leaves[0].ndim].set(injection.put("gradient", key, leaves[0][(0,) * leaves[0].ndim]))
-        )
+        first = (0,) * leaves[0].ndim
+        leaves[0] = leaves[0].at[first].set(injection.put("gradient", key, leaves[0][first]))
         return jax.tree.unflatten(structure, leaves), metrics
 
 
 @dataclasses.dataclass(frozen=True)
 class FaultyPPO(PPO):
-    """PPO with the fault of its training state."""
+    """PPO with the fault in its training state."""
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One iteration in which something may go wrong."""
+        """One iteration, with the fault if it is active."""
         fault: Fault = state.fault
         iterations = state.counters.iterations
         active = (iterations >= fault.start) & (iterations < fault.end) & self._precision_is_low
         injection = Injection(fault, active)
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
-        parts["env"] = under(self.env, injection)
+        parts["env"] = inject_into(self.env, injection)
         parts["optimizer"] = FaultyOptimizer(
-            self.optimizer.config, self.optimizer.limits, self.optimizer.separate, injection=injection
+            self.optimizer.config, self.optimizer.limits, self.optimizer.separate_rates, injection=injection
         )
         strong = injection.active & (fault.site == SITES.index("learning_rate"))
         factor = jnp.where(strong, fault.value, 1.0)
         scale = state.tuning.learning_rate_scale
-        state = _collapsed(state, injection)
+        state = _corrupt_state(state, injection)
         new_state, metrics = _ArmedPPO(**parts, injection=injection).iteration(_with_scale(state, scale * factor))
         return _with_scale(new_state, scale), metrics
 
     @property
     def _precision_is_low(self) -> bool:
-        """Whether the level is one that the fault strikes at."""
+        """Whether the precision is below `fault.below`; the fault is only active at these levels."""
         below = self.config.fault.below
         return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
 
 
-def _collapsed(state: TrainState, injection: Injection) -> TrainState:
-    """The state with a scrambled critic or a moved normaliser, if one of these faults strikes in this iteration."""
+def _corrupt_state(state: TrainState, injection: Injection) -> TrainState:
+    """The state with a scrambled critic or shifted observation statistics, if the fault hits one of them."""
     value = injection.fault.value
     key_hit, key_noise = jax.random.split(jax.random.fold_in(state.key, SITES.index("critic")))
     critic = apply_if(
         injection.hits("critic", key_hit),
-        lambda params: _scrambled(params, key_noise, value),
+        lambda params: _scramble(params, key_noise, value),
         state.params["value"],
     )
     normalizer = apply_if(
-        injection.hits("normalizer", key_hit), lambda statistics: _moved(statistics, value), state.normalizer
+        injection.hits("normalizer", key_hit), lambda statistics: _shift_statistics(statistics, value), state.normalizer
     )
     return dataclasses.replace(state, params={**state.params, "value": critic}, normalizer=normalizer)
 
 
-def _scrambled(params: Any, key: jax.Array, factor: jax.Array) -> Any:
-    """Normal random numbers instead of parameters, with the root mean square of each array times a factor."""
+def _scramble(params: Any, key: jax.Array, factor: jax.Array) -> Any:
+    """Replaces parameters by normal random numbers, with the root mean square of each array times a factor."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
 
@@ -156,15 +156,15 @@ def _scrambled(params: Any, key: jax.Array, factor: jax.Array) -> Any:
         size = factor * jnp.sqrt(jnp.mean(jnp.square(x)))
         return size.astype(x.dtype) * jax.random.normal(key, x.shape, x.dtype)
 
-    return jax.tree.unflatten(structure, [scramble(x, own) for x, own in zip(leaves, keys, strict=True)])
+    return jax.tree.unflatten(structure, [scramble(x, leaf_key) for x, leaf_key in zip(leaves, keys, strict=True)])
 
 
-def _moved(statistics: Statistics, value: jax.Array) -> Statistics:
+def _shift_statistics(statistics: Statistics, value: jax.Array) -> Statistics:
     """Observation statistics after a burst of rare observations.
 
     Args:
-        statistics: Before the burst.
-        value: Standard deviations that the mean moves by, and the factor on the standard deviation.
+        statistics: Statistics before the burst.
+        value: Shift of the mean in standard deviations, and factor on the standard deviation.
     """
     mean = jax.tree.map(lambda x, std: x + value * std, statistics.mean, statistics.std)
     variance = jax.tree.map(lambda x: x * jnp.square(value), statistics.variance)
@@ -176,30 +176,33 @@ def _with_scale(state: TrainState, scale: jax.Array) -> TrainState:
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, learning_rate_scale=scale))
 
 
-def carried_on(state: TrainState, undone: int) -> TrainState:
-    """The state after a rollback over `undone` iterations: what goes wrong in the world is not undone with them."""
+def after_rollback(state: TrainState, undone: int) -> TrainState:
+    """The state after a rollback over `undone` iterations, with the window of the fault moved by as many.
+
+    Injected faults are part of the environment, so a rollback does not undo them.
+    """
     fault: Fault = state.fault
 
-    def moved(moment: jax.Array) -> jax.Array:
-        earlier = FOREVER if int(moment) == FOREVER else max(int(moment) - undone, 0)
-        return jax.device_put(np.uint32(earlier), moment.sharding)
+    def earlier(iteration: jax.Array) -> jax.Array:
+        number = FOREVER if int(iteration) == FOREVER else max(int(iteration) - undone, 0)
+        return jax.device_put(np.uint32(number), iteration.sharding)
 
-    return dataclasses.replace(state, fault=fault._replace(start=moved(fault.start), end=moved(fault.end)))
+    return dataclasses.replace(state, fault=fault._replace(start=earlier(fault.start), end=earlier(fault.end)))
 
 
 def arm(ppo: PPO) -> FaultyPPO:
-    """PPO that injects what its training state says; its environments are `faulty_env`'s."""
+    """PPO that injects the fault in its training state; its environments must come from `faulty_env`."""
     return FaultyPPO(**{field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)})
 
 
 def armed_state(state: TrainState, config: FaultConfig) -> TrainState:
-    """The first training state with its fault; counters that are about to wrap start just below `value`."""
+    """The first training state with a fault; for the site `counters`, counters start just below the fault's value."""
     state = dataclasses.replace(state, fault=as_data(config))
     if config.site != "counters" or not config.begins:
         return state
     near = WideCounter.of(int(config.number) - 1)
     counters = dataclasses.replace(state.counters, env_steps=near, updates=near, episodes=near)
-    # So many samples have a variance: that by which observations are divided already.
+    # With a count above 0 the variance must agree with the standard deviation.
     variance = jax.tree.map(jnp.square, state.normalizer.std)
     counted = dataclasses.replace(state.normalizer, count=near, variance=variance)
     return dataclasses.replace(state, counters=counters, normalizer=counted)

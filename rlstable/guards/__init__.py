@@ -1,1 +1,1 @@
-"""Guards judge that something is wrong and trip; limiters bound numbers in the ordinary course of work."""
+"""Guards check for wrong values and trip; limiters bound values in normal operation."""

@@ -1,7 +1,7 @@
-"""Guards: frozen values that check one kind of number at one named site.
+"""Guards: small value objects that check one kind of value at one named site.
 
-A guard owns no state and knows no devices; its fields are its configuration. Sites are `env`, `batch`, `update` and
-`state`, and each is one `fold` over the guards configured there.
+A guard's fields are its configuration; its state is passed in and out. The sites are `env`, `batch`, `update` and
+`state`. Each site runs its guards with one `fold`. If a guard rejects a value, `select` keeps the old value.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config.schema import ConfigError
+from rlstable.device.trees import PyTree
 
-PyTree = Any
-GREATEST_NORM = 1e19  # its square is the greatest power of ten that float32 holds
+GREATEST_NORM = 1e19  # the square, 1e38, is the largest power of ten in float32
 
 
 class GuardState(NamedTuple):
     """State of a guard.
 
     Attributes:
-        trips: int32 `[causes]`, firings by cause since the iteration began; counted wide at its end, and not kept.
-        memory: Whatever else the guard keeps between calls; never built from rejected samples.
+        trips: int32 `[causes]`, trips by cause since the iteration started. The end of the iteration adds them to the
+            run's 64-bit counters and resets them.
+        memory: Values that the guard keeps between calls, never built from rejected samples.
     """
 
     trips: jax.Array
@@ -31,12 +32,12 @@ class GuardState(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Answer of a guard.
+    """Result of a guard.
 
     Attributes:
-        value: The judged value, repaired or untouched.
-        ok: False where the caller keeps its old state: `[B]` or `[T, B]` at sites that judge samples, else a scalar.
-        state: Counters and statistics.
+        value: The checked value, repaired or unchanged.
+        ok: False where the caller keeps its old state; `[B]` or `[T, B]` at sites that check samples, else a scalar.
+        state: New state of the guard.
     """
 
     value: PyTree
@@ -45,17 +46,17 @@ class Verdict(NamedTuple):
 
 
 class Guard(Protocol):
-    """The contract. `ctx` is the small record of what the site can see; its `value` is what is judged."""
+    """Protocol of all guards. `ctx` is the context of the site, and `ctx.value` is the value to check."""
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Why it can trip; the first that applies is counted."""
+        """Names of the causes of a trip. If several causes apply, the first one is counted."""
 
     def init(self) -> GuardState:
-        """The state before the first call."""
+        """The initial state."""
 
     def apply(self, ctx: Any, state: GuardState) -> Verdict:
-        """Judges `ctx.value`."""
+        """Checks `ctx.value`."""
 
 
 SITES = ("env", "batch", "update", "state")
@@ -63,32 +64,32 @@ MoreGuards = Mapping[str, Mapping[str, Any]]
 
 
 def check_more(more: MoreGuards, taken: Collection[str]) -> None:
-    """Checks guards that are to stand beside the configured ones.
+    """Checks the sites and names of the user's additional guards.
 
     Args:
-        more: By site and name.
-        taken: Names of the configured ones.
+        more: Additional guards, by site and name.
+        taken: Names of the configured guards.
 
     Raises:
-        ConfigError: No such site, or a name that is taken, be it by another one of these.
+        ConfigError: A site does not exist, or two guards have the same name.
     """
     seen = set(taken)
     for site, guards in more.items():
         if site not in SITES:
-            raise ConfigError(f"more_guards: there is no site {site!r}; there are {', '.join(SITES)}")
+            raise ConfigError(f"more_guards: unknown site {site!r}; choose one of {', '.join(SITES)}")
         for name in guards:
             if name in seen:
-                raise ConfigError(f"more_guards: {name!r} is the name of another guard; choose a different one")
+                raise ConfigError(f"more_guards: another guard has the name {name!r}; choose a different name")
             seen.add(name)
 
 
 def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]) -> Verdict:
-    """Asks every guard of a site in turn; each sees what the one before made of the value.
+    """Runs the guards of a site one after another, each on the value that the previous guard returned.
 
-    Without guards the verdict is the untouched value and a Python `True`, so that nothing is traced.
+    Without guards, the verdict is the unchanged value and a Python `True`, and JAX traces nothing.
 
     Returns:
-        The last value, ok only where all are, and the new states by name.
+        The last value, `ok` where every guard is ok, and the new states by name.
     """
     ok: jax.Array | bool = True
     new_states = dict(states)
@@ -101,17 +102,17 @@ def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]
 
 
 def initial_states(guards: Mapping[str, Guard], memories: Mapping[str, PyTree]) -> dict[str, GuardState]:
-    """The states of guards at the start of an iteration, from what they remember of the one before."""
+    """The states of guards at the start of an iteration, from their memories of the previous iteration."""
     return {name: GuardState(no_trips(guard.causes), memories[name]) for name, guard in guards.items()}
 
 
-def select(ok: jax.Array | bool, accepted: PyTree, kept: PyTree) -> PyTree:
-    """`accepted` where ok, else `kept`; a choice and never a product, since `0 * nan` is `nan`.
+def select(ok: jax.Array | bool, accepted: PyTree, previous: PyTree) -> PyTree:
+    """`accepted` where ok, else `previous`. Uses `jnp.where`, because in a product `0 * nan` is `nan`.
 
     Args:
-        ok: Scalar, or leading axes of every leaf. A Python `True` traces nothing.
-        accepted: Taken where ok.
-        kept: Taken elsewhere, same structure.
+        ok: Scalar, or an array over the leading axes of every leaf. A Python `True` traces nothing.
+        accepted: Result where ok.
+        previous: Result elsewhere; same structure.
     """
     if ok is True:
         return accepted
@@ -119,16 +120,16 @@ def select(ok: jax.Array | bool, accepted: PyTree, kept: PyTree) -> PyTree:
     def choose(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(jnp.reshape(ok, jnp.shape(ok) + (1,) * (jnp.ndim(new) - jnp.ndim(ok))), new, old)
 
-    return jax.tree.map(choose, accepted, kept)
+    return jax.tree.map(choose, accepted, previous)
 
 
 def no_trips(causes: tuple[str, ...]) -> jax.Array:
-    """A zero count for every cause."""
+    """A count of zero for every cause."""
     return jnp.zeros(len(causes), jnp.int32)
 
 
 def count_first(bad: jax.Array) -> jax.Array:
-    """Counts samples by the first cause that applies, so that the causes add up to the samples.
+    """Counts bad samples by their first cause, so that each sample counts once.
 
     Args:
         bad: bool `[causes, ...]`.
@@ -145,35 +146,35 @@ def all_finite(tree: PyTree, batch_dims: int = 0) -> jax.Array:
     """Whether every float in `tree` is finite, per leading index.
 
     Args:
-        tree: Any pytree; integer and boolean leaves are always finite.
-        batch_dims: Leading axes that are kept.
+        tree: Any pytree; integer and boolean leaves count as finite.
+        batch_dims: Number of leading axes that are not reduced.
 
     Returns:
-        bool, of the shape of those axes.
+        bool, with the shape of these leading axes.
     """
     return _every(tree, batch_dims, jnp.isfinite)
 
 
 def all_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.Array:
-    """Whether every float in `tree` has at most `limit` as magnitude; NaN has not. None asks for finiteness alone."""
+    """Whether every float in `tree` has a magnitude of at most `limit`; never true of NaN. None: any finite float."""
     if limit is None:
         return all_finite(tree, batch_dims)
-    # A limit that the type does not hold would be infinite, and so let infinity through.
+    # A limit above the dtype's maximum would become infinite and accept infinity.
     return _every(tree, batch_dims, lambda x: jnp.abs(x) <= min(limit, float(jnp.finfo(x.dtype).max)))
 
 
 def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.Array:
-    """Whether the Euclidean norm of all floats in `tree` is at most `limit`; NaN and infinity never are.
+    """Whether the Euclidean norm of all floats in `tree` is at most `limit`; never true with NaN or infinity.
 
-    For large trees: a sum of squares is quicker than the comparisons of `all_within`. None asks for finiteness alone.
+    For large trees: a sum of squares is faster than the comparisons of `all_within`.
 
     Args:
         tree: Any pytree.
-        limit: Whatever is beyond 1e19 counts as 1e19, whose square float32 still holds.
-        batch_dims: Leading axes that are kept.
+        limit: Largest norm, at most `GREATEST_NORM`; None only requires finite floats.
+        batch_dims: Number of leading axes that are not reduced.
 
     Returns:
-        bool, of the shape of those axes.
+        bool, with the shape of these leading axes.
     """
     if limit is None:
         return all_finite(tree, batch_dims)
@@ -186,14 +187,14 @@ def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.A
     return total <= min(limit, GREATEST_NORM) ** 2
 
 
-def _every(tree: PyTree, batch_dims: int, holds: Any) -> jax.Array:
-    verdict: jax.Array | None = None
+def _every(tree: PyTree, batch_dims: int, predicate: Any) -> jax.Array:
+    every: jax.Array | None = None
     for leaf in jax.tree.leaves(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             continue
-        fine = jnp.all(holds(leaf), axis=tuple(range(batch_dims, leaf.ndim)))
-        verdict = fine if verdict is None else verdict & fine
-    if verdict is not None:
-        return verdict
+        fine = jnp.all(predicate(leaf), axis=tuple(range(batch_dims, leaf.ndim)))
+        every = fine if every is None else every & fine
+    if every is not None:
+        return every
     leaves = jax.tree.leaves(tree)
     return jnp.ones(leaves[0].shape[:batch_dims] if leaves else (), bool)

@@ -1,4 +1,4 @@
-"""The batch site: is this sample fit to learn from?"""
+"""Guards of the batch site: check the collected samples before SGD."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BatchContext(NamedTuple):
     """Context of the batch site.
 
     Attributes:
-        value: The collected `Transition`, leading axes `[rows, T]`; `valid` is its mask or None.
+        value: The collected samples, leading axes `[rows, T]`; the field `valid` is the mask, or None.
     """
 
     value: Any
@@ -26,22 +26,22 @@ class BatchContext(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FiniteSamplesGuard:
-    """Trips where a sample's observation, policy output, value estimate or reward is not finite, or absurdly large.
+    """Trips where a sample's observation, policy output, value estimate or reward is not finite, or far too large.
 
-    The env guard keeps bad simulations out; what is left comes from the networks (float16 overflow, a policy gone bad).
-    A bad sample is marked invalid and its reward set to zero, so that it reaches no return. An observation that is bad
-    itself, or made a network overflow, is put away. The step before it is a good sample, but what it would be
-    bootstrapped from is not: there the return is cut, as at a truncation.
+    The env guard already replaces bad environments. The bad numbers that remain come from the networks, for example
+    from a float16 overflow. A bad sample is marked invalid and its reward becomes 0, so that no return contains it. An
+    observation that is bad, or that made a network overflow, becomes 0. The previous step is a good sample, but it
+    cannot bootstrap from a bad one: the return is cut there, as at a truncation.
 
     Attributes:
-        max_norm: Largest norm of any of them; None for any finite one.
+        max_norm: Largest norm of each part of a sample; None for any finite norm.
     """
 
     max_norm: float | None
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Which part of the sample was bad."""
+        """The bad part of the sample."""
         return ("observation", "policy", "value", "reward")
 
     def init(self) -> GuardState:
@@ -49,7 +49,7 @@ class FiniteSamplesGuard:
         return GuardState(no_trips(self.causes))
 
     def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:
-        """Marks bad samples invalid; samples that were invalid already are not counted again."""
+        """Marks bad samples invalid. Samples that were already invalid are not counted again."""
         data = ctx.value
         policy = (data.raw_action, data.log_prob, data.distribution)
         value = jnp.zeros_like(data.reward) if data.value is None else data.value
@@ -63,73 +63,74 @@ class FiniteSamplesGuard:
         )
         alive = jnp.ones_like(fine[0]) if data.valid is None else data.valid
         ok = jnp.all(fine, axis=0)
-        # What made a network overflow once would do so in the loss again: it is put away, and nothing rests on it.
+        # An observation that made a network overflow would do so again in the loss, so it becomes 0.
         usable = jnp.all(fine[:3], axis=0)
-        follows = norm_within(data.bootstrap_observation, self.max_norm, 1)
-        goes_on = ok & jnp.concatenate([usable[:, 1:], follows[:, None]], axis=1)
+        last_usable = norm_within(data.bootstrap_observation, self.max_norm, 1)
+        bootstraps = ok & jnp.concatenate([usable[:, 1:], last_usable[:, None]], axis=1)
         repaired = data._replace(
             observation=select(usable, data.observation, jax.tree.map(jnp.zeros_like, data.observation)),
             valid=ok & alive,
             reward=jnp.where(ok, data.reward, 0.0),
-            truncation=jnp.where(goes_on, data.truncation, 1.0),
-            termination=jnp.where(goes_on, data.termination, 0.0),
+            truncation=jnp.where(bootstraps, data.truncation, 1.0),
+            termination=jnp.where(bootstraps, data.termination, 0.0),
         )
         return Verdict(repaired, ok, state._replace(trips=state.trips + count_first(~fine & alive)))
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardOutlierGuard:
-    """Trips where a reward is far beyond what this task pays: `factor` times the greatest accepted so far.
+    """Trips where a reward exceeds `factor` times the largest accepted reward so far.
 
-    One -65,882 among unit rewards is wrong; the 100 after a long row of zeros is the task. The first batch that pays
-    is judged by itself, against the geometric mean of what it pays without its greatest reward. Rewards below
-    `factor * outlier.LEAST` are never judged. Every iteration that trips widens the bound by 5 %, so that a reward
-    which keeps coming is learnt from in the end. A sample that trips is left out and worth 0; the episode continues.
+    A reward of -65,882 among unit rewards is wrong, but 100 after many zeros may be the task's reward. The first batch
+    with rewards has no earlier reward to compare with. It is compared with the geometric mean of its own rewards,
+    without the largest. Rewards below `factor * outlier.LEAST` never trip. Every iteration that trips raises the bound
+    by 5 %, so that a reward that keeps coming is accepted in the end. A sample that trips is masked out and its reward
+    becomes 0; the episode continues.
 
     Attributes:
-        factor: How many times the greatest accepted reward is an outlier.
+        factor: Multiple of the largest accepted reward at which a reward is an outlier.
     """
 
     factor: float
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The only one."""
+        """The only cause."""
         return ("outlier",)
 
     def init(self) -> GuardState:
-        """No trips, no reward seen."""
-        return GuardState(no_trips(self.causes), outlier.nothing_yet())
+        """No trips, no reward so far."""
+        return GuardState(no_trips(self.causes), outlier.initial())
 
     def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:
-        """Marks outliers invalid. What is usual is the same on all devices."""
+        """Marks outliers invalid. All devices share the same bound."""
         data, usual = ctx.value, state.memory
         alive = jnp.ones_like(data.reward, bool) if data.valid is None else data.valid
         known = jnp.where(usual.level > 0, usual.level, _typical(data.reward, alive))
         ok = outlier.within(data.reward, usual._replace(level=known), self.factor)
         bad = ~ok & alive
         greatest = jnp.max(jnp.where(ok & alive, jnp.abs(data.reward), 0.0))
-        greatest, tripped = sharding.greatest((greatest, jnp.any(bad).astype(jnp.int32)))
-        memory = outlier.follow(usual, jnp.maximum(usual.level, greatest), tripped > 0)
+        greatest, tripped = sharding.maximum((greatest, jnp.any(bad).astype(jnp.int32)))
+        memory = outlier.update(usual, jnp.maximum(usual.level, greatest), tripped > 0)
         repaired = data._replace(valid=ok & alive, reward=jnp.where(ok, data.reward, 0.0))
         return Verdict(repaired, ok | ~alive, GuardState(state.trips + count_first(bad[None]), memory))
 
 
 def _typical(reward: jax.Array, alive: jax.Array) -> jax.Array:
-    """The geometric mean of what the samples of all devices are paid, 0 where that is nothing.
+    """The geometric mean of the magnitudes of all devices' nonzero rewards; 0 if all rewards are zero.
 
-    Without the greatest magnitude, which might be the outlier, unless it is the only one.
+    Leaves out the largest reward, which may be the outlier, unless it is the only nonzero reward.
     """
-    paid = alive & jnp.isfinite(reward) & (reward != 0)
-    logarithms = jnp.log(jnp.where(paid, jnp.abs(reward), 1.0))
-    total, count = sharding.total((jnp.sum(logarithms), jnp.sum(paid, dtype=jnp.int32)))
-    greatest = sharding.greatest(jnp.max(jnp.where(paid, logarithms, -jnp.inf)))
+    nonzero = alive & jnp.isfinite(reward) & (reward != 0)
+    logarithms = jnp.log(jnp.where(nonzero, jnp.abs(reward), 1.0))
+    total, count = sharding.total((jnp.sum(logarithms), jnp.sum(nonzero, dtype=jnp.int32)))
+    greatest = sharding.maximum(jnp.max(jnp.where(nonzero, logarithms, -jnp.inf)))
     rest = jnp.where(count > 1, (total - greatest) / jnp.maximum(count - 1, 1), greatest)
     return jnp.exp(rest)
 
 
 def batch_guards(config: GuardsConfig) -> dict[str, Guard]:
-    """The guards of the batch site, by name; rewards are judged once their samples are known to be finite."""
+    """The guards of the batch site, by name. The guard of rewards runs last, on finite samples only."""
     guards: dict[str, Guard] = {}
     if config.finite_samples.enabled:
         guards["finite_samples"] = FiniteSamplesGuard(config.finite_samples.max_norm)

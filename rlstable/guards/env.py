@@ -1,6 +1,6 @@
-"""The env site: is this simulation still one?
+"""Guard of the env site: checks every environment step.
 
-A bad environment is quarantined by `envs.wrappers`: replaced by a clean one, its sample marked invalid.
+`envs.wrappers` replaces a bad environment by a clean one and marks its sample invalid.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from rlstable.config.guards import GuardsConfig
 from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
-# The names of Brax's engines and of MuJoCo.
+# Names in Brax's engines and in MuJoCo.
 COORDINATES = ("q", "qd", "qpos", "qvel")
 ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
 
@@ -24,8 +24,8 @@ class EnvContext(NamedTuple):
 
     Attributes:
         value: The environment state after the step.
-        action: What the policy asked for.
-        alive: bool `[B]`, False where an earlier repeat of the same step was bad already and has been counted.
+        action: Action of the policy.
+        alive: bool `[B]`, False where an earlier action repeat of the same step was bad and is already counted.
     """
 
     value: Any
@@ -34,23 +34,23 @@ class EnvContext(NamedTuple):
 
 
 def physics(state: Any) -> Any:
-    """The physics of an environment state: Brax calls it `pipeline_state`, Playground `data`."""
+    """The physics state of an environment: `pipeline_state` in Brax, `data` in Playground."""
     return state.pipeline_state if hasattr(state, "pipeline_state") else state.data
 
 
 @dataclasses.dataclass(frozen=True)
 class Quarantine:
-    """Trips where any float of a state is not finite, or beyond the limit of its kind.
+    """Trips where any float of an environment state is not finite, or exceeds its limit.
 
-    Brax's own health tests are comparisons, which NaN passes. Every float leaf of the physics is judged, the solver's
-    warm start included, since a NaN there returns after a reset.
+    Brax's own health checks are comparisons, which NaN passes. This guard checks every float leaf of the physics,
+    including the solver's warm start, because a NaN there survives a reset.
 
     Attributes:
-        max_abs_state: Limit of generalized positions and velocities, in the model's units; None for none.
-        max_abs_acceleration: Limit of generalized accelerations, the solver's warm start among them.
+        max_abs_state: Limit of generalized positions and velocities, in the model's units; None for no limit.
+        max_abs_acceleration: Limit of generalized accelerations, including the solver's warm start.
         max_abs_observation: Limit of every observation element.
         max_abs_reward: Limit of the unscaled reward.
-        max_other_norm: Limit of the norm of actions, of all metrics, of `info`, and of the physics as a whole.
+        max_other_norm: Limit of the norms of the action, of all metrics, of `info`, and of the whole physics state.
     """
 
     max_abs_state: float | None = None
@@ -61,7 +61,7 @@ class Quarantine:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Why a simulation is bad, in the order in which a bad number travels."""
+        """Bad part of the environment, in the order in which a bad number spreads."""
         return ("action", "physics", "observation", "reward", "done", "metrics", "info")
 
     def init(self) -> GuardState:
@@ -69,15 +69,15 @@ class Quarantine:
         return GuardState(no_trips(self.causes))
 
     def apply(self, ctx: EnvContext, state: GuardState) -> Verdict:
-        """Judges every environment; the value is untouched, the wrapper replaces it."""
+        """Checks every environment. Leaves the value unchanged: the wrapper replaces bad environments."""
         fine = self.fine(ctx)
         trips = state.trips + count_first(~fine & ctx.alive)
         return Verdict(ctx.value, jnp.all(fine, axis=0), state._replace(trips=trips))
 
     def fine(self, ctx: EnvContext) -> jax.Array:
-        """Which parts of every environment are as they should be, bool `[causes, B]`."""
+        """Whether each part of every environment is within its limits, bool `[causes, B]`."""
         env = ctx.value
-        # Trees that may be empty are judged beside a leaf that has the batch's shape.
+        # Metrics and info may be empty, so a leaf with the batch's shape is added.
         shape = env.reward.astype(jnp.int32)
         return jnp.stack(
             [
@@ -94,15 +94,14 @@ class Quarantine:
     def _physics_fine(self, simulated: Any) -> jax.Array:
         fine = norm_within(simulated, self.max_other_norm, 1)
         for names, limit in ((COORDINATES, self.max_abs_state), (ACCELERATIONS, self.max_abs_acceleration)):
-            found = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
-            if found and limit is not None:
-                fine &= all_within(found, limit, 1)
+            arrays = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
+            if arrays and limit is not None:
+                fine &= all_within(arrays, limit, 1)
         return fine
 
 
 def env_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the env site, by name."""
-    own = config.quarantine
-    if not own.enabled:
+    if not config.quarantine.enabled:
         return {}
-    return {"quarantine": Quarantine(**own.model_dump(exclude={"enabled"}))}
+    return {"quarantine": Quarantine(**config.quarantine.model_dump(exclude={"enabled"}))}

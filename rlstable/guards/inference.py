@@ -1,4 +1,4 @@
-"""The inference site: no action leaves the policy that is not finite, or made from an observation that is not."""
+"""Guard of the inference site: replaces actions that are not finite or come from a non-finite observation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ActionContext(NamedTuple):
 
     Attributes:
         value: Actions `[..., A]`.
-        raw: The same before they are squashed, `[..., A]`; of infinity a tanh makes 1.
-        observation: What the policy network reads, `[..., n]`; of infinity a clip makes its limit.
+        raw: The actions before squashing, `[..., A]`, because tanh turns infinity into 1.
+        observation: Observation that the policy reads, `[..., n]`, before a clip can hide infinity.
     """
 
     value: jax.Array
@@ -27,9 +27,9 @@ class ActionContext(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class InferenceGuard:
-    """Replaces an action that is not finite by the last good one, each batch element for itself.
+    """Replaces a bad action by the last good action, separately for each batch element.
 
-    `memory` is the last good action, `[..., A]`, and the safe action before there was one.
+    `memory` is the last good action, `[..., A]`; at first, it is the safe action.
 
     Attributes:
         safe_action: One finite number per action element.
@@ -39,7 +39,7 @@ class InferenceGuard:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The part that was not finite: the observation, or only the action."""
+        """The non-finite part: the observation, or only the action."""
         return ("observation", "action")
 
     def init(self, batch_shape: tuple[int, ...] = ()) -> GuardState:
@@ -48,7 +48,7 @@ class InferenceGuard:
         return GuardState(no_trips(self.causes), jnp.broadcast_to(safe, (*batch_shape, *safe.shape)))
 
     def apply(self, ctx: ActionContext, state: GuardState) -> Verdict:
-        """Judges actions."""
+        """Checks actions and replaces bad ones."""
         batch_dims = ctx.value.ndim - 1
         fine = jnp.stack([all_finite(ctx.observation, batch_dims), all_finite((ctx.raw, ctx.value), batch_dims)])
         ok = jnp.all(fine, axis=0)

@@ -1,6 +1,6 @@
-"""Limiters: bounds in the ordinary course of work. Each returns what it bounded and how much of it was at a bound.
+"""Limiters: bounds in normal operation, and the activity that each bound reports.
 
-A limit of None is off and traces nothing; its activity is then not reported.
+A limit of None disables a limiter: JAX traces nothing and no activity is reported.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 
-def clip(x: jax.Array, limit: float | None) -> jax.Array:
-    """`x` within `[-limit, limit]`; NaN stays NaN, finding it is a guard's work."""
+def clip(x: jax.Array, limit: float | jax.Array | None) -> jax.Array:
+    """`x` clipped to `[-limit, limit]`. NaN stays NaN for a guard to find."""
     return x if limit is None else jnp.clip(x, -limit, limit)
 
 
@@ -23,20 +23,20 @@ def beyond(x: jax.Array, limit: float | jax.Array) -> jax.Array:
 
 
 def floor(x: jax.Array, low: float | None) -> jax.Array:
-    """`x`, at least `low`."""
+    """`x` raised to at least `low`."""
     return x if low is None else jnp.maximum(x, low)
 
 
 def squared(error: jax.Array, delta: float | None) -> jax.Array:
-    """The square of an error, growing linearly from `delta` on (twice Huber's loss, Huber 1964); None for no bound."""
+    """Squared error, linear beyond `delta`: twice the Huber loss (Huber 1964). None for the plain square."""
     return jnp.square(error) if delta is None else 2.0 * optax.losses.huber_loss(error, delta=delta)
 
 
 def bounded(x: jax.Array, low: float | None, high: float | None) -> jax.Array:
-    """`x` within `[low, high]`, with a gradient that lets it come back.
+    """`x` clipped to `[low, high]`, with a gradient that leads back inside.
 
-    A plain clip has no gradient outside the bounds, so a standard deviation that once fell below its floor stays
-    there for ever. Here the gradient passes unless following it (downhill) would lead further out.
+    A plain clip has no gradient outside the bounds, so a standard deviation below its floor would stay there for ever.
+    Here the gradient passes, unless gradient descent would move `x` further out.
     """
     if low is None and high is None:
         return x
@@ -44,10 +44,10 @@ def bounded(x: jax.Array, low: float | None, high: float | None) -> jax.Array:
 
 
 def ratio(log_ratio: jax.Array, limit: float | None) -> jax.Array:
-    """The exponential of a log-ratio within `[-limit, limit]`; None for no bound.
+    """The exponential of a log-ratio clipped to `[-limit, limit]`; None for no bound.
 
-    Beyond the bound the gradient is that of a ratio of 1, so that a sample finds its way back and is no spike: at a
-    limit of 20 the exponential's own slope is 5e8. PPO's clipping leaves no gradient that leads further out.
+    Beyond the bound, the gradient is the gradient at a ratio of 1. It leads back inside without a gradient spike: at
+    a limit of 20, the slope of the exponential is 5e8. PPO's clipping removes gradients that lead further out.
     """
     if limit is None:
         return jnp.exp(log_ratio)

@@ -1,4 +1,4 @@
-"""Reductions over valid samples. `valid=None` says that nothing can be invalid, and costs nothing."""
+"""Reductions over valid samples. `valid=None` means that all samples are valid, and adds no operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mask = jax.Array | None
 
 
 def share(valid: Mask) -> jax.Array | None:
-    """The share of valid samples over all devices, at least one sample's worth so that it can be divided by.
+    """The share of valid samples over all devices, at least one sample, so that a division is safe.
 
     Returns:
         Scalar, or None without a mask.
@@ -24,18 +24,18 @@ def share(valid: Mask) -> jax.Array | None:
     return jnp.maximum(sharding.mean(jnp.mean(valid.astype(jnp.float32))), one)
 
 
-def some(valid: jax.Array) -> jax.Array:
+def any_valid(valid: jax.Array) -> jax.Array:
     """Whether any device has a valid sample."""
-    return sharding.greatest(jnp.any(valid).astype(jnp.int32)) > 0
+    return sharding.maximum(jnp.any(valid).astype(jnp.int32)) > 0
 
 
 def mean(x: jax.Array, valid: Mask, valid_share: jax.Array | None) -> jax.Array:
-    """This device's part of the mean over valid samples: averaged over devices it is that mean.
+    """This device's part of the mean over valid samples. The average of all devices' parts is the mean.
 
     Args:
-        x: `[...]`; values at invalid places do not matter, they may be NaN.
+        x: `[...]`; values of invalid samples are ignored and may be NaN.
         valid: Mask of the same shape.
-        valid_share: `share(valid)`, or that of a larger batch of which `x` is an equal part.
+        valid_share: Share of valid samples of this batch, or of a larger batch that was split into equal parts.
     """
     if valid is None or valid_share is None:
         return jnp.mean(x)
@@ -49,28 +49,31 @@ def mean_and_std(x: jax.Array, valid: Mask, valid_share: jax.Array | None) -> tu
     return center, jnp.sqrt(variance)
 
 
-def kept(tree: Any, valid: Mask) -> Any:
-    """`tree` with zeros at invalid places, chosen first: a gradient sees both branches of a later choice."""
+def zero_invalid(tree: Any, valid: Mask) -> Any:
+    """`tree` with zeros for invalid samples.
+
+    Call it before a computation: a `jnp.where` afterwards differentiates both branches.
+    """
     if valid is None:
         return tree
     return jax.tree.map(lambda x: jnp.where(_expand(valid, x), x, 0.0), tree)
 
 
-def finite(tree: Any, valid: Mask) -> Any:
-    """`tree` with zeros for what is not finite at invalid places; a bad number at a valid one stays, to be judged."""
+def zero_invalid_nonfinite(tree: Any, valid: Mask) -> Any:
+    """`tree` with zeros for non-finite numbers of invalid samples. Those of valid samples stay for a guard to find."""
     if valid is None:
         return tree
     return jax.tree.map(lambda x: jnp.where(_expand(valid, x) | jnp.isfinite(x), x, 0.0), tree)
 
 
-def least(x: jax.Array, valid: Mask) -> jax.Array:
-    """The minimum over the valid samples of all devices; +inf when there is none."""
-    return sharding.least(jnp.min(x if valid is None else jnp.where(_expand(valid, x), x, jnp.inf)))
+def minimum(x: jax.Array, valid: Mask) -> jax.Array:
+    """The minimum over the valid samples of all devices; +inf if no sample is valid."""
+    return sharding.minimum(jnp.min(x if valid is None else jnp.where(_expand(valid, x), x, jnp.inf)))
 
 
-def greatest(x: jax.Array, valid: Mask) -> jax.Array:
-    """The maximum over the valid samples of all devices; -inf when there is none."""
-    return sharding.greatest(jnp.max(x if valid is None else jnp.where(_expand(valid, x), x, -jnp.inf)))
+def maximum(x: jax.Array, valid: Mask) -> jax.Array:
+    """The maximum over the valid samples of all devices; -inf if no sample is valid."""
+    return sharding.maximum(jnp.max(x if valid is None else jnp.where(_expand(valid, x), x, -jnp.inf)))
 
 
 def _expand(valid: jax.Array, x: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
-"""The state site: once per iteration, is what would be kept worth keeping, and is training still training?
+"""Guards of the state site: check the whole training state once per iteration.
 
-A verdict is for the whole state: one that trips is never saved. Every guard here counts its trips in a row, and when
-they reach its patience the run ends by the guard's name.
+A state that trips a guard is never saved. Each guard counts its trips in a row. When the count reaches the guard's
+patience, the supervisor recovers the run, or the run ends with the guard's name as stop reason.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within
 
-_LONGEST_HORIZON = 1e4  # steps that count where the discount is 1
-_GREATEST_REWARD = 1e9  # so that what it could add up to is a number too
+_LONGEST_HORIZON = 1e4  # steps, for a discount of 1
+_GREATEST_REWARD = 1e9  # larger rewards would overflow the squared return
 
 
-class Report(NamedTuple):
-    """Numbers of an iteration, scalars over all devices.
+class IterationStats(NamedTuple):
+    """Statistics of an iteration, scalars over all devices.
 
     Attributes:
-        valid_share: Share of the samples that were fit to learn from.
-        updated: Whether any update was accepted; what follows exists only then.
-        greatest_reward: Largest magnitude of a reward as it was learnt from.
-        value_loss: Mean over the accepted updates, as in `training/v_loss`; likewise the last two.
-        distance: Mean distance in nats from the policy that collected the batch to the one that collects the next.
-        std: Mean standard deviation of the policy.
-        entropy: Per action element.
+        valid_share: Share of valid samples.
+        updated: Whether any update was accepted; value loss, distance, std and entropy are defined only then.
+        greatest_reward: Largest magnitude of a reward after normalisation and clipping.
+        value_loss: Mean over the accepted updates, as in `training/v_loss`.
+        distance: Mean distance in nats between the policies that collect this batch and the next batch.
+        std: Mean standard deviation of the policy over the accepted updates.
+        entropy: Mean entropy per action element over the accepted updates.
     """
 
     valid_share: jax.Array
@@ -47,20 +47,20 @@ class StateContext(NamedTuple):
     """Context of the state site.
 
     Attributes:
-        value: `(params, opt_state, normalizer)` at the end of the iteration, the first two as `UpdateContext` has them.
-        report: Of the iteration.
+        value: `(params, opt_state, normalizer)` at the end of the iteration. For the first two see `UpdateContext`.
+        report: Statistics of the iteration.
     """
 
     value: Any
-    report: Report
+    report: IterationStats
 
 
-class Row(NamedTuple):
-    """The memory of a state guard.
+class StreakMemory(NamedTuple):
+    """Memory of a state guard.
 
     Attributes:
         length: int32, trips in a row.
-        scale: float32, what else it remembers.
+        scale: float32, largest reward so far; only the value-loss guard uses it.
     """
 
     length: jax.Array
@@ -68,18 +68,18 @@ class Row(NamedTuple):
 
 
 class StateSiteGuard(Guard, Protocol):
-    """A guard whose patience ends."""
+    """A guard with a patience."""
 
     def exhausted(self, state: GuardState) -> jax.Array:
-        """Whether it has tripped so many times in a row that the run has to end."""
+        """Whether the guard tripped so often in a row that the run must stop or recover."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Patient(abc.ABC):
-    """Base of this site's guards: they repair nothing, and their patience ends.
+    """Base of this site's guards, which repair nothing.
 
     Attributes:
-        patience: Trips in a row that are too many.
+        patience: Number of trips in a row at which the guard is exhausted.
     """
 
     patience: int
@@ -87,33 +87,33 @@ class _Patient(abc.ABC):
     @property
     @abc.abstractmethod
     def causes(self) -> tuple[str, ...]:
-        """Why it can trip."""
+        """Causes of a trip."""
 
     def init(self) -> GuardState:
-        """No trips, none in a row."""
-        return GuardState(no_trips(self.causes), Row(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)))
+        """No trips."""
+        return GuardState(no_trips(self.causes), StreakMemory(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)))
 
     def exhausted(self, state: GuardState) -> jax.Array:
-        """Whether patience has ended."""
+        """Whether the trips in a row have reached the patience."""
         return state.memory.length >= self.patience
 
     def _verdict(
         self, ctx: StateContext, fine: jax.Array, state: GuardState, scale: jax.Array | None = None
     ) -> Verdict:
-        """Counts what is not fine, `[causes]`."""
+        """The verdict for `fine`, bool `[causes]`, with updated counts."""
         ok = jnp.all(fine)
         length = jnp.where(ok, 0, state.memory.length + 1)
-        memory = Row(length, state.memory.scale if scale is None else scale)
+        memory = StreakMemory(length, state.memory.scale if scale is None else scale)
         return Verdict(ctx.value, ok, GuardState(state.trips + count_first(~fine), memory))
 
 
 @dataclasses.dataclass(frozen=True)
 class FiniteStateGuard(_Patient):
-    """Trips when parameters, optimizer state or observation statistics are not finite, or absurdly large.
+    """Trips when parameters, optimizer state or observation statistics are not finite, or far too large.
 
     Attributes:
-        max_parameter_norm: Largest norm of the parameters; None for any finite one.
-        max_other_norm: Largest norm of the optimizer's state, and of the statistics.
+        max_parameter_norm: Largest norm of the parameters; None for any finite norm.
+        max_other_norm: Largest norm of the optimizer state and of the statistics; None for any finite norm.
     """
 
     max_parameter_norm: float | None
@@ -121,11 +121,11 @@ class FiniteStateGuard(_Patient):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Which part of the training state was bad."""
+        """The bad part of the training state."""
         return ("parameters", "optimizer", "normalizer")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Judges the training state."""
+        """Checks the training state."""
         limits = (self.max_parameter_norm, self.max_other_norm, self.max_other_norm)
         fine = [norm_within(part, limit) for part, limit in zip(ctx.value, limits, strict=True)]
         return self._verdict(ctx, jnp.stack(fine), state)
@@ -133,35 +133,35 @@ class FiniteStateGuard(_Patient):
 
 @dataclasses.dataclass(frozen=True)
 class StormGuard(_Patient):
-    """Trips when too large a share of an iteration's samples had to be left out: no longer one bad simulation.
+    """Trips when too large a share of an iteration's samples is invalid.
 
     Attributes:
-        max_share: Share of invalid samples that is still taken for chance.
+        max_share: Largest accepted share of invalid samples.
     """
 
     max_share: float
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The only one."""
+        """The only cause."""
         return ("environments",)
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Judges the share of valid samples."""
+        """Checks the share of valid samples."""
         return self._verdict(ctx, (ctx.report.valid_share >= 1.0 - self.max_share)[None], state)
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueLossGuard(_Patient):
-    """Trips when the value function is further off than any return this task could pay.
+    """Trips when the value loss is larger than any return of this task could explain.
 
-    A return is at most the greatest reward times the horizon, 1 / (1 - discount), so that sparse rewards, which make
-    a value loss jump from nothing, are no trip.
+    The largest possible return is the largest reward times the horizon, 1 / (1 - discount). So the first sparse reward,
+    which makes the value loss jump from zero, does not trip the guard.
 
     Attributes:
-        factor: On the square of that return.
-        discount: Per step.
-        coefficient: What the value loss is multiplied by, `0.5 * ppo.vf_loss_coefficient`.
+        factor: Multiple of the squared largest return.
+        discount: Discount per step.
+        coefficient: Factor of the value loss in the total loss, `0.5 * ppo.vf_loss_coefficient`.
     """
 
     factor: float
@@ -170,11 +170,11 @@ class ValueLossGuard(_Patient):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The only one."""
+        """The only cause."""
         return ("exploded",)
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Judges the value loss; `memory.scale` is the greatest reward so far."""
+        """Checks the value loss. `memory.scale` is the largest reward so far."""
         report = ctx.report
         horizon = min(1.0 / max(1.0 - self.discount, 1e-12), _LONGEST_HORIZON)
         scale = jnp.maximum(state.memory.scale, report.greatest_reward)
@@ -186,13 +186,13 @@ class ValueLossGuard(_Patient):
 
 @dataclasses.dataclass(frozen=True)
 class PolicyGuard(_Patient):
-    """Trips when the policy has jumped away, or its standard deviation or entropy has collapsed or exploded.
+    """Trips when the policy changed too much, or its standard deviation or entropy left the bounds.
 
     Attributes:
-        max_kl: Largest mean distance in nats (`rlstable.ppo.distance`); None for any.
-        min_std: Least mean standard deviation before squashing.
-        max_std: Greatest one.
-        min_entropy: Least entropy per action element, in nats.
+        max_kl: Largest mean distance in nats (`rlstable.ppo.distance`); None for no limit.
+        min_std: Smallest mean standard deviation before squashing; None for no limit.
+        max_std: Largest mean standard deviation before squashing; None for no limit.
+        min_entropy: Smallest entropy per action element, in nats; None for no limit.
     """
 
     max_kl: float | None
@@ -202,20 +202,20 @@ class PolicyGuard(_Patient):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Causes: what happened to the policy."""
+        """The quantity that left its bounds."""
         return ("kl", "std_collapsed", "std_exploded", "entropy_collapsed")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Judges the means over the iteration's accepted updates."""
+        """Checks the means over the iteration's accepted updates."""
         report = ctx.report
-        yes = jnp.ones((), bool)
+        true = jnp.ones((), bool)
         within = (
-            jnp.isfinite(report.distance) & (yes if self.max_kl is None else report.distance <= self.max_kl),
-            yes if self.min_std is None else ~(report.std < self.min_std),  # one that is NaN has exploded
-            jnp.isfinite(report.std) & (yes if self.max_std is None else report.std <= self.max_std),
-            jnp.isfinite(report.entropy) & (yes if self.min_entropy is None else report.entropy >= self.min_entropy),
+            jnp.isfinite(report.distance) & (true if self.max_kl is None else report.distance <= self.max_kl),
+            true if self.min_std is None else ~(report.std < self.min_std),  # NaN counts as std_exploded
+            jnp.isfinite(report.std) & (true if self.max_std is None else report.std <= self.max_std),
+            jnp.isfinite(report.entropy) & (true if self.min_entropy is None else report.entropy >= self.min_entropy),
         )
-        fine = [held | ~report.updated for held in within]
+        fine = [ok | ~report.updated for ok in within]
         return self._verdict(ctx, jnp.stack(fine), state)
 
 
@@ -229,8 +229,9 @@ def state_guards(config: GuardsConfig, ppo: PPOConfig) -> dict[str, StateSiteGua
     if config.storm.enabled:
         guards["storm"] = StormGuard(**config.storm.model_dump(exclude={"enabled"}))
     if config.value_loss.enabled:
-        own = config.value_loss
-        guards["value_loss"] = ValueLossGuard(own.patience, own.factor, ppo.discounting, 0.5 * ppo.vf_loss_coefficient)
+        guards["value_loss"] = ValueLossGuard(
+            config.value_loss.patience, config.value_loss.factor, ppo.discounting, 0.5 * ppo.vf_loss_coefficient
+        )
     if config.policy.enabled:
         guards["policy"] = PolicyGuard(**config.policy.model_dump(exclude={"enabled"}))
     return guards

@@ -1,4 +1,4 @@
-"""The update site: may this candidate replace the parameters?"""
+"""Guards of the update site: check each SGD step before it replaces the parameters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.guards import outlier
 from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, no_trips, norm_within
 
-_RATE = 0.05  # of a new norm in the running mean of logarithms
+_RATE = 0.05  # weight of a new norm in the running mean of logarithms
 
 
 class UpdateContext(NamedTuple):
     """Context of the update site.
 
     Attributes:
-        value: The candidate, `(params, opt_state)`; parameters and what is laid out as they are (Adam's moments) may be
-            vectors `[n]`, all layers one after another (`rlstable.ppo.flat`).
+        value: The candidate, `(params, opt_state)`. Parameters and Adam's moments may be flat vectors `[n]`
+            (`rlstable.ppo.flat`).
         gradient_norm: Global norm of the gradient, averaged over devices, before clipping.
         update_norm: Global norm of the step from the old parameters to the candidate.
         parameter_norm: Global norm of the old parameters.
@@ -34,17 +34,17 @@ class UpdateContext(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FiniteUpdateGuard:
-    """Trips when gradient, candidate parameters or candidate optimizer state are bad: all or nothing.
+    """Trips when the gradient, the candidate parameters or the candidate optimizer state are bad.
 
-    Three norms tell, which are computed anyway. A gradient is judged before clipping, which turns inf into NaN; its
-    squared norm overflows at 1.8e19, so that the finite 1e20 that would freeze Adam's second moment for good is
-    rejected too. A finite one bounds every new moment, and a finite step every new parameter, given that the old ones
-    were finite, which the state guard verifies. `thorough` looks at each of them all the same, in a second pass over
-    the candidate.
+    The guard reads three norms that SGD computes anyway. It checks the gradient before clipping, because clipping turns
+    inf into NaN. The squared norm overflows at 1.8e19, so a finite gradient of 1e20, which would freeze Adam's second
+    moment for good, is rejected too. A finite gradient bounds every new moment, and a finite step bounds every new
+    parameter, if the old numbers were finite; the state guard checks the old numbers. With `thorough`, a second pass
+    also checks every number of the candidate.
 
     Attributes:
-        max_parameter_norm: Largest norm of the parameters; None for any finite one.
-        thorough: Whether to look at every number of the candidate.
+        max_parameter_norm: Largest norm of the parameters; None for any finite norm.
+        thorough: Whether to check every number of the candidate.
     """
 
     max_parameter_norm: float | None
@@ -52,7 +52,7 @@ class FiniteUpdateGuard:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Which part of the candidate was bad."""
+        """The bad part of the candidate."""
         return ("gradient", "parameters", "optimizer")
 
     def init(self) -> GuardState:
@@ -60,53 +60,53 @@ class FiniteUpdateGuard:
         return GuardState(no_trips(self.causes))
 
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
-        """Judges the candidate; the caller keeps the old one where the verdict is bad."""
+        """Checks the candidate. If the verdict is not ok, the caller keeps the old state."""
         params, opt_state = ctx.value
-        reach = ctx.parameter_norm + ctx.update_norm  # the triangle inequality's bound of the new norm
-        sane = jnp.isfinite(reach)
+        bound = ctx.parameter_norm + ctx.update_norm  # of the new norm, by the triangle inequality
+        params_ok = jnp.isfinite(bound)
         if self.max_parameter_norm is not None:
-            sane &= reach <= self.max_parameter_norm
-        whole = jnp.ones((), bool)
+            params_ok &= bound <= self.max_parameter_norm
+        opt_state_ok = jnp.ones((), bool)
         if self.thorough:
-            sane &= norm_within(params, self.max_parameter_norm)
-            whole = all_finite(opt_state)
-        fine = jnp.stack([jnp.isfinite(ctx.gradient_norm), sane, whole])
+            params_ok &= norm_within(params, self.max_parameter_norm)
+            opt_state_ok = all_finite(opt_state)
+        fine = jnp.stack([jnp.isfinite(ctx.gradient_norm), params_ok, opt_state_ok])
         return Verdict(ctx.value, jnp.all(fine), state._replace(trips=state.trips + count_first(~fine)))
 
 
 @dataclasses.dataclass(frozen=True)
 class SpikeGuard:
-    """Trips when the gradient's norm is far beyond the usual one: the geometric running mean of accepted norms.
+    """Trips when the gradient norm is far above the geometric running mean of accepted norms.
 
-    Clipping would bound such a step, but its direction is that of one bad sample. A norm that is not finite is the
-    update guard's to judge.
+    Clipping would bound the length of such a step, but one bad sample would still decide its direction. A norm that is
+    not finite is left to `FiniteUpdateGuard`.
 
     Attributes:
-        factor: How many times the usual norm is a spike.
+        factor: Multiple of the usual norm at which a norm is a spike.
     """
 
     factor: float
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The only one."""
+        """The only cause."""
         return ("spike",)
 
     def init(self) -> GuardState:
-        """No trips, no norm seen."""
-        return GuardState(no_trips(self.causes), outlier.nothing_yet())
+        """No trips, no norm so far."""
+        return GuardState(no_trips(self.causes), outlier.initial())
 
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
-        """Judges the gradient; a rejected norm moves nothing but the allowance."""
+        """Checks the gradient norm. A rejected norm changes only the allowance."""
         norm, usual = ctx.gradient_norm, state.memory
         ok = outlier.within(norm, usual, self.factor)
         spike, new = ~ok & jnp.isfinite(norm), ok & (norm > 0)
-        # Logarithms of what is positive and finite, so that neither branch of the choice is NaN.
-        seen = jnp.where(new, norm, 1.0)
-        before = jnp.where(usual.level > 0, usual.level, seen)
-        level = jnp.exp((1.0 - _RATE) * jnp.log(before) + _RATE * jnp.log(seen))
+        # Logarithms of positive, finite numbers only, so that neither branch of `jnp.where` is NaN.
+        safe = jnp.where(new, norm, 1.0)
+        before = jnp.where(usual.level > 0, usual.level, safe)
+        level = jnp.exp((1.0 - _RATE) * jnp.log(before) + _RATE * jnp.log(safe))
         level = jnp.where(new, level, usual.level)
-        memory = outlier.follow(usual, level, spike)
+        memory = outlier.update(usual, level, spike)
         return Verdict(ctx.value, ok, GuardState(state.trips + count_first(spike[None]), memory))
 
 

@@ -1,4 +1,4 @@
-"""Packs facts and arrays into two files, JSON and an npz without pickle, each with a checksum."""
+"""Stores facts and arrays in two files, JSON and an npz without pickle, both with checksums."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from rlstable.io.manifest import json_checksum
 
 
 def pack(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[str, bytes]:
-    """The contents of the two files: facts as JSON with both checksums, and the arrays as an npz."""
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
-    body = _plain({**facts, "arrays": zlib.crc32(packed.getbuffer())})
-    return json.dumps({**body, "checksum": json_checksum(body)}, indent=2, allow_nan=False), packed.getvalue()
+    """The contents of the two files: the facts as JSON with both checksums, and the arrays as npz."""
+    npz = io.BytesIO()
+    np.savez_compressed(npz, **arrays)  # type: ignore[arg-type]
+    body = _nonfinite_as_text({**facts, "arrays": zlib.crc32(npz.getbuffer())})
+    return json.dumps({**body, "checksum": json_checksum(body)}, indent=2, allow_nan=False), npz.getvalue()
 
 
 def unpack(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads the two files of `pack`.
+    """Reads the two files that `pack` made.
 
     Args:
         facts: The JSON file.
         arrays: The npz file.
-        newest: The newest format that this version of rlstable knows.
+        newest: The newest format that this version of rlstable can read.
 
     Raises:
-        ConfigError: A file is damaged, or of a newer format.
+        ConfigError: A file is damaged, or has a newer format.
         FileNotFoundError: A file is missing.
     """
     folder = facts.parent
@@ -42,29 +42,29 @@ def unpack(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict
         data = json.loads(facts.read_text())
         body = {name: value for name, value in data.items() if name != "checksum"}
         if data.get("checksum") != json_checksum(body):
-            raise ValueError(f"{facts.name} does not have its checksum")
+            raise ValueError(f"the checksum of {facts.name} is wrong")
         if body["format"] > newest:
             raise ConfigError(
-                f"{folder}: of incident format {body['format']}, which rlstable {__version__} does not know; "
+                f"{folder}: has incident format {body['format']}, which rlstable {__version__} cannot read; "
                 f"update rlstable to {body['versions']['rlstable']}"
             )
-        packed = arrays.read_bytes()
-        if zlib.crc32(packed) != body["arrays"]:
-            raise ValueError(f"{arrays.name} does not have its checksum")
-        with np.load(io.BytesIO(packed), allow_pickle=False) as found:
-            return body, dict(found)
+        npz = arrays.read_bytes()
+        if zlib.crc32(npz) != body["arrays"]:
+            raise ValueError(f"the checksum of {arrays.name} is wrong")
+        with np.load(io.BytesIO(npz), allow_pickle=False) as loaded:
+            return body, dict(loaded)
     except (FileNotFoundError, ConfigError):
         raise
     except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
     except ValueError as error:
-        raise ConfigError(f"{folder}: is torn or was edited ({error}); it cannot be trusted") from error
+        raise ConfigError(f"{folder}: is damaged or was edited ({error}); use another copy") from error
 
 
-def _plain(value: Any) -> Any:
-    """Data for JSON, which has no NaN and no infinity: both become text, `nan`, `inf` or `-inf`."""
+def _nonfinite_as_text(value: Any) -> Any:
+    """Converts NaN and infinities, which JSON does not have, to the text `nan`, `inf` or `-inf`."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _nonfinite_as_text(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_nonfinite_as_text(item) for item in value]
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""A tree of arrays as a checkpoint sees it: a list of paths, dtypes and shapes, and plain NumPy arrays."""
+"""Converts a tree of arrays to a list of paths, dtypes and shapes with plain NumPy arrays, as checkpoints store it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PyTree = Any
 
 
 class Leaf(NamedTuple):
-    """One array as the manifest lists it.
+    """One array of the manifest.
 
     Attributes:
-        keys: The parts of its path.
-        dtype: Name of its type.
-        shape: Its shape.
-        checksum: Of its bytes (`checksum`); None where it is not known.
+        keys: Parts of the array's path in the tree.
+        dtype: Name of the dtype.
+        shape: Shape.
+        checksum: `checksum` of the bytes; None if unknown.
     """
 
     keys: tuple[str, ...]
@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The parts of the path, joined by a slash."""
+        """The path with slashes."""
         return "/".join(self.keys)
 
     def __str__(self) -> str:
@@ -39,10 +39,10 @@ class Leaf(NamedTuple):
 
 
 def describe(path: Any, leaf: Any) -> Leaf:
-    """The manifest's entry for a leaf; typed random keys are listed as the integers they are made of.
+    """The manifest's entry for a leaf. Typed random keys are described by their integer data.
 
     Args:
-        path: Key path, as `jax.tree_util.tree_flatten_with_path` gives it.
+        path: Key path from `jax.tree_util.tree_flatten_with_path`.
         leaf: Array, `ShapeDtypeStruct` or Python number.
     """
     keys = tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("value",)
@@ -56,14 +56,14 @@ def describe(path: Any, leaf: Any) -> Leaf:
 def checksum(array: np.ndarray) -> int:
     """CRC-32 of the array's bytes.
 
-    It is there against disks, not against people, and notices every single flipped bit and burst of up to 32 for
-    certain. Training waits for it, and it is several times quicker than a cryptographic hash.
+    Detects disk errors, not tampering: it finds every flipped bit and every burst of up to 32 bits. Training waits for
+    the checksum, and CRC-32 is several times faster than a cryptographic hash.
     """
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
-    """Lists and copies every array of a tree into private memory, with its checksum.
+    """Copies every array of a tree to new host memory, and lists the arrays with their checksums.
 
     Raises:
         ValueError: Two arrays have the same path.
@@ -75,16 +75,16 @@ def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
         raise ValueError(f"two arrays have the path {max(names, key=names.count)!r}")
     raw = [jax.random.key_data(leaf) if is_key(leaf) else leaf for _, leaf in paths]
     views = [np.asarray(view) for view in jax.device_get(raw)]
-    # A NumPy leaf is still the caller's, and on a CPU a jax leaf is a view of the device's own buffer, which
-    # a donating program may overwrite.
+    # The caller may change a NumPy leaf. On a CPU, a JAX leaf is a view of the device buffer, which a donating program
+    # may overwrite.
     arrays = [view.copy() for view in views]
     return [leaf._replace(checksum=checksum(array)) for leaf, array in zip(leaves, arrays, strict=True)], arrays
 
 
 def place(array: np.ndarray, like: Any) -> Any:
-    """Puts an array where the template's leaf is.
+    """Puts an array on the devices of the template's leaf.
 
-    Uncommitted leaves stay uncommitted, otherwise jit would compile again after a resume.
+    Uncommitted leaves stay uncommitted, because otherwise jit would compile again after a resume.
     """
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array
@@ -99,25 +99,25 @@ def place(array: np.ndarray, like: Any) -> Any:
 
 
 def require_fit(saved: list[Leaf], wanted: list[Leaf], folder: Path) -> None:
-    """Checks that what was saved is what is wanted.
+    """Checks that the saved arrays have the paths, dtypes and shapes of the wanted arrays.
 
     Raises:
-        ConfigError: Names the first path at which they differ, what is saved and what is wanted.
+        ConfigError: They differ; names the first different path and both types.
     """
-    have = {leaf.path: leaf for leaf in saved}
+    by_path = {leaf.path: leaf for leaf in saved}
     names = {leaf.path for leaf in wanted}
-    faults = []
+    differences = []
     for leaf in wanted:
-        other = have.get(leaf.path)
+        other = by_path.get(leaf.path)
         if other is None:
-            faults.append(f"{leaf.path} is missing there and {leaf} here")
+            differences.append(f"{leaf.path} is missing there and {leaf} here")
         elif str(other) != str(leaf):
-            faults.append(f"{leaf.path} is {other} there and {leaf} here")
-    faults += [f"{leaf.path} is {leaf} there and missing here" for leaf in saved if leaf.path not in names]
-    if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+            differences.append(f"{leaf.path} is {other} there and {leaf} here")
+    differences += [f"{leaf.path} is {leaf} there and missing here" for leaf in saved if leaf.path not in names]
+    if differences:
+        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise ConfigError(
-            f"resume: {folder} does not fit this configuration: {faults[0]}{more}; "
+            f"resume: {folder} does not fit this configuration: {differences[0]}{more}; "
             "resume with the configuration the folder was trained with"
         )
 

@@ -1,9 +1,14 @@
-"""Checkpoints: the whole truth of a run on disk.
+"""Saves and restores the checkpoints of a run.
 
-One checkpoint is one folder `<run>/checkpoints/<iteration>` with four items: `state` (the training state as
-arrays by their path in the tree), `policy` (a nested dict of arrays), `host` (JSON) and `manifest` (JSON: the format,
-the score, checksums, and path, dtype and shape of every array, so that a misfit is found before an array is read).
-Orbax writes, commits and retires the folders. No Python class and no pickle is in them.
+A checkpoint is a folder `<run>/checkpoints/<iteration>` with four items:
+
+- `state`: the arrays of the training state, by path in the tree
+- `policy`: a nested dict of arrays
+- `host`: JSON
+- `manifest`: JSON with the format, the score, checksums, and path, dtype and shape of every array, so that a wrong
+  array is found before it is read
+
+Orbax writes, commits and deletes the folders. They contain no Python class and no pickle.
 """
 
 from __future__ import annotations
@@ -52,13 +57,13 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 @dataclasses.dataclass
 class _Save:
-    """A save under way.
+    """A save that has started.
 
     Attributes:
         iteration: Number of the checkpoint.
-        score: Its score, None where it has none.
-        make: Gives what orbax is to write, from a score.
-        items: What `make` gave, kept for a second attempt; None before the first.
+        score: Score of the policy; None without a score.
+        make: Builds orbax's items, from a score.
+        items: Result of `make`, reused for a second attempt; None before the first attempt.
     """
 
     iteration: int
@@ -68,27 +73,29 @@ class _Save:
 
 
 class Checkpoints:
-    """The checkpoints of one run: saves, retires, finds and restores them. For one process and one thread.
+    """Saves, deletes, lists and restores the checkpoints of one run. Use it from one process and one thread.
 
-    Kept are the `keep` latest, the `keep_best` best by score, and every `keep_period`-th iteration if that is
-    set. A save that fails is tried once more, after its temporary files and, on a full disk, older checkpoints were
-    deleted; these are the event `checkpoints_thinned`. A save that fails again never raises: it is reported as the
-    event `checkpoint_failed` with `iteration` and `error`, at once or, if it failed in the background, at the next call
-    of any method. `due` then asks for another one soon, and the first that succeeds is the event
-    `checkpoint_saved_again` with `iteration` and the `failures` before.
+    The folder keeps the `keep` latest checkpoints, the `keep_best` best by score, and, if `keep_period` is set, every
+    `keep_period`-th iteration. A save never raises:
 
-    Close it, or use it as a context manager: a save still under way when the interpreter ends is lost (orbax
-    needs threads that Python has ended by then), though what was on disk before stays whole.
+    - A failed save is retried once. Before the retry its temporary files are deleted and, if the disk is full, older
+      checkpoints too (event `checkpoints_thinned`).
+    - If the retry fails, the event `checkpoint_failed` reports `iteration` and `error`. A failure in the background is
+      reported at the next call of any method.
+    - After a failure, `due` requests another save soon. The first success is the event `checkpoint_saved_again`, with
+      `iteration` and the number of `failures`.
+
+    Call `close`, or use the object as a context manager. Otherwise a save that is still running at the end of the
+    process is lost, because Python ends orbax's threads first. Complete checkpoints stay intact.
 
     Args:
-        run_dir: Folder of the run; its subfolder `checkpoints` is made at the first save.
-        config: What is kept, and whether files are written in the background.
-        on_event: Called as `on_event(kind, fields)` with what happens to checkpoints: the events above, and those of
-            `restore`.
+        run_dir: Folder of the run; the first save creates its subfolder `checkpoints`.
+        config: Which checkpoints are kept, and whether files are written in the background.
+        on_event: Called as `on_event(kind, fields)` with the events above and the events of `restore`.
 
     Attributes:
         directory: The folder of all checkpoints.
-        committed: Iteration of the last checkpoint that this object wrote whole; None before the first.
+        committed: Iteration of the last complete checkpoint of this object; None before the first.
         failing: Whether the last save failed.
     """
 
@@ -103,16 +110,16 @@ class Checkpoints:
         self._on_event = on_event
         self._retry = Retry(config.every)
         self._manager: Any = None
-        self._scores: dict[int, float | None] = {}  # of what is on disk; without those that cannot be read
-        self._pending: _Save | None = None  # what is being written in the background
+        self._scores: dict[int, float | None] = {}  # of the checkpoints on disk whose manifest can be read
+        self._pending: _Save | None = None  # the save that runs in the background
         self.committed: int | None = None
         self.failing = False
         self._abandoned = False
 
     def due(self, iteration: int) -> bool:
-        """Whether to save after this iteration: every `every`-th, and sooner after a save that failed."""
+        """Whether to save after this iteration: every `every`-th, and earlier after a failed save."""
         if self._pending is not None and not self._manager.is_saving_in_progress():
-            self.wait()  # only to hear how it ended
+            self.wait()  # reports a failure
         return self._retry.due(iteration)
 
     def save(
@@ -124,64 +131,65 @@ class Checkpoints:
         *,
         score: float | None = None,
     ) -> bool:
-        """Saves one checkpoint; the arrays may be donated and `host` changed as soon as this returns.
+        """Saves one checkpoint. After the call, arrays may be donated and `host` may be changed.
 
-        Checkpoints of this iteration and later ones are superseded and go, even the best: after a rollback
-        they belong to an attempt given up. Saved once more without a score, an iteration keeps its score.
+        Deletes the checkpoints of this iteration and of later iterations, even the best one: after a rollback they
+        belong to a failed attempt. If an iteration is saved again without a score, it keeps its old score.
 
         Args:
             iteration: Number of the checkpoint, not negative.
             state: Any tree of arrays, typed random keys included.
             policy: Nested dict of arrays with text keys.
             host: JSON data.
-            score: What the policy is worth; None and numbers that are not finite are never best.
+            score: Score of the policy. A policy whose score is None or not finite is never best.
 
         Returns:
-            Whether it was saved, or for asynchronous saves, begun. False was reported as an event.
+            Whether the checkpoint was saved or, for an asynchronous save, whether the save started. A failure is also
+            reported as an event.
         """
         self.wait()
         make = functools.partial(items_of, state, policy, host)
         return self._write(_Save(iteration, finite(score), make), self._config.asynchronous)
 
     def refuse(self, iteration: int, error: Exception) -> None:
-        """Reports that there is no folder to save in; `due` asks for another save soon."""
+        """Reports that the run folder cannot be written; `due` requests another save soon."""
         self.wait()
         self._give_up(iteration, error)
 
     def abandon(self) -> None:
-        """Leaves the folder as it is from now on: it is another run's."""
+        """Stops changing the folder, because it belongs to another run now."""
         self._abandoned = True
 
     def reopen(self) -> None:
-        """Forgets what was on disk; to be called where the folder was written again."""
+        """Reads the folder again at the next access. Call it after the run folder was restored."""
         self.wait()
         self._drop()
 
     def latest(self) -> int | None:
-        """The last iteration on disk."""
+        """The last iteration on disk; None without any."""
         return max(self.all(), default=None)
 
     def best(self) -> int | None:
-        """The iteration with the highest score on disk, the later one of equals; None if none has a score."""
+        """The iteration with the highest score on disk, the later one of equal scores; None without scores."""
         return next((iteration for iteration, _ in self.ranked()), None)
 
     def ranked(self) -> list[tuple[int, float]]:
-        """Iterations on disk that have a score, each with its score; the best first, of equals the later one."""
+        """Iterations on disk with their scores, the best first; the later one first if scores are equal."""
         steps = self.all()
         self._open()
         scores = {step: score for step in steps if (score := self._scores.get(step)) is not None}
         return [(step, scores[step]) for step in ranked(scores, steps)]
 
     def all(self) -> list[int]:
-        """Every iteration on disk, ascending; waits for a save under way."""
+        """Every iteration on disk, ascending; waits for a running save."""
         self.wait()
         if self._manager is None:
-            with contextlib.suppress(OSError):  # a disk that cannot be written can be read
+            with contextlib.suppress(OSError):  # a read-only disk can still be read
                 settle(self.directory)
         return steps_in(self.directory)
 
     def on_disk(self) -> list[int]:
-        """Every iteration on disk, ascending, without one that is being saved."""
+        """Every complete iteration on disk, ascending; does not wait for a running save."""
         return steps_in(self.directory)
 
     def restore(
@@ -190,48 +198,48 @@ class Checkpoints:
         iteration: int | None = None,
         later: Collection[str] = (),
     ) -> tuple[PyTree, dict[str, Any]]:
-        """Reads a state back in the structure, types and places of a template.
+        """Restores a state with the structure, dtypes and shardings of a template.
 
-        A checkpoint that is not what was saved is reported as the event `checkpoint_damaged` with `iteration` and
-        `error`; where no iteration is given the one before it is taken, and the damaged one is renamed out of the way.
-        One that was saved without checksums is reported as `checkpoint_unverified` with `iteration`.
+        A damaged checkpoint is the event `checkpoint_damaged` with `iteration` and `error`. If `iteration` is None,
+        the damaged checkpoint is renamed and the previous one is restored. A checkpoint without checksums is the event
+        `checkpoint_unverified` with `iteration`.
 
         Args:
-            template: Tree like the saved state, of arrays (donated ones will do) or of `ShapeDtypeStruct`
-                with a sharding. NumPy arrays come back as NumPy arrays. Or a function of the host data that gives
-                it, and may raise `ConfigError`.
-            iteration: Which one; the latest that can be read if None.
-            later: Paths of arrays, or of trees of them, that not every checkpoint has; those are the template's then.
+            template: Tree with the structure of the saved state, of arrays (also donated ones) or of
+                `ShapeDtypeStruct` with a sharding. NumPy arrays are restored as NumPy arrays. Or a function from the
+                host data to that tree, which may raise `ConfigError`.
+            iteration: Iteration to restore; None for the latest that can be read.
+            later: Paths of arrays or trees that old checkpoints do not have; a missing array is the template's array.
 
         Returns:
             The state and the host data.
 
         Raises:
-            ConfigError: There is no such checkpoint, none can be read, or it does not fit the template.
+            ConfigError: The checkpoint does not exist or does not fit the template, or none can be read.
         """
 
         def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], Any, int]:
             manager = self._open()
             host, manifest = read_json(manager, self.directory, step)
             like = template(host) if callable(template) else template
-            wanted = [describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
+            leaves = [describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
             saved = {leaf.path for leaf in manifest.state}
-            asked = [leaf for leaf in wanted if leaf.path in saved or not _within(leaf.path, later)]
-            require_fit(manifest.state, asked, self.directory / str(step))
+            required = [leaf for leaf in leaves if leaf.path in saved or not _within(leaf.path, later)]
+            require_fit(manifest.state, required, self.directory / str(step))
             return step, host, read_arrays(manager, step, "state", manifest.state), like, manifest.format
 
         if iteration is not None:
             require_step(self.directory, self.all(), iteration)
-        (step, host, arrays, like, written), damaged = first_readable(
+        (step, host, arrays, like, format_number), damaged = first_readable(
             self.directory,
             lambda: self.all()[::-1] if iteration is None else [iteration],
             read,
             lambda step, error: self._event("checkpoint_damaged", iteration=step, error=error),
         )
-        if written == 0:
+        if format_number == 0:
             self._event("checkpoint_unverified", iteration=step)
         self._keep_damaged(damaged)
-        # Under x64 every dtype stays what it was; otherwise float64 leaves would be narrowed in silence.
+        # With x64, every dtype is preserved; otherwise float64 leaves would silently become float32.
         with jax.enable_x64(True):
 
             def restored(path: Any, leaf: Any) -> Any:
@@ -241,7 +249,7 @@ class Checkpoints:
             return jax.tree_util.tree_map_with_path(restored, like), host
 
     def wait(self) -> bool:
-        """Waits for a save under way; False if it failed, which is reported as an event."""
+        """Waits for a running save. Returns False if it failed; the failure is also reported as an event."""
         save = self._pending
         if save is None:
             return True
@@ -253,7 +261,7 @@ class Checkpoints:
         return True
 
     def close(self) -> None:
-        """Waits for a save under way and releases the background threads; may be called again."""
+        """Waits for a running save and ends the background threads; may be called again."""
         self.wait()
         if self.failing or self._manager is not None:
             self._drop()
@@ -265,7 +273,7 @@ class Checkpoints:
         self.close()
 
     def _open(self, create: bool = False) -> Any:
-        """The orbax manager, opened at first use; None if there is no folder and none is to be created."""
+        """The orbax manager, opened at first use; None if the folder does not exist and `create` is False."""
         if self._manager is None:
             if create:
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -278,7 +286,7 @@ class Checkpoints:
         return self._manager
 
     def _write(self, save: _Save, in_background: bool) -> bool:
-        """Writes a checkpoint, or begins to; whether that succeeded."""
+        """Writes a checkpoint, or starts to. Returns whether that succeeded."""
         try:
             self._begin(save, in_background)
         except Exception as error:
@@ -286,19 +294,19 @@ class Checkpoints:
         return True
 
     def _write_again(self, save: _Save, error: Exception) -> bool:
-        """Tries a save that failed once more, with all the room that can be made; whether it succeeded."""
-        begun = unfinished_size(self.directory)
+        """Retries a failed save after freeing disk space. Returns whether it succeeded."""
+        written = unfinished_size(self.directory)
         self._drop()
         try:
             if is_full(error):
                 free = 0 if over_quota(error) else free_bytes(self.directory) or 0
                 best = [step for step, _ in self.ranked()]
-                deleted = thin(self.directory, best, self._config, begun, free)
+                deleted = thin(self.directory, best, self._config, written, free)
                 if deleted:
                     self._drop()
                     self._event("checkpoints_thinned", iterations=sorted(deleted), because="the disk is full")
             self._begin(save, in_background=False)
-            # What the first attempt still had to write may have fallen into the files of the second.
+            # Late writes of the first attempt may have damaged the files of the second.
             verify(self._manager, self.directory, save.iteration)
         except Exception as again:
             self._drop()
@@ -309,7 +317,7 @@ class Checkpoints:
         return True
 
     def _begin(self, save: _Save, in_background: bool) -> None:
-        """Has orbax write a checkpoint; waits for it if it supersedes others, or is not for the background."""
+        """Starts orbax's write. Waits for it if it replaces other checkpoints or does not run in the background."""
         manager = self._open(create=True)
         superseded = [step for step in steps_in(self.directory) if step >= save.iteration]
         if save.score is None and save.iteration in superseded:
@@ -328,9 +336,9 @@ class Checkpoints:
             self._committed(save)
 
     def _committed(self, save: _Save) -> None:
-        """The save under way is on disk, and what it makes superfluous is not needed any longer."""
+        """Records that the running save is complete, and deletes the checkpoints that it replaces."""
         self._pending, self.committed, self.failing = None, save.iteration, False
-        with contextlib.suppress(OSError):  # tried again at the next save
+        with contextlib.suppress(OSError):  # retried at the next save
             settle(self.directory)
         failures = self._retry.saved()
         if failures:
@@ -343,26 +351,26 @@ class Checkpoints:
             except OSError as error:
                 raise ConfigError(
                     f"{self.directory / str(step)}: is damaged and cannot be renamed ({one_line(error)}); "
-                    "move it out of the folder"
+                    "move it to another folder"
                 ) from error
             self._scores.pop(step, None)
         if steps and self._manager is not None:
             self._manager.reload()
 
     def _drop(self) -> None:
-        """Closes the manager and deletes what it left unfinished: the next one starts clean."""
+        """Closes the manager and deletes its unfinished files, so that the next one starts clean."""
         manager, self._manager, self._pending = self._manager, None, None
         if manager is not None:
-            with contextlib.suppress(Exception):  # raises the failure that is handled already once more
+            with contextlib.suppress(Exception):  # raises the failure again that is already handled
                 manager.close()
         if self._abandoned:
             return
-        with contextlib.suppress(OSError):  # tried again at the next opening
+        with contextlib.suppress(OSError):  # retried at the next opening
             remove_unfinished(self.directory)
             settle(self.directory)
 
     def _give_up(self, iteration: int, error: Exception) -> None:
-        """Reports a save that failed for good."""
+        """Reports a save whose retry failed."""
         self.failing = True
         self._retry.failed(iteration)
         self._event("checkpoint_failed", iteration=iteration, error=one_line(error))

@@ -1,4 +1,4 @@
-"""The folder of all checkpoints: which are superseded, retired, unfinished or damaged, and which may make way."""
+"""The folder of all checkpoints: renames and deletes replaced, retired, unfinished and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlstable.io.space import dispensable, enough, size_of
 RETIRED = ".retired"
 _DAMAGED = ".damaged"
 _TEMPORARY = ".orbax-checkpoint-tmp"
-_LOOKS, _BETWEEN_LOOKS = 20, 0.05  # seconds
+_ATTEMPTS, _SECONDS_BETWEEN = 20, 0.05
 
 
 def require_step(folder: Path, steps: list[int], iteration: int) -> None:
-    """Checks that an iteration is among the steps of a folder.
+    """Checks that a folder has a checkpoint of an iteration.
 
     Raises:
-        ConfigError: It is not; names those that are.
+        ConfigError: It has not; lists the checkpoints that exist.
     """
     if steps and iteration not in steps:
         listed = ", ".join(map(str, steps))
@@ -30,7 +30,7 @@ def require_step(folder: Path, steps: list[int], iteration: int) -> None:
 
 
 def keep_damaged(directory: Path, step: int) -> None:
-    """Renames a damaged checkpoint, so that it is out of the way and can still be examined."""
+    """Renames a damaged checkpoint, so that it is not restored but can still be examined."""
     name, n = f"{step}{_DAMAGED}", 1
     while (directory / name).exists():
         n += 1
@@ -39,18 +39,18 @@ def keep_damaged(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, steps: Sequence[int], by: int) -> None:
-    """Renames steps that a new one supersedes, so that a crash before it is complete loses neither."""
+    """Renames checkpoints that a new one replaces, so that a crash before the new one is complete loses nothing."""
     for step in steps:
         (directory / str(step)).rename(directory / f"{step}{ASIDE}{by}")
 
 
 def make_room_to_retire(directory: Path) -> None:
-    """Makes the folder for what a save retires, which may be impossible once that save has filled the disk."""
+    """Creates the folder for retired checkpoints before a save, because the save may fill the disk."""
     (directory / RETIRED).mkdir(exist_ok=True)
 
 
 def retire(directory: Path, steps: Iterable[int]) -> None:
-    """Deletes whole checkpoints; renamed first, so that a crash leaves no half of one under its number."""
+    """Deletes checkpoints. Renames them first, so that a crash leaves no incomplete checkpoint under its number."""
     make_room_to_retire(directory)
     for step in steps:
         (directory / str(step)).rename(directory / RETIRED / str(step))
@@ -58,28 +58,28 @@ def retire(directory: Path, steps: Iterable[int]) -> None:
 
 
 def unfinished_size(directory: Path) -> int:
-    """Bytes that saves have written that are not complete."""
+    """Bytes that incomplete saves have written."""
     return sum(map(size_of, directory.glob(f"*{_TEMPORARY}*")))
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Deletes what failed saves have left; not while one is under way.
+    """Deletes the files of failed saves. Must not run during a save.
 
-    TensorStore keeps writing for a moment after the error of its first file, so this looks more than once.
+    TensorStore keeps writing for a moment after its first error, so this function tries several times.
     """
-    for _ in range(_LOOKS):
-        found = list(directory.glob(f"*{_TEMPORARY}*"))
-        if not found:
+    for _ in range(_ATTEMPTS):
+        unfinished = list(directory.glob(f"*{_TEMPORARY}*"))
+        if not unfinished:
             return
-        for left in found:
-            shutil.rmtree(left, ignore_errors=True)
-        time.sleep(_BETWEEN_LOOKS)
+        for folder in unfinished:
+            shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_SECONDS_BETWEEN)
 
 
 def settle(directory: Path) -> None:
-    """Deletes what was retired or superseded by a complete checkpoint, brings back what an incomplete one was to.
+    """Deletes retired and replaced checkpoints. If a new checkpoint is incomplete, restores the ones it would replace.
 
-    A folder that cannot be deleted does no harm; the next call tries again.
+    A folder that cannot be deleted is harmless; the next call tries again.
     """
     shutil.rmtree(directory / RETIRED, ignore_errors=True)
     for aside in directory.glob(f"*{ASIDE}*"):
@@ -90,22 +90,22 @@ def settle(directory: Path) -> None:
             aside.rename(directory / step)
 
 
-def thin(directory: Path, best: Sequence[int], config: CheckpointConfig, begun: int, free: int) -> list[int]:
-    """Deletes older checkpoints if that makes room for one more.
+def thin(directory: Path, best: Sequence[int], config: CheckpointConfig, written: int, free: int) -> list[int]:
+    """Deletes older checkpoints if that frees enough space for a new one.
 
     Args:
-        directory: That of all checkpoints.
-        best: Those that have a score, the best first.
-        config: What is kept.
-        begun: Bytes that a save had written before it failed.
-        free: Bytes that are free now.
+        directory: The folder of all checkpoints.
+        best: Checkpoints with a score, the best first.
+        config: Which checkpoints are kept.
+        written: Bytes that the failed save had written.
+        free: Free bytes of the disk.
 
     Returns:
-        The checkpoints that were deleted.
+        The deleted checkpoints.
     """
     steps = steps_in(directory)
     sizes = {step: size_of(directory / str(step)) for step in steps}
-    needed = max([2 * begun, *(size + size // 10 for size in sizes.values())])
+    needed = max([2 * written, *(size + size // 10 for size in sizes.values())])
     deleted = enough(dispensable(steps, best, config), sizes, needed - free)
     if deleted:
         retire(directory, deleted)

@@ -14,14 +14,14 @@ from rlstable.io.progress_reminder import ProgressReminder
 from rlstable.io.screens import Progress, open_screen
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
-# What is no trouble bears no exclamation mark.
-_NEWS = frozenset(
+# Events that are not trouble; their lines have no exclamation mark.
+_GOOD_EVENTS = frozenset(
     {
         "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
         "backend_chosen", "seed_ended", "best_confirmed",
     }
 )  # fmt: skip
-# What a verbose line has of a row: name and format by key.
+# Metrics of a verbose line: name and format by key.
 _LEARNING = {
     "training/policy_loss": ("policy loss", ".3g"),
     "training/v_loss": ("value loss", ".3g"),
@@ -41,22 +41,22 @@ _LEARNING = {
 
 
 class Console:
-    """The sink that prints for the user.
+    """The sink that prints on the console.
 
     Attributes:
         working: `with working(what, expected):` prints "still running" lines during long work.
 
     Args:
-        mode: `auto` is a live display on a terminal and plain lines elsewhere.
+        mode: `auto` shows a live display on a terminal and plain lines elsewhere.
         total_steps: Environment steps of the whole run.
         title: Name of the run, usually its environment.
-        interval: Seconds between two plain lines; an evaluation always gets one. Trips of one guard within it
-            are added up into one line.
-        verbose: Whether every row leaves a line with what learning did.
+        interval: Seconds between two plain lines; an evaluation always gets a line. Trips of one guard within the
+            interval are summed up in one line.
+        verbose: Whether every row adds a line with losses and other learning metrics.
         patience: Seconds between two "still running" lines.
-        stream: The file to write to; standard output if None.
-        terminal: A rich console to write to instead.
-        clock: Seconds, for tests.
+        stream: File to write to; None for standard output.
+        terminal: Rich console to write to instead; None to create one.
+        clock: Returns seconds; for tests.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Console:
         self._evaluated = False
         self._step = 0
         self._trips: dict[str, int] = {}
-        self._held: dict[str, Counter[str]] = {}
-        self._told: dict[str, float] = {}
+        self._pending_trips: dict[str, Counter[str]] = {}
+        self._printed_at: dict[str, float] = {}
         self._screen = open_screen(mode, title, interval, stream, terminal, clock)
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Shows the progress of the run and its return."""
+        """Shows progress and return."""
         now = self._progress
         now.step = self._step = int(step)
         now.sps = metrics.get("training/sps", now.sps)
@@ -98,29 +98,29 @@ class Console:
             now.episode_return = metrics.get("episode/sum_reward", now.episode_return)
         self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
         now.trips = sum(self._trips.values())
-        self._tell_trips()
+        self._print_trips()
         evaluation = any(key.startswith("eval/") for key in metrics)
-        self._do(lambda: self._screen.show(now, evaluation))
+        self._try(lambda: self._screen.show(now, evaluation))
         if self._verbose:
-            self._do(lambda: self._screen.line(describe_learning(self._step, metrics), "dim"))
+            self._try(lambda: self._screen.line(describe_learning(self._step, metrics), "dim"))
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Prints one line for one event."""
         self._step = int(step)
         if kind == "stopped":
-            return  # the summary says it
+            return  # the summary reports it
         if kind == "guard_tripped" and "guard" in fields:
             counts = {cause: n for cause, n in fields.items() if isinstance(n, int)}
-            self._held.setdefault(str(fields["guard"]), Counter()).update(counts)
-            self._tell_trips()
+            self._pending_trips.setdefault(str(fields["guard"]), Counter()).update(counts)
+            self._print_trips()
         else:
-            self._tell(kind in _NEWS or fields.get("how") == "typed", describe_event(kind, fields))
+            self._print_event(kind in _GOOD_EVENTS or fields.get("how") == "typed", describe_event(kind, fields))
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Shows what is compiling while the block runs, and then how long it took."""
+        """Context manager: shows that a program compiles, and then how long it took."""
         started = self._clock()
-        self._do(lambda: self._screen.begin(f"compiling {name}"))
+        self._try(lambda: self._screen.begin(f"compiling {name}"))
         outcome = f"failed to compile {name} after"
         try:
             with self.working(f"compiling {name}"):
@@ -128,40 +128,39 @@ class Console:
             outcome = f"compiled {name} in"
         finally:
             took = self._clock() - started
-            self._do(lambda: self._screen.end(f"{outcome} {took:.1f} s"))
+            self._try(lambda: self._screen.end(f"{outcome} {took:.1f} s"))
 
     def message(self, text: str) -> None:
         """Prints a line."""
-        self._do(lambda: self._screen.line(text, None))
+        self._try(lambda: self._screen.line(text, None))
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
         """Prints a table of names and values, and ends the live display."""
-        self._tell_trips(all_held=True)
-        self._do(lambda: self._screen.close())
-        self._do(lambda: self._screen.table(rows))
+        self.close()
+        self._try(lambda: self._screen.table(rows))
 
     def close(self) -> None:
-        """Ends the display; may be called again."""
-        self._tell_trips(all_held=True)
-        self._do(lambda: self._screen.close())
+        """Prints pending trips and ends the live display; may be called again."""
+        self._print_trips(force=True)
+        self._try(lambda: self._screen.close())
 
-    def _tell(self, good: bool, text: str) -> None:
+    def _print_event(self, good: bool, text: str) -> None:
         line = f"{'-' if good else '!'} step {self._step:,}  {text}"
-        self._do(lambda: self._screen.line(line, None if good else "yellow"))
+        self._try(lambda: self._screen.line(line, None if good else "yellow"))
 
-    def _tell_trips(self, all_held: bool = False) -> None:
-        """Prints trips, at most one line per guard and interval: a guard may trip in every iteration."""
-        for guard, counts in list(self._held.items()):
-            since = self._clock() - self._told.get(guard, float("-inf"))
-            if all_held or since >= self._interval:
-                del self._held[guard]
-                self._told[guard] = self._clock()
+    def _print_trips(self, force: bool = False) -> None:
+        """Prints pending trips, at most one line per guard and interval, unless forced."""
+        for guard, counts in list(self._pending_trips.items()):
+            since = self._clock() - self._printed_at.get(guard, float("-inf"))
+            if force or since >= self._interval:
+                del self._pending_trips[guard]
+                self._printed_at[guard] = self._clock()
                 total = sum(counts.values())
                 causes = ", ".join(f"{cause} {n:,}" for cause, n in counts.items())
-                self._tell(False, f"{guard}: {total:,} {'trip' if total == 1 else 'trips'} ({causes})")
+                self._print_event(False, f"{guard}: {total:,} {'trip' if total == 1 else 'trips'} ({causes})")
 
-    def _do(self, call: Callable[[], None]) -> None:
-        """A closed pipe or a lost terminal must not end a run: from then on nothing is shown."""
+    def _try(self, call: Callable[[], None]) -> None:
+        """Calls the screen. If a pipe or terminal is closed, the run continues and nothing more is shown."""
         try:
             call()
         except (OSError, ValueError):
@@ -169,13 +168,17 @@ class Console:
 
 
 def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
-    """An event as `kind: key value, ...` on one line; a mapping becomes `key (name value, ...)`. A sign is its text.
+    """An event as one line.
 
-    A changed setting becomes `key: old -> new (edited)`.
+    | event | line |
+    |---|---|
+    | `configuration_changed` | `kind: key: old -> new (how)` |
+    | `sign` | `sign name: text` |
+    | other | `kind: key value, ...`; a mapping becomes `key (name value, ...)` |
     """
     if kind == "sign" and {"sign", "text"} <= fields.keys():
-        of = f" of {_text(fields['of'])}" if "of" in fields else ""
-        return f"sign {_text(fields['sign'])}{of}: {_text(fields['text'])}"
+        seed = f" of {_text(fields['of'])}" if "of" in fields else ""
+        return f"sign {_text(fields['sign'])}{seed}: {_text(fields['text'])}"
     if kind == "configuration_changed" and {"key", "old", "new", "how"} <= fields.keys():
         old, new = setting(fields["old"]), setting(fields["new"])
         return f"{kind}: {_text(fields['key'])}: {old} -> {new} ({_text(fields['how'])})"
@@ -190,14 +193,14 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def setting(value: Any) -> str:
-    """The value of a setting in one line, all its digits, as it is typed."""
+    """The value of a setting on one line, with all digits."""
     return _text(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False))
 
 
 def describe_learning(step: int, metrics: Mapping[str, float | int | None]) -> str:
-    """One line about learning: losses and the numbers that show whether to believe them."""
-    found = [(name, metrics[key], form) for key, (name, form) in _LEARNING.items() if metrics.get(key) is not None]
-    return f"  step {step:,}  " + "  ".join(f"{name} {value:{form}}" for name, value, form in found)
+    """One line with losses and other learning metrics."""
+    values = [(name, metrics[key], form) for key, (name, form) in _LEARNING.items() if metrics.get(key) is not None]
+    return f"  step {step:,}  " + "  ".join(f"{name} {value:{form}}" for name, value, form in values)
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checks that the run folder is still in place, and writes it again if it is not."""
+"""Checks during training that the run folder still exists, and restores it if not."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rlstable.io.run_folder import reserve_room, write_config, write_machine
 
 
 class FolderCheck:
-    """Checks that the files of a run folder are in place while the run is training, and writes missing ones again.
+    """Checks during training that the files of a run folder exist, and restores missing ones.
 
     Args:
-        run_dir: The folder.
-        lock: Held on it.
-        logbook: What writes metrics and events there.
+        run_dir: The run folder.
+        lock: The lock of the folder.
+        logbook: Writes metrics and events to the folder.
         settings: Content of `config.yaml`.
-        machine: Content of `machine.json`, None where there is none.
+        machine: Content of `machine.json`; None to write none.
         event: Called as `event(kind, **fields)`.
 
     Attributes:
-        taken: Whether another run was found in a folder of that name; this run then writes nothing there any more.
+        taken: Whether another run uses a folder with the same name. This run then writes nothing there any more.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FolderCheck:
         machine: Mapping[str, Any] | None,
         event: Callable[..., None],
     ):
-        # The user may change the working folder.
+        # Absolute, because the user may change the working directory.
         self._run_dir = run_dir.absolute()
         self._logbook = logbook
         self._settings = settings
@@ -48,18 +48,18 @@ class FolderCheck:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is missing; a `config.yaml` that was edited since is in place."""
+        """Whether no file is missing. An edited `config.yaml` is not missing."""
         return not self._missing()
 
     def ensure(self) -> bool:
-        """Writes the folder again if files of it are missing, which is the event `run_folder_restored`.
+        """Restores missing files, with the event `run_folder_restored`.
 
         Returns:
-            Whether it did.
+            Whether files were missing.
 
         Raises:
             OSError: The folder cannot be written.
-            ConfigError: Another run is, or was, in a folder of that name.
+            ConfigError: Another run uses or has used a folder with the same name.
         """
         missing = self._missing()
         if not missing:
@@ -75,7 +75,7 @@ class FolderCheck:
     def _take_again(self) -> None:
         try:
             if self._logbook.foreign:
-                raise ConfigError(f"{self._run_dir}: another run has used a folder of that name")
+                raise ConfigError(f"{self._run_dir}: another run has used a folder with this name")
             self._lock.take_again()
         except ConfigError:
             self.taken = True
@@ -88,9 +88,9 @@ class FolderCheck:
             write_machine(self._run_dir, self._machine)
 
     def _missing(self) -> list[str]:
-        places = {
+        exists = {
             "config.yaml": (self._run_dir / "config.yaml").is_file(),
             "the lock": self._lock.in_place,
             "metrics.jsonl or events.jsonl": self._logbook.in_place,
         }
-        return [name for name, there in places.items() if not there]
+        return [name for name, present in exists.items() if not present]

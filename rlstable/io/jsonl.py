@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and `events.jsonl`: the record of a run that every report reads."""
+"""Writes `metrics.jsonl` and `events.jsonl`, which all reports read."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Thin = Callable[[thinning.Read], Iterator[thinning.Entry]]
 
 
 class JsonLines:
-    """`metrics.jsonl` and `events.jsonl`: strict JSON, one object a line, on disk as soon as a call returns.
+    """Writes `metrics.jsonl` and `events.jsonl`: strict JSON, one object per line, written when a call returns.
 
-    Numbers that are not finite are written as null. A key that is called like one of ours gets a trailing
-    underscore. Files of long runs are thinned, see `thinning`.
+    Numbers that are not finite become null. A field named `step`, `time` or `kind` gets a trailing underscore. Files of
+    long runs are thinned (`thinning`).
 
     Args:
-        run_dir: Folder of the run; made if missing.
-        resume_step: Step from which a resumed run continues. Metrics of later steps are dropped, since training
-            writes them again; events are kept, since they happened.
+        run_dir: Folder of the run; created if missing.
+        resume_step: Step from which a resumed run continues. Metrics of later steps are dropped, because training
+            writes them again. Events are kept.
     """
 
     def __init__(self, run_dir: str | Path, resume_step: int | None = None):
@@ -49,19 +49,19 @@ class JsonLines:
 
     @property
     def in_place(self) -> bool:
-        """Whether both files are still those under their names."""
+        """Whether both open files still exist under their names."""
         return self._metrics.in_place and self._events.in_place
 
     @property
     def foreign(self) -> bool:
-        """Whether another run has written a file with the name of one of these."""
+        """Whether another run has replaced one of the files."""
         return self._metrics.foreign or self._events.foreign
 
     def restore(self) -> None:
-        """Writes files again whose names are gone, with all their lines, and appends to the new files.
+        """Writes deleted files again with all their lines, and appends to the new files.
 
         Raises:
-            OSError: They cannot be written.
+            OSError: A file cannot be written.
         """
         self._metrics.restore()
         self._events.restore()
@@ -73,15 +73,15 @@ class JsonLines:
 
 
 class _LineFile:
-    """A file of JSON lines that is appended to; torn lines are dropped when it is opened, old ones thinned."""
+    """An append-only file of JSON lines. Opening drops incomplete lines; old lines are thinned."""
 
     def __init__(self, path: Path, last_step: int | None, thin: Thin):
         self._path = path.absolute()
         self._thin = thin
         self._count = _trim(path, last_step) if path.exists() else 0
-        self._kept = 0
+        self._thinned_count = 0
         self._file = _open(self._path)
-        self._swapping = threading.Lock()  # the file is replaced in the thread that writes it
+        self._swapping = threading.Lock()  # the writing thread replaces the file
         self._torn = False
 
     @property
@@ -94,88 +94,88 @@ class _LineFile:
 
     @property
     def foreign(self) -> bool:
-        """Whether the file of that name is another one, which begins with another line; a copy does not."""
+        """Whether another run wrote the file under this name: its first line differs. A copy is not foreign."""
         if self.in_place:
             return False
         try:
-            with self._path.open("rb") as other:
-                theirs = other.readline()
-            return bool(theirs) and theirs != self._first_line()
+            with self._path.open("rb") as current:
+                first_line = current.readline()
+            return bool(first_line) and first_line != self._first_line()
         except OSError:
             return False
 
     def restore(self) -> None:
         if self.in_place:
             return
-        lost, part = self._file, _part_of(self._path)
-        with part.open("wb") as target, contextlib.suppress(OSError):  # some network file systems forget such a file
-            lost.seek(0)
-            shutil.copyfileobj(lost, target)
+        deleted, part = self._file, _part_of(self._path)
+        with part.open("wb") as target, contextlib.suppress(OSError):  # some network file systems lose deleted files
+            deleted.seek(0)
+            shutil.copyfileobj(deleted, target)
         with self._swapping:
             os.replace(part, self._path)
             self._file = _open(self._path)
-        lost.close()
+        deleted.close()
 
     def append(self, head: dict[str, Any], fields: Mapping[str, Any]) -> None:
-        """Writes one line: `head` and then `fields`."""
+        """Appends one line: `head`, then `fields`."""
         body = {f"{key}_" if key in head else str(key): to_json(value) for key, value in fields.items()}
         line = json.dumps({**head, **body}, allow_nan=False).encode() + b"\n"
-        # After a full disk half a line may be there; the next row starts a new line.
+        # A full disk may have cut the last line, so this line starts on a new one.
         line = b"\n" + line if self._torn else line
         self._torn = True
         if self._file.write(line) != len(line):
-            raise OSError("the line was written in part only; is the disk full?")
+            raise OSError("only a part of the line was written; the disk may be full")
         self._torn = False
         self._count += 1
-        if thinning.due(self._count, self._kept):
+        if thinning.due(self._count, self._thinned_count):
             self._rewrite()
 
     def close(self) -> None:
         self._file.close()
 
     def _rewrite(self) -> None:
-        """Puts a thinned file in the place of this one; killed in between, the file is the old or the new one, whole.
+        """Replaces the file by a thinned one, atomically.
 
-        Without room on the disk nothing changes; `_kept` puts off the next try.
+        On a full disk nothing changes, and `_thinned_count` delays the next attempt.
         """
-        self._kept, part = self._count, _part_of(self._path)
+        self._thinned_count, part = self._count, _part_of(self._path)
         if not self.in_place:
-            return  # the lines under that name are not these
-        with contextlib.ExitStack() as failing:
+            return  # another file has this name
+        with contextlib.ExitStack() as on_failure:
             try:
                 part.unlink(missing_ok=True)
-                file = failing.enter_context(_open(part))
-                kept = 0
+                file = on_failure.enter_context(_open(part))
+                count = 0
                 for row in self._thin(self._rows):
                     line = json.dumps(row, allow_nan=False).encode() + b"\n"
                     if file.write(line) != len(line):
                         raise OSError("the disk is full")
-                    kept += 1
+                    count += 1
                 os.fsync(file.fileno())
                 with self._swapping:
                     os.replace(part, self._path)
-                    old, self._file = self._file, file  # what was `part` is appended to from now on
+                    old, self._file = self._file, file
             except (OSError, ValueError):
                 with contextlib.suppress(OSError):
                     part.unlink()
                 return
-            failing.pop_all()
+            on_failure.pop_all()
         old.close()
-        self._count = self._kept = kept
+        self._count = self._thinned_count = count
 
     def _first_line(self) -> bytes:
-        with open(os.dup(self._file.fileno()), "rb") as own:
-            own.seek(0)
-            return own.readline()
+        with open(os.dup(self._file.fileno()), "rb") as copy:
+            copy.seek(0)
+            return copy.readline()
 
     def _rows(self) -> Iterator[thinning.Entry]:
-        """Every line that is not torn."""
+        """Every complete line."""
         with self._path.open("rb") as source:
             yield from (row for line in source if (row := _parsed(line)) is not None)
 
 
 def _open(path: Path) -> io.FileIO:
-    """A file that every write is appended to at once, and that can be read where its name is gone."""
+    """Opens a file for unbuffered appending. It can be read even after its name is deleted."""
     return path.open("ab+", buffering=0)
 
 
@@ -184,16 +184,16 @@ def _part_of(path: Path) -> Path:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The object of a line, None for a line that is torn."""
+    """The object of a line; None for an incomplete line."""
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("step"), int | float) else None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int | float) else None
 
 
 def _trim(path: Path, last_step: int | None) -> int:
-    """Rewrites a file of JSON lines without torn lines and without steps after `last_step`; returns what is left."""
+    """Drops incomplete lines and steps after `last_step` from a file. Returns the number of lines that are left."""
     part = _part_of(path)
     kept = dropped = 0
     with path.open("rb") as source, part.open("wb") as target:
@@ -212,7 +212,7 @@ def _trim(path: Path, last_step: int | None) -> int:
 
 
 def to_json(value: Any) -> Any:
-    """The value as strict JSON: not finite becomes null, arrays become lists, the unknown becomes text."""
+    """The value as strict JSON: non-finite numbers become null, arrays become lists, unknown types become text."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Mapping):

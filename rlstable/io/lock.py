@@ -1,4 +1,4 @@
-"""One process at a time in a run folder."""
+"""Lock of a run folder: only one process may use it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ _NAME = ".lock"
 
 
 class RunLock:
-    """A run folder that is ours as long as the lock is held, which ends with the process at the latest.
+    """Exclusive lock of a run folder, held until `release` or until the process ends.
 
-    The kernel releases the lock of a process that dies in any way, so there are no stale ones: a file that was left
-    behind by a dead process is free.
+    The kernel releases the lock of a dead process, so a lock file that a dead process left behind is free.
 
     Args:
-        run_dir: A folder that exists.
+        run_dir: An existing folder.
 
     Attributes:
-        unsupported: Why the file system cannot lock, None where it can; nothing is held then.
+        unsupported: Why the file system cannot lock; None if it can. Without support, no lock is held.
 
     Raises:
-        ConfigError: Another run holds it; names the folder and the process.
+        ConfigError: Another run holds the lock; names the folder and the process.
         OSError: The folder cannot be written.
     """
 
@@ -39,7 +38,7 @@ class RunLock:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                ours = self._is_in_place(file)
+                valid = self._is_in_place(file)
             except BlockingIOError as error:
                 holder = _read(file)
                 os.close(file)
@@ -52,33 +51,33 @@ class RunLock:
                 self._path.unlink(missing_ok=True)
                 self.unsupported = error.strerror or str(error)
             else:
-                if ours:
+                if valid:
                     self._file = file
-                else:  # its last holder deleted it between our opening and locking it
+                else:  # the previous holder deleted the file before this process locked it
                     os.close(file)
         if self._file is not None:
             _write(self._file)
 
     def release(self) -> None:
-        """Gives the folder free; may be called again."""
+        """Releases the lock; may be called again."""
         file, self._file = self._file, None
         if file is not None:
-            if self._is_in_place(file):  # another folder under the same name is another run's
-                # Deleted while it is held: a process that has it open sees that it is no longer in place.
+            if self._is_in_place(file):  # otherwise another run owns the folder under this name
+                # Deleted while locked, so that a process that has opened the file notices the deletion.
                 with contextlib.suppress(OSError):
                     self._path.unlink()
             os.close(file)
 
     def take_again(self) -> None:
-        """Locks the folder that has the name now, in place of the deleted one; errors as for a new lock."""
-        new, gone = RunLock(self._path.parent), self._file
+        """Locks the folder again after it was deleted and created again; raises the errors of a new lock."""
+        new, old = RunLock(self._path.parent), self._file
         self._file, self.unsupported = new._file, new.unsupported
-        if gone is not None:
-            os.close(gone)
+        if old is not None:
+            os.close(old)
 
     @property
     def in_place(self) -> bool:
-        """Whether the folder is still the one that is locked; True where the file system has no locks."""
+        """Whether the locked file still exists under its name; True if the file system has no locks."""
         return self._file is None or self._is_in_place(self._file)
 
     def _is_in_place(self, file: int) -> bool:
@@ -89,7 +88,7 @@ class RunLock:
 
 
 def _write(file: int) -> None:
-    """Writes the holder into the lock file; on a full disk the file stays empty and the lock still holds."""
+    """Writes the holder to the lock file. On a full disk the file stays empty, but the lock still holds."""
     holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
     with contextlib.suppress(OSError):
         os.ftruncate(file, 0)

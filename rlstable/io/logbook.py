@@ -1,4 +1,4 @@
-"""Logbook of a run: all outputs of rows and events, opened once the resumed step is known."""
+"""Logbook of a run: writes rows and events to all outputs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from rlstable.io.jsonl import to_json
 from rlstable.io.sinks import JsonLines, Metrics, Sink, Sinks, TensorBoard, Wandb
 from rlstable.io.writer import Writer
 
-Tell = Callable[[int, str, Mapping[str, Any]], bool]
+Notify = Callable[[int, str, Mapping[str, Any]], bool]
 
 
 class Logbook:
-    """The sinks of a configuration behind one door.
+    """All sinks of a run behind one interface.
 
-    The console shows a thing when it is told, in the order of all that people see. The record, which are the files
-    that a run goes on with, and services are written by threads beside the computing, a thread each: `wait` where the
-    record has to be complete, however slow a service is.
+    The console prints at once, in the calling thread. One background thread writes the record (`metrics.jsonl` and
+    `events.jsonl`), another one the services (TensorBoard, Weights & Biases). Call `wait` when the record must be
+    complete; it does not wait for services.
 
     Args:
-        config: Which sinks there are.
+        config: Selects the sinks.
         run_dir: The run folder.
-        console: Where people look; it works before `start`, the files do not.
-        more: Other services.
+        console: The console; it works before `start`, the files do not.
+        more: Additional services.
     """
 
     def __init__(self, config: Config, run_dir: Path, console: Console, more: Sequence[Sink] = ()):
         self._config = config
         self._run_dir = run_dir
         self._console = console
-        self._showing = threading.RLock()  # the writing threads report what breaks
-        self._shown = Sinks([console], tell=self._write)
+        self._showing = threading.RLock()  # the writing threads report failed sinks
+        self._shown = Sinks([console], notify=self._write)
         self._more = more
-        self._record: _Written | None = None
-        self._services: _Written | None = None
+        self._record: _BackgroundSinks | None = None
+        self._services: _BackgroundSinks | None = None
         self._lines: JsonLines | None = None
         self._tensorboard: TensorBoard | None = None
         self._wandb: Wandb | None = None
@@ -55,7 +55,7 @@ class Logbook:
 
         Args:
             wandb_run_id: The wandb run to continue, if any.
-            resume_step: The step the run resumes from; rows after it are dropped, since they come again.
+            resume_step: Step from which the run resumes; later rows are dropped, because training writes them again.
         """
         services: list[Sink] = [*self._more]
         chosen = self._config.logging
@@ -71,16 +71,16 @@ class Logbook:
             run_config = self._config.model_dump(mode="json")
             self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=report)
             services.append(self._wandb)
-        # Last, since a sink that cannot be opened must not leave files that look like a run.
+        # Last, because a sink that cannot be opened must not leave files that look like a run.
         self._lines = record = JsonLines(self._run_dir, resume_step)
-        self._services = _Written(Sinks(services, tell=self._tell_others(lambda: self._services)), first)
-        self._record = _Written(Sinks([record], tell=self._tell_others(lambda: self._record)), first)
+        self._services = _BackgroundSinks(Sinks(services, notify=self._notify_others(lambda: self._services)), first)
+        self._record = _BackgroundSinks(Sinks([record], notify=self._notify_others(lambda: self._record)), first)
         early, self._early = self._early, []
         for step, kind, fields in early:
             self.event(step, kind, fields)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Shows one row, and has it written."""
+        """Shows one row and queues it for writing."""
         if self._record is not None and self._services is not None:
             with self._showing:
                 self._shown.log(step, metrics)
@@ -89,7 +89,7 @@ class Logbook:
             self._services.log(step, row)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Shows one event, and has it written; kept until `start` if that has not been."""
+        """Shows one event and queues it for writing. Before `start`, the event is kept for later."""
         if self._record is None:
             self._early.append((step, kind, fields))
         else:
@@ -97,27 +97,27 @@ class Logbook:
             self._write(step, kind, fields)
 
     def wait(self) -> None:
-        """Returns when the record is complete."""
+        """Waits until the record is complete."""
         if self._record is not None:
             self._record.wait()
 
     @property
     def in_place(self) -> bool:
-        """Whether the record is still written to the files of the run folder; True before `start`."""
+        """Whether the open record files still exist in the run folder; True before `start`."""
         return self._lines is None or self._lines.in_place
 
     @property
     def foreign(self) -> bool:
-        """Whether another run has written a record of the same name in the run folder."""
+        """Whether another run has replaced the record in the run folder."""
         return self._lines is not None and self._lines.foreign
 
     def restore(self) -> None:
-        """Writes a lost record again into the run folder, with all its lines, and appends to it.
+        """Writes a deleted record again, with all its lines, and appends to it.
 
-        TensorBoard begins a new file. Weights & Biases keeps writing to its own.
+        TensorBoard starts a new file. Weights & Biases continues with its own files.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The record cannot be written.
         """
         if self._record is not None and self._services is not None and self._lines is not None:
             self._record.call(self._lines.restore)
@@ -125,8 +125,8 @@ class Logbook:
                 self._services.call(self._tensorboard.restore)
 
     def close(self) -> None:
-        """Writes what is left and closes what was opened; may be called again."""
-        with contextlib.ExitStack() as closing:  # in the end the console, which hears of what cannot be closed
+        """Writes all pending entries and closes the sinks; may be called again."""
+        with contextlib.ExitStack() as closing:  # the console last, because it reports sinks that cannot be closed
             closing.callback(self._shown.close)
             for part in (self._record, self._services):
                 if part is not None:
@@ -139,27 +139,27 @@ class Logbook:
     def _write(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
         return any([part is not None and part.event(step, kind, fields) for part in (self._record, self._services)])
 
-    def _tell_others(self, broken: Callable[[], _Written | None]) -> Tell:
-        """Tells of what breaks in one part where people look, and in the other part."""
+    def _notify_others(self, failed: Callable[[], _BackgroundSinks | None]) -> Notify:
+        """Returns a function that sends events about a failed sink to the console and to the other sinks."""
 
-        def tell(step: int, kind: str, fields: Mapping[str, Any]) -> bool:
+        def notify(step: int, kind: str, fields: Mapping[str, Any]) -> bool:
             for part in (self._record, self._services):
-                if part is not None and part is not broken():
+                if part is not None and part is not failed():
                     part.event(step, kind, fields)
             return self._show(step, kind, fields)
 
-        return tell
+        return notify
 
 
-class _Written:
-    """Sinks that a thread of their own writes.
+class _BackgroundSinks:
+    """Writes sinks in a background thread.
 
     Attributes:
-        step: That of what is being written.
+        step: Step of the entry that is being written.
 
     Args:
-        sinks: What is written.
-        step: That of what comes first.
+        sinks: The sinks.
+        step: First step.
     """
 
     def __init__(self, sinks: Sinks, step: int):
@@ -170,14 +170,14 @@ class _Written:
 
     def log(self, step: int, row: Metrics) -> None:
         if not self._closed:
-            self._writer.ahead(self._log, step, row)
+            self._writer.submit_bounded(self._log, step, row)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Whether it is going to be written."""
+        """Queues an event. Returns False after `close`."""
         if self._closed:
             return False
-        # A copy: the caller may change the fields afterwards.
-        self._writer.soon(self._event, step, kind, _as_it_is(fields))
+        # A copy, because the caller may change the fields afterwards.
+        self._writer.submit(self._event, step, kind, _copy(fields))
         return True
 
     def wait(self) -> None:
@@ -185,9 +185,9 @@ class _Written:
             self._writer.wait()
 
     def call(self, call: Callable[[], None]) -> None:
-        """Makes a call between two writes and waits for it; what it raises is raised here."""
+        """Runs a call in the writing thread, waits for it, and raises its errors."""
         if not self._closed:
-            self._writer.now(call)
+            self._writer.run(call)
 
     def close(self) -> None:
         self._closed = True
@@ -205,8 +205,8 @@ class _Written:
         self._sinks.event(step, kind, fields)
 
 
-def _as_it_is(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A copy, of what can be read: an event must not end a run."""
+def _copy(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A copy as JSON data. Fields that cannot be read become one error field, because an event must not end a run."""
     try:
         return {str(key): to_json(value) for key, value in fields.items()}
     except Exception as error:

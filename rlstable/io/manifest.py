@@ -1,8 +1,7 @@
-"""Manifest of a checkpoint: format, every array, and checksums of everything that is read back.
+"""Manifest of a checkpoint: format, arrays, and checksums of all data.
 
-The manifest is one JSON object whose member `checksum` covers all others, in every format from 1 on, so that a newer
-format differs from a damaged manifest. Format 0 is that of rlstable before it had formats: no checksums, and the score
-beside the manifest.
+The manifest is one JSON object. From format 1 on, its member `checksum` covers all other members, so that rlstable can
+distinguish a newer format from a damaged manifest. Format 0 has no checksums, and its score is in another file.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _ITEMS = ("state", "policy")
 
 
 class Damaged(Exception):
-    """A checkpoint, or a part of it, that is not what was saved. Its text says what is wrong, in one line."""
+    """A checkpoint, or a part of it, is damaged. The message is one line."""
 
 
 class Manifest(NamedTuple):
     """The manifest of one checkpoint.
 
     Attributes:
-        format: Its format; 0 for one without checksums.
+        format: Number of the format; 0 has no checksums.
         state: The arrays of the training state.
         policy: The arrays of the policy.
         host: Checksum of the host data; None in format 0.
-        score: What the policy is worth; None where it has no score, and in format 0.
+        score: Score of the policy; None without a score, and in format 0.
     """
 
     format: int
@@ -44,13 +43,13 @@ class Manifest(NamedTuple):
 
 
 def to_json(state: list[Leaf], policy: list[Leaf], host: Mapping[str, Any], score: float | None) -> dict[str, Any]:
-    """The manifest of a checkpoint that is about to be written.
+    """The manifest of a new checkpoint, as JSON data.
 
     Args:
         state: The arrays of the training state, with checksums.
         policy: The arrays of the policy, with checksums.
         host: The host data.
-        score: What the policy is worth; a finite number or None.
+        score: Score of the policy; a finite number or None.
     """
     body = {
         "format": FORMAT,
@@ -68,14 +67,14 @@ def from_json(data: Any, folder: Path) -> Manifest:
 
     Args:
         data: The JSON data.
-        folder: That of the checkpoint, for messages.
+        folder: Folder of the checkpoint, for messages.
 
     Raises:
-        Damaged: It is not what was saved.
-        ConfigError: It is of a format that this rlstable does not know.
+        Damaged: The manifest is damaged.
+        ConfigError: This rlstable cannot read the format.
     """
     if not isinstance(data, dict):
-        raise Damaged("the manifest is no JSON object")
+        raise Damaged("the manifest is not a JSON object")
     if set(data) == set(_ITEMS):
         leaves = {
             item: [Leaf(tuple(keys), dtype, tuple(shape)) for keys, dtype, shape in data[item]] for item in _ITEMS
@@ -83,11 +82,11 @@ def from_json(data: Any, folder: Path) -> Manifest:
         return Manifest(0, **leaves, host=None, score=None)
     body = {key: value for key, value in data.items() if key != "checksum"}
     if data.get("checksum") != json_checksum(body):
-        raise Damaged("the manifest does not have its checksum")
+        raise Damaged("the checksum of the manifest is wrong")
     if body["format"] > FORMAT:
         raise ConfigError(
-            f"{folder}: saved by rlstable {body['rlstable']} in checkpoint format {body['format']}, of which rlstable "
-            f"{__version__} knows nothing (it reads 0 to {FORMAT}); update rlstable to at least {body['rlstable']}"
+            f"{folder}: saved by rlstable {body['rlstable']} in checkpoint format {body['format']}, but rlstable "
+            f"{__version__} reads only 0 to {FORMAT}; update rlstable to at least {body['rlstable']}"
         )
     leaves = {
         item: [Leaf(tuple(keys), dtype, tuple(shape), checksum) for keys, dtype, shape, checksum in body[item]]
@@ -97,5 +96,5 @@ def from_json(data: Any, folder: Path) -> Manifest:
 
 
 def json_checksum(data: Any) -> int:
-    """CRC-32 of JSON data, whatever the order of its members and the spaces between them."""
+    """CRC-32 of JSON data, independent of spaces and of the order of members."""
     return zlib.crc32(json.dumps(data, sort_keys=True, separators=(",", ":")).encode())

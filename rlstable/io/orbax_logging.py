@@ -1,4 +1,4 @@
-"""Keeps orbax's log lines and tracebacks off the terminal: every failure they tell of is an event of the run."""
+"""Hides orbax's log lines and tracebacks. The run reports the same failures as events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# A failed save leaves tasks behind in orbax's event loops; asyncio logs each with a traceback when it is collected.
+# A failed save leaves tasks in orbax's event loops; asyncio logs each with a traceback at garbage collection.
 _LOGGERS = ("absl", "asyncio")
 _NAMES = ("orbax", "ocdbt", "tensorstore")
 
 
-class _NotOfOrbax(logging.Filter):
-    """Drops records that orbax or the library it writes with has caused; all other records pass."""
+class _OrbaxFilter(logging.Filter):
+    """Drops log records of orbax and its libraries; passes all other records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "/orbax/" in record.pathname:
@@ -28,23 +28,23 @@ class _NotOfOrbax(logging.Filter):
                 trace.append(frame.tb_frame.f_code.co_filename)
                 frame = frame.tb_next
             error = error.__cause__ or error.__context__
-        said = " ".join((record.getMessage(), *trace)).lower()
-        return not any(name in said for name in _NAMES)
+        text = " ".join((record.getMessage(), *trace)).lower()
+        return not any(name in text for name in _NAMES)
 
 
-_FILTER = _NotOfOrbax()
+_FILTER = _OrbaxFilter()
 
 
 def silence_orbax() -> None:
-    """Drops orbax's log records and tracebacks from now on; may be called again."""
+    """Hides orbax's log records and tracebacks from now on; may be called again."""
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_FILTER)  # the same filter is added once
+        logging.getLogger(name).addFilter(_FILTER)  # a filter is added only once
     if not isinstance(sys.unraisablehook, _UnraisableHook):
         sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
 
 
 class _UnraisableHook:
-    """Drops what TensorStore's threads print of an event loop that orbax has closed; passes on everything else."""
+    """Hides errors of TensorStore's threads about closed event loops; passes on all other errors."""
 
     def __init__(self, hook: Callable[[Any], object]):
         self._hook = hook
@@ -52,6 +52,6 @@ class _UnraisableHook:
     def __call__(self, unraisable: Any) -> None:
         trace = unraisable.exc_traceback
         # A call from C++ has no Python caller, so its outermost frame is asyncio's own.
-        from_outside = trace is not None and trace.tb_frame.f_code.co_filename == asyncio.base_events.__file__
-        if not (from_outside and "Event loop is closed" in str(unraisable.exc_value)):
+        from_native = trace is not None and trace.tb_frame.f_code.co_filename == asyncio.base_events.__file__
+        if not (from_native and "Event loop is closed" in str(unraisable.exc_value)):
             self._hook(unraisable)

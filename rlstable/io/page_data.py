@@ -1,4 +1,4 @@
-"""Data inside a page of HTML."""
+"""JSON data embedded in an HTML page."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def embedded(data: Any) -> str:
-    """Data as JSON that may stand inside a `script` element, whatever strings are in it.
+    """Data as JSON that is safe inside a `script` element.
 
     Raises:
-        ValueError: A number is not finite, which JSON has no word for.
+        ValueError: A number is not finite.
     """
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    # `</script>` would end the element and `<!--` hide what follows; JSON reads the same with these.
+    # Unescaped, `</script>` would end the element and `<!--` would start a comment.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -12,42 +12,40 @@ from collections.abc import Callable, Iterator
 @dataclasses.dataclass
 class _Work:
     what: str
-    usual: str
+    expected: str
     started: float
-    told: float
+    printed: float
 
 
 class ProgressReminder:
-    """Tells what takes long, again and again while it lasts.
-
-    One thread looks after all of it: to start one per iteration takes as long as a hundredth of a short one.
+    """Prints "still running" lines during long work, from one background thread.
 
     Args:
-        patience: Seconds between two words.
-        tell: Called with each.
-        clock: Seconds.
+        patience: Seconds between two lines.
+        write: Called with each line.
+        clock: Returns seconds.
     """
 
-    def __init__(self, patience: float, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+    def __init__(self, patience: float, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._patience = patience
-        self._tell = tell
+        self._write = write
         self._clock = clock
         self._lock = threading.Lock()
-        self._under_way: list[_Work] = []
+        self._running: list[_Work] = []
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def working(self, what: str, expected: float | None = None) -> Iterator[None]:
-        """Tells of this for as long as the block takes.
+        """Context manager that prints lines while the block runs.
 
         Args:
-            what: What is done in the block.
-            expected: Seconds it may take, if known.
+            what: Description of the work.
+            expected: Expected seconds; None if unknown.
         """
         now = self._clock()
         work = _Work(what, "" if expected is None else f" of about {expected:.0f} s", now, now)
         with self._lock:
-            self._under_way.append(work)
+            self._running.append(work)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, daemon=True)
                 self._thread.start()
@@ -55,18 +53,18 @@ class ProgressReminder:
             yield
         finally:
             with self._lock:
-                self._under_way.remove(work)
+                self._running.remove(work)
 
     def _watch(self) -> None:
-        """Looks at the innermost work now and then, until there is none."""
+        """Checks the innermost work repeatedly until no work is left."""
         while True:
             time.sleep(self._patience / 4)
             with self._lock:
-                if not self._under_way:
+                if not self._running:
                     self._thread = None
                     return
-                work, now = self._under_way[-1], self._clock()
-                if now - work.told < self._patience:
+                work, now = self._running[-1], self._clock()
+                if now - work.printed < self._patience:
                     continue
-                work.told = now
-            self._tell(f"{work.what}: {now - work.started:.0f} s{work.usual} so far")
+                work.printed = now
+            self._write(f"{work.what}: {now - work.started:.0f} s{work.expected} so far")

@@ -1,13 +1,13 @@
-"""When to save: at set times, and after a failure sooner."""
+"""Decides when to save: every n iterations, and earlier after a failed save."""
 
 from __future__ import annotations
 
 
 class Retry:
-    """Counts iterations between saves.
+    """Schedule of saves, with exponential backoff after failures.
 
-    Saves are due at every `every`-th iteration. After one that failed the next is due 1 iteration later, then 2, 4 and
-    so on, never more than `every`: a disk that has room again is soon used, one that stays full costs little.
+    A save is due every `every` iterations. After a failed save, the next one is due 1 iteration later, then 2, 4 and so
+    on, at most `every`.
 
     Args:
         every: Iterations between saves, at least 1.
@@ -23,11 +23,11 @@ class Retry:
         return iteration % self._every == 0 or (self._next is not None and iteration >= self._next)
 
     def failed(self, iteration: int) -> None:
-        """The save of this iteration failed."""
+        """Records that the save of this iteration failed."""
         self._next = iteration + min(2 ** min(self._failures, 32), self._every)
         self._failures += 1
 
     def saved(self) -> int:
-        """A save succeeded; says how many in a row had failed before it."""
+        """Records a successful save. Returns the number of failed saves before it."""
         failures, self._failures, self._next = self._failures, 0, None
         return failures

@@ -1,4 +1,4 @@
-"""The run folder: where it is, what stands in it beside metrics and checkpoints."""
+"""The run folder: its path, its lock, and its files except metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,41 +21,40 @@ from rlstable.io.lock import RunLock
 
 _RESULT = "result.json"
 _CONFIRMED = "confirmed_"
-# Between the numbers of a checkpoint and of that which is about to take its place.
+# Separates the number of a checkpoint from the number of the checkpoint that replaces it.
 ASIDE = ".superseded-by-"
-# How the folders of seeds begin that are trained together.
-_SEED = "seed-"
+_SEED = "seed-"  # prefix of the folders of seeds that train together
 _RESERVE = ".reserve"
-_RESERVED = 128 * 1024  # bytes, for how the run ended and the page about it
-_LEAST_ROOM = 64 * 1024  # bytes that must be free, for config.yaml and the first lines
+_RESERVED = 128 * 1024  # bytes, for result.json and report.html
+_LEAST_ROOM = 64 * 1024  # free bytes at the start, for config.yaml and the first lines
 
 
 def default_run_dir(resume: str | None, env_name: str) -> str:
-    """The folder of a run: the one that is resumed, else `runs/<env>/<time>`."""
+    """The folder of a run: the resumed folder, else `runs/<env>/<time>`."""
     if resume not in (None, "auto"):
         return str(resume)
-    # An environment given by import path would put a colon into a folder's name.
+    # An import path contains a colon, which is not allowed in every folder name.
     return f"runs/{env_name.replace(':', '.')}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
 def seed_folder(run_dir: Path, seed: int) -> Path:
-    """The folder of one seed of several in that of all of them."""
+    """The folder of one seed inside the run folder of several seeds."""
     return run_dir / f"{_SEED}{seed}"
 
 
 def seed_folders(run_dir: Path) -> list[Path]:
-    """The seed folders that exist, by seed."""
-    found = [path for path in run_dir.glob(f"{_SEED}*") if path.name.removeprefix(_SEED).isdigit()]
-    return sorted(found, key=seed_of)
+    """The existing seed folders, sorted by seed."""
+    folders = [path for path in run_dir.glob(f"{_SEED}*") if path.name.removeprefix(_SEED).isdigit()]
+    return sorted(folders, key=seed_of)
 
 
 def seed_of(folder: Path) -> int:
-    """The seed that a folder is of."""
+    """The seed of a seed folder."""
     return int(folder.name.removeprefix(_SEED))
 
 
 def best_seed(run_dir: Path) -> Path | None:
-    """The folder of the seed with the best return, of several that trained together; None where none has any saved."""
+    """The folder of the seed with the best return; None if no seed with a checkpoint has a return."""
     saved = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
     scores = {folder: return_of(read_result(folder) or {}) for folder in saved}
     known = {folder: score for folder, score in scores.items() if score is not None}
@@ -63,10 +62,10 @@ def best_seed(run_dir: Path) -> Path | None:
 
 
 def require_one_seed(run_dir: Path) -> None:
-    """Checks that a folder is not that of several seeds that were trained together.
+    """Checks that a run folder holds a single seed.
 
     Raises:
-        ConfigError: It is; names the best of them.
+        ConfigError: It holds several seeds; names the folder of the best one.
     """
     folders = seed_folders(run_dir)
     if folders:
@@ -76,22 +75,22 @@ def require_one_seed(run_dir: Path) -> None:
 
 
 def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
-    """Makes the folder, locks it, and returns whether it holds a run to resume.
+    """Creates and locks the run folder.
 
     Args:
         run_dir: The folder.
         resume: None, `auto`, or the folder itself.
-        seeds: How many are trained together; several seeds have a subfolder each.
+        seeds: Number of seeds that train together; each of several seeds has a subfolder.
 
     Returns:
-        Whether the folder holds a checkpoint that is to be continued, and its lock.
+        Whether the run resumes from a checkpoint in the folder, and the lock.
 
     Raises:
-        ConfigError: It cannot be written, another process uses it, it holds a run that is not to be resumed, or holds
-            none that could be.
+        ConfigError: The folder cannot be written, another process uses it, it already holds a run and `resume` is None,
+            or it holds no run to resume.
     """
     _require_utf8(run_dir)
-    _holds_a_run_to_resume(run_dir, resume, seeds)  # a mistake makes no folder
+    _holds_a_run_to_resume(run_dir, resume, seeds)  # checked first, so that a mistake creates no folder
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir / ".writable", " " * _LEAST_ROOM)
@@ -103,17 +102,19 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
             "one writable"
         ) from error
     try:
-        return _holds_a_run_to_resume(run_dir, resume, seeds), lock  # again: a run may have ended here since
+        return _holds_a_run_to_resume(
+            run_dir, resume, seeds
+        ), lock  # again, because a run may have ended since the first check
     except BaseException:
         lock.release()
         raise
 
 
 def _require_utf8(run_dir: Path) -> None:
-    """Checks that the folder has a name that the library which writes checkpoints can take.
+    """Checks that orbax can use the folder's name.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: The name is not UTF-8.
     """
     path = str(run_dir.absolute())
     try:
@@ -121,53 +122,53 @@ def _require_utf8(run_dir: Path) -> None:
         os.fsencode(path)
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"hydra.run.dir: no checkpoint can be saved under {path!a}, whose name is not UTF-8 or is not read as "
-            "such; choose another name, or set LC_ALL=C.UTF-8 (or PYTHONUTF8=1)"
+            f"hydra.run.dir: cannot save checkpoints in {path!a}, because its name is not UTF-8 or not read as UTF-8; "
+            "choose another name, or set LC_ALL=C.UTF-8 (or PYTHONUTF8=1)"
         ) from error
 
 
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:
-    own, together = has_checkpoint(run_dir), any(map(has_checkpoint, seed_folders(run_dir)))
+    single, several = has_checkpoint(run_dir), any(map(has_checkpoint, seed_folders(run_dir)))
     if resume is None and (run_dir / "metrics.jsonl").exists():
         raise ConfigError(
-            f"hydra.run.dir: {run_dir} holds a run already; go on with it by resume=auto, or choose another folder"
+            f"hydra.run.dir: {run_dir} already holds a run; set resume=auto to resume it, or choose another folder"
         )
-    if resume is not None and (together if seeds == 1 else own):
-        there = f"of {len(seed_folders(run_dir))} seeds" if together else "of a single seed"
-        had = len(seed_folders(run_dir)) if together else 1
-        raise ConfigError(f"seeds: {run_dir} holds a run {there}, not of {seeds}; set seeds={had}")
-    if resume not in (None, "auto") and not (own or together):
+    if resume is not None and (several if seeds == 1 else single):
+        count = len(seed_folders(run_dir)) if several else 1
+        held = f"of {count} seeds" if several else "of a single seed"
+        raise ConfigError(f"seeds: {run_dir} holds a run {held}, not of {seeds}; set seeds={count}")
+    if resume not in (None, "auto") and not (single or several):
         raise ConfigError(f"resume: {run_dir} holds no checkpoint; give the folder of a run that saved one")
-    return (own or together) and resume is not None
+    return (single or several) and resume is not None
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Whether there is one in a run folder."""
+    """Whether a run folder has a checkpoint."""
     checkpoints = run_dir / "checkpoints"
-    # The only one may have been set aside when the process was killed; it is brought back before it is read.
+    # A killed process may have renamed the only checkpoint; `settle` restores the name before reading.
     return bool(steps_in(checkpoints)) or any(checkpoints.glob(f"*{ASIDE}*"))
 
 
 def steps_in(directory: Path) -> list[int]:
-    """Every complete checkpoint, ascending: orbax gives a folder its number as the last thing it does."""
+    """Every complete checkpoint, ascending. Orbax renames a folder to its number only when it is complete."""
     if not directory.is_dir():
         return []
     return sorted(int(entry.name) for entry in directory.iterdir() if re.fullmatch("[0-9]+", entry.name))
 
 
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Leaves the configuration of the run; written once it is known to fit what the folder holds."""
+    """Writes `config.yaml`. Call it only after the configuration was checked against the folder's checkpoints."""
     write_atomically(run_dir / "config.yaml", _yaml(config))
 
 
 def reserve_room(run_dir: Path) -> None:
-    """Takes room on the disk for `result.json` and the page, so that a disk that fills up has room for these."""
-    with contextlib.suppress(OSError):  # less room is no reason not to train
+    """Reserves disk space for `result.json` and `report.html`, in case the disk becomes full."""
+    with contextlib.suppress(OSError):  # training does not need the reserve
         (run_dir / _RESERVE).write_bytes(os.urandom(_RESERVED))
 
 
 def free_reserve(run_dir: Path) -> None:
-    """Gives the reserved room free."""
+    """Frees the reserved disk space."""
     with contextlib.suppress(OSError):
         (run_dir / _RESERVE).unlink(missing_ok=True)
 
@@ -178,7 +179,7 @@ def write_machine(run_dir: Path, machine: Mapping[str, Any]) -> None:
 
 
 def write_result(run_dir: Path, result: Mapping[str, Any]) -> None:
-    """Writes `result.json`: how a run ended, for sweeps and pages."""
+    """Writes `result.json`: the end of a run, for sweeps and reports."""
     write_atomically(run_dir / _RESULT, json.dumps(result, indent=2, default=str) + "\n")
 
 
@@ -189,12 +190,12 @@ def forget_result(run_dir: Path) -> None:
 
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:
-    """How a run ended, or None where it has not, or the file is damaged."""
+    """The content of `result.json`; None if the file is missing or damaged."""
     try:
-        found = json.loads((run_dir / _RESULT).read_text())
+        result = json.loads((run_dir / _RESULT).read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def confirmed_of(run_dir: Path) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def confirmed_of(run_dir: Path) -> dict[str, Any]:
 
 
 def return_of(result: Mapping[str, Any]) -> float | None:
-    """The return that runs are compared by: the confirmed one, else that of the best single evaluation."""
+    """The return for comparing runs: the confirmed return, else the return of the best evaluation; None without one."""
     confirmed = result.get(f"{_CONFIRMED}return")
     value = result.get("best_return") if confirmed is None else confirmed
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -213,24 +214,24 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """The settings in `config.yaml` of a run folder, with the keys of this version.
 
     Raises:
-        ConfigError: There is none, it is damaged, or it has an option that this version no longer has.
+        ConfigError: The file is missing or damaged, or has an option that this version no longer has.
     """
     path = folder / "config.yaml"
     if not folder.is_dir():
-        raise ConfigError(f"run: there is no folder {folder}; runs are in runs/<env>/<time>")
+        raise ConfigError(f"run: the folder {folder} does not exist; runs are in runs/<env>/<time>")
     if not path.is_file():
-        raise ConfigError(f"run: {folder} is no run folder, it has no config.yaml; runs are in runs/<env>/<time>")
+        raise ConfigError(f"run: {folder} is not a run folder, it has no config.yaml; runs are in runs/<env>/<time>")
     try:
         data = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # of several YAML libraries, and of the disk
+    except Exception as error:  # several YAML libraries and the disk raise different errors
         raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"run: {path} holds no configuration")
+        raise ConfigError(f"run: {path} holds no configuration; give another run folder")
     return updated({str(key): value for key, value in data.items()})
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file that is there whole or not at all."""
+    """Writes a file atomically."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-"""The policy of a run folder, read without a configuration and without touching anything there."""
+"""Restores the policy of a run folder, without a configuration and without writing to the folder."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rlstable.io.store import first_readable, open_manager, ranked, read_arrays,
 def restore_policy(
     directory: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a policy from a run's folder alone, also during the run.
+    """Restores a policy from a run folder, also during the run.
 
-    Where the best or the latest is damaged, the next best or the one before is taken, with the event
-    `checkpoint_damaged`. What was saved without checksums is the event `checkpoint_unverified`.
+    If the best or latest checkpoint is damaged, the next best or the previous checkpoint is used, with the event
+    `checkpoint_damaged`. A checkpoint without checksums is the event `checkpoint_unverified`.
 
     Args:
         directory: Folder of the run, or its folder `checkpoints`.
-        which: An iteration, or "latest", or "best": the confirmed best, else the best by a single evaluation, else the
-            latest.
-        on_event: Called as `on_event(kind, fields)`; None to warn.
+        which: An iteration, "latest" or "best". "best" is the confirmed best, else the best by a single evaluation,
+            else the latest.
+        on_event: Called as `on_event(kind, fields)`; None to emit warnings instead.
 
     Returns:
-        The policy as a nested dict of NumPy arrays, and the host data. These have `confirmed_return` if this checkpoint
-        is the confirmed best.
+        The policy as a nested dict of NumPy arrays, and the host data. The host data contain `confirmed_return` if the
+        checkpoint is the confirmed best.
 
     Raises:
-        ConfigError: There is no such checkpoint, or it cannot be read.
+        ConfigError: The checkpoint does not exist, or cannot be read.
     """
     folder = Path(directory).absolute()
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; give the folder of a run, it holds checkpoints/")
-    tell = on_event or (lambda kind, fields: _warn(folder, kind, fields))
+        raise ConfigError(f"{folder}: no such folder; give a run folder, which contains checkpoints/")
+    notify = on_event or (lambda kind, fields: _warn(folder, kind, fields))
     if isinstance(which, int):
         require_step(folder, steps_in(folder), which)
     confirmed = confirmed_of(folder.parent)
@@ -51,7 +51,7 @@ def restore_policy(
         steps = steps_in(folder)
         if which == "best":
             scores = read_scores(manager, folder, steps)
-            # First those whose score cannot be read: they may be the best, so that it has to be said.
+            # Checkpoints with an unreadable score come first: they may be the best, so their damage must be reported.
             unknown = [step for step in reversed(steps) if step not in scores]
             best = [step for step in steps if step == confirmed.get("confirmed_iteration")]
             return list(dict.fromkeys([*best, *unknown, *ranked(scores, steps), *reversed(steps)]))
@@ -66,12 +66,12 @@ def restore_policy(
             folder,
             candidates,
             read,
-            lambda step, error: tell("checkpoint_damaged", {"iteration": step, "error": error}),
+            lambda step, error: notify("checkpoint_damaged", {"iteration": step, "error": error}),
         )
     finally:
         manager.close()
     if manifest.format == 0:
-        tell("checkpoint_unverified", {"iteration": step})
+        notify("checkpoint_unverified", {"iteration": step})
     policy: dict[str, Any] = {}
     for leaf in manifest.policy:
         inner = policy
@@ -84,5 +84,9 @@ def restore_policy(
 
 
 def _warn(folder: Path, kind: str, fields: dict[str, Any]) -> None:
-    what = f"is damaged ({fields['error']}); another is taken" if "error" in fields else "was saved without checksums"
+    what = (
+        f"is damaged ({fields['error']}); using another checkpoint"
+        if "error" in fields
+        else "was saved without checksums"
+    )
     warnings.warn(f"rlstable: {folder / str(fields['iteration'])} {what}", RuntimeWarning, stacklevel=2)

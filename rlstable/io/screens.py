@@ -1,4 +1,4 @@
-"""The screen of a run: a live display on a terminal, plain lines elsewhere, or nothing."""
+"""The screen of a run: a live display on a terminal, plain lines elsewhere, or no output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 @dataclass
 class Progress:
-    """Progress of a run; None is unknown."""
+    """Progress of a run; None means unknown."""
 
     total: int
     step: int = 0
@@ -29,13 +29,13 @@ class Progress:
     trips: int = 0
 
     def eta(self) -> str:
-        """Time left at the present speed."""
+        """Remaining time at the current speed."""
         if self.sps is None or not self.sps > 0 or not math.isfinite(self.sps):
             return "--"
         return duration(max(self.total - self.step, 0) / self.sps)
 
     def line(self) -> str:
-        """One aligned line; in one run all of them have their columns in the same places."""
+        """One line with aligned columns."""
         width = len(f"{self.total:,}")
         share = min(100 * self.step / self.total, 100.0)
         columns = [
@@ -49,7 +49,7 @@ class Progress:
         return "  ".join(columns)
 
     def short(self) -> str:
-        """The line beside a bar, which shows the share done."""
+        """The line beside the progress bar."""
         speed, value = number(self.sps, ",.0f"), number(self.episode_return, ",.2f")
         steps = f"{self.step:,}/{self.total:,}"
         return f"{steps}  {speed}/s  ETA {self.eta()}  return {value}  trips {self.trips:,}"
@@ -62,22 +62,22 @@ class Progress:
 
 
 class Terminal(Console):
-    """A rich console whose broken pipe is an error for the caller; rich would end the process."""
+    """A rich console that raises at a broken pipe, where rich would end the process."""
 
     def on_broken_pipe(self) -> None:
-        """Raises, where rich exits."""
+        """Raises BrokenPipeError instead of exiting."""
         raise BrokenPipeError
 
 
 class Screen:
-    """A rich console: on a terminal with a live display, elsewhere plain lines without colour.
+    """A rich console with a live display on a terminal, and plain lines without colour elsewhere.
 
     Args:
-        terminal: The rich console to write to.
+        terminal: Rich console to write to.
         live: Whether to show a bar while training and a spinner while compiling.
         title: Printed once, above everything else.
         interval: Seconds between two plain lines of progress.
-        clock: Seconds, for tests.
+        clock: Returns seconds; for tests.
     """
 
     def __init__(self, terminal: Console, live: bool, title: str, interval: float, clock: Callable[[], float]):
@@ -93,14 +93,14 @@ class Screen:
             atexit.register(self.close)  # a crash must not leave the terminal without its cursor
 
     def line(self, text: str, style: str | None) -> None:
-        """Prints a line that stays, above what is live."""
+        """Prints a permanent line above the live display."""
         title, self._title = self._title, ""
         if title:
             self._print(Text(title, style="bold"))
         self._print(Text(text, style=style or ""))
 
     def show(self, progress: Progress, evaluation: bool) -> None:
-        """Shows progress; an evaluation leaves a line that stays. Plain lines keep the interval."""
+        """Shows progress. An evaluation prints a permanent line; other plain lines appear once per interval."""
         if self._live:
             self._move_bar(progress)
         elif not evaluation and self._clock() - self._last < self._interval:
@@ -110,23 +110,23 @@ class Screen:
             self.line(progress.line() + (progress.evaluation() if evaluation else ""), "cyan")
 
     def begin(self, what: str) -> None:
-        """Shows what runs now: a spinner with the elapsed time in place of the bar, or a plain line."""
+        """Shows the current work: a spinner with the elapsed time instead of the bar, or a plain line."""
         if not self._live:
             self.line(f"{what} ...", None)
             return
-        self.close()  # rich has one live display at a time
+        self.close()  # rich allows one live display at a time
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self._spinner = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
         self._spinner.add_task(f"{what} ...", total=None)
         self._spinner.start()
 
     def end(self, outcome: str) -> None:
-        """Prints a line in place of the spinner; the bar comes back with the next progress."""
+        """Replaces the spinner by a line; the bar returns at the next progress."""
         self.close()
         self.line(outcome, "dim")
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints two columns; a long command stays on one line, so that it can be copied."""
+        """Prints two columns. Long commands are not wrapped, so that they can be copied."""
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
             self._print(Text.assemble((f"  {name:<{width}}  ", "bold"), value))
@@ -144,7 +144,7 @@ class Screen:
 
     def _move_bar(self, progress: Progress) -> None:
         if self._bar is None:
-            # All of it fits into 80 columns, for a humanoid too.
+            # Fits into 80 columns.
             columns = (BarColumn(bar_width=10), TextColumn("{task.fields[line]}", markup=False))
             self._bar = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
             self._bar.add_task("", total=progress.total, line="")
@@ -167,28 +167,28 @@ def open_screen(
         mode: `auto` is a live display on a terminal and plain lines elsewhere; `off` prints nothing.
         title: Printed once, above everything else.
         interval: Seconds between two plain lines of progress.
-        stream: The file to write to; standard output if None.
-        terminal: A rich console to write to instead.
-        clock: Seconds, for tests.
+        stream: File to write to; None for standard output.
+        terminal: Rich console to write to instead; None to create one.
+        clock: Returns seconds; for tests.
     """
     if mode == "auto":
         out = stream or sys.stdout
         mode = "rich" if terminal is not None or getattr(out, "isatty", bool)() else "plain"
     if mode == "rich":
         terminal = terminal or Terminal(file=stream)
-        if not terminal.is_dumb_terminal:  # a dumb terminal cannot go back to redraw a line
+        if not terminal.is_dumb_terminal:  # a dumb terminal cannot redraw a line
             return Screen(terminal, True, title, interval, clock)
     plain = Terminal(file=stream, color_system=None, force_jupyter=False, quiet=mode == "off")
     return Screen(plain, False, title, interval, clock)
 
 
 def number(value: float | None, form: str) -> str:
-    """A number in a format, `--` where there is none."""
+    """A formatted number; `--` if it is None or not finite."""
     return "--" if value is None or not math.isfinite(value) else format(value, form)
 
 
 def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss, with days before that where there are any."""
+    """Seconds as h:mm:ss, with days in front if there are any."""
     days, rest = divmod(round(seconds), 86_400)
     clock = f"{rest // 3600}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}d {clock}" if days else clock

@@ -1,4 +1,4 @@
-"""Console lines of one seed among several: its events, with its number in front."""
+"""Console of one seed among several: prints its events with the seed in front."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from rlstable.io.console import Console
 
-# Events that all seeds share are shown once.
-_ALIKE = frozenset(
+# Events that are the same for all seeds are shown once.
+_SHARED = frozenset(
     {
         "backend_chosen", "backend_fallback", "compile_cache_unusable", "configuration_changed", "disk_nearly_full",
         "environments_redrawn", "folder_not_remembered", "lock_unsupported", "memory_planned", "memory_tight",
@@ -18,32 +18,32 @@ _ALIKE = frozenset(
 
 
 class SeedConsole(Console):
-    """Passes on new events; the fleet shows the progress of all seeds.
+    """Passes events of one seed to the console of all seeds, which shows their common progress.
 
     Args:
-        console: That of all seeds.
-        seed: This one.
-        told: What any of them has told of all; they share it.
+        console: Console of all seeds.
+        seed: This seed.
+        shown: Shared events that were already shown; all seeds use the same set.
     """
 
-    def __init__(self, console: Console, seed: int, told: set[str]):
+    def __init__(self, console: Console, seed: int, shown: set[str]):
         super().__init__("off", total_steps=1)
         self._console = console
         self._name = f"seed {seed}"
-        self._told_of_all = told
+        self._shown = shown
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
         """Shows nothing."""
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Says which seed it happened to."""
-        if kind in _ALIKE:
+        """Prints the event with its seed; prints a shared event once, without a seed."""
+        if kind in _SHARED:
             text = f"{step} {kind} {fields}"
-            if text not in self._told_of_all:
-                self._told_of_all.add(text)
+            if text not in self._shown:
+                self._shown.add(text)
                 self._console.event(step, kind, fields)
         elif kind == "guard_tripped":
-            # Trips are added up by guard.
+            # The console sums trips by guard, so the seed is part of the guard's name.
             self._console.event(step, kind, {**fields, "guard": f"{self._name}: {fields['guard']}"})
         else:
             self._console.event(step, kind, {"of": self._name, **fields})
@@ -53,7 +53,7 @@ class SeedConsole(Console):
         self._console.message(f"{self._name}: {text}")
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints nothing; there is one summary of all."""
+        """Prints nothing; all seeds share one summary."""
 
     def close(self) -> None:
-        """Leaves the display to the others."""
+        """Does nothing; the display belongs to all seeds."""

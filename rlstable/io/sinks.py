@@ -1,7 +1,6 @@
-"""Destinations of metrics and events: JSON lines always, TensorBoard and Weights & Biases by choice.
+"""Sinks for metrics and events: TensorBoard, Weights & Biases, and `Sinks`, which combines several sinks.
 
-Every sink has the same three methods and may raise. `Sinks` fans out to many sinks and catches their errors: training
-continues whatever breaks in a sink.
+Every sink has the same three methods and may raise. `Sinks` catches all errors, so a failed sink never stops training.
 """
 
 from __future__ import annotations
@@ -23,38 +22,41 @@ __all__ = ["JsonLines", "Metrics", "Sink", "Sinks", "TensorBoard", "Wandb"]
 
 Metrics = Mapping[str, float | int | None]
 OnEvent = Callable[[str, dict[str, Any]], None]
-_PATIENCE = 3  # failures in a row after which a sink is left alone
+_PATIENCE = 3  # failures in a row after which a sink is dropped
 
 
 class Sink(Protocol):
     """A receiver of metrics and events."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Takes the metrics of one logging interval; None is a metric that has no value now."""
+        """Receives the metrics of one logging interval; None means that a metric has no value."""
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Takes one thing that happened."""
+        """Receives one event."""
 
     def close(self) -> None:
-        """Writes out what is left; nothing is logged afterwards."""
+        """Writes pending entries and closes the sink."""
 
 
 class Sinks:
-    """Many sinks as one; no error of a sink reaches the caller.
+    """Several sinks as one sink that never raises.
 
-    A sink that raises is reported once, as the event `sink_failed` to the others, or as a warning where none
-    of them takes it. After three failures in a row it is closed and dropped, as the event `sink_dropped`; but for
-    `JsonLines`, which is the record of the run, and whose full disk may have room again: that is the event
-    `sink_recovered` with the number of lines `lost`.
+    | event | when |
+    |---|---|
+    | `sink_failed` | the first failure of a sink |
+    | `sink_dropped` | three failures in a row; the sink is closed and dropped, except `JsonLines` |
+    | `sink_recovered` | `JsonLines` works again after three or more failures; with the number of lines `lost` |
+
+    The other sinks receive these events. If no output accepts one, it becomes a warning.
 
     Args:
-        sinks: The receivers.
-        tell: Receives these three events too, as a sink would, and returns whether an output took them.
+        sinks: The sinks.
+        notify: Also receives these events, and returns whether an output accepted them.
     """
 
-    def __init__(self, sinks: Iterable[Sink], tell: Callable[[int, str, Mapping[str, Any]], bool] | None = None):
+    def __init__(self, sinks: Iterable[Sink], notify: Callable[[int, str, Mapping[str, Any]], bool] | None = None):
         self._sinks = list(sinks)
-        self._tell = tell
+        self._notify = notify
         self._failures = dict.fromkeys(map(id, self._sinks), 0)
         self._reported: set[int] = set()
 
@@ -64,7 +66,7 @@ class Sinks:
             self._try(sink, step, lambda sink=sink: sink.log(step, metrics))  # type: ignore[misc]
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Passes an event to every sink; whether any took it."""
+        """Passes an event to every sink. Returns whether any sink accepted it."""
         return any(
             [
                 self._try(sink, step, lambda sink=sink: sink.event(step, kind, fields))  # type: ignore[misc]
@@ -90,33 +92,33 @@ class Sinks:
             if id(sink) not in self._reported:
                 self._reported.add(id(sink))
                 self._report(sink, step, "sink_failed", fields)
-            patient = isinstance(sink, JsonLines)
-            if self._failures[id(sink)] >= _PATIENCE and sink in self._sinks and not patient:
+            droppable = not isinstance(sink, JsonLines)  # the record of the run: a full disk may have space again
+            if self._failures[id(sink)] >= _PATIENCE and sink in self._sinks and droppable:
                 self._sinks.remove(sink)
                 self._report(sink, step, "sink_dropped", fields)
-                with contextlib.suppress(Exception):  # it is broken, which has just been said
+                with contextlib.suppress(Exception):  # the failure has just been reported
                     sink.close()
             return False
         else:
             lost, self._failures[id(sink)] = self._failures[id(sink)], 0
             if lost >= _PATIENCE:
-                self._reported.discard(id(sink))  # the next time is news
-                news: dict[str, Any] = {"sink": type(sink).__name__, "lost": lost}
-                self.event(step, "sink_recovered", news)
-                if self._tell is not None:
-                    self._tell(step, "sink_recovered", news)
+                self._reported.discard(id(sink))  # the next failure is reported again
+                recovered: dict[str, Any] = {"sink": type(sink).__name__, "lost": lost}
+                self.event(step, "sink_recovered", recovered)
+                if self._notify is not None:
+                    self._notify(step, "sink_recovered", recovered)
             return True
 
-    def _report(self, broken: Sink, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        heard = self._tell is not None and self._tell(step, kind, fields)
+    def _report(self, failed: Sink, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        accepted = self._notify is not None and self._notify(step, kind, fields)
         for sink in self._sinks:
-            if sink is not broken:
+            if sink is not failed:
                 try:
                     sink.event(step, kind, fields)
-                    heard = True
+                    accepted = True
                 except Exception:
-                    continue  # its own turn to be reported comes with its own next call
-        if not heard:
+                    continue  # reported at the next call of this sink
+        if not accepted:
             _warn(f"{kind}: {fields['sink']}: {fields['error']}")
 
 
@@ -125,7 +127,7 @@ class TensorBoard:
 
     Args:
         run_dir: Folder of the run.
-        resume_step: As of `JsonLines`; later steps are hidden by TensorBoard.
+        resume_step: Step from which a resumed run continues; TensorBoard hides later steps.
 
     Raises:
         ConfigError: tensorboardX is not installed.
@@ -153,31 +155,31 @@ class TensorBoard:
         self._writer.add_text(f"events/{kind}", json.dumps(to_json(fields)), int(step))
 
     def restore(self) -> None:
-        """Begins a new file, where the folder of the present one is gone."""
+        """Starts a new file after the folder was deleted."""
         self._writer.close()
         self._writer = self._open()
 
     def close(self) -> None:
-        """Writes out what is left; may be called again."""
+        """Writes pending entries; may be called again."""
         self._writer.close()
 
 
 class Wandb:
-    """Weights & Biases. A failed start is the event `wandb_failed`, and the sink then does nothing.
+    """Weights & Biases. A failed start is the event `wandb_failed`; the sink then does nothing.
 
-    A step smaller than one logged before, as after a rollback, is logged at that one: W&B would drop it. Events count
-    up under `events/<kind>`.
+    After a rollback, smaller steps are logged at the largest step so far, because W&B drops decreasing steps. The
+    metric `events/<kind>` counts events.
 
     Args:
-        config: Project and so on; with mode=disabled the sink does nothing.
-        run_dir: The run folder, in which `wandb/` is made.
-        run_config: The run's configuration, for W&B's own page.
-        run_id: Id of the run to continue; None for a new one.
+        config: W&B settings; with mode=disabled the sink does nothing.
+        run_dir: The run folder, in which W&B creates `wandb/`.
+        run_config: The run's configuration, shown by W&B.
+        run_id: Id of the W&B run to continue; None for a new run.
         on_event: Called as `on_event(kind, fields)` if the start fails.
-        timeout: Most seconds for the start, and for the end.
+        timeout: Time limit in seconds for the start, and for the end.
 
     Attributes:
-        run_id: Id to pass for a resume; None if there is no run.
+        run_id: Id to pass for a resume; None without a W&B run.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class Wandb:
         self._send(step, {key: value for key, value in metrics.items() if value is not None})
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Counts the event, as the metric `events/<kind>`."""
+        """Counts the event in the metric `events/<kind>`."""
         del fields
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self._send(step, {f"events/{kind}": self._counts[kind]})
@@ -232,7 +234,7 @@ def _start_wandb(
 
     run_dir.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {"init_timeout": timeout, "silent": True, "console": "off"}
-    if "finish_timeout" in getattr(wandb.Settings, "model_fields", ()):  # not in every version that will do
+    if "finish_timeout" in getattr(wandb.Settings, "model_fields", ()):  # not in every supported version
         settings["finish_timeout"] = timeout
     return wandb.init(
         mode=config.mode,
@@ -244,7 +246,7 @@ def _start_wandb(
         dir=str(run_dir),
         id=run_id,
         config=to_json(run_config),
-        # Offline wandb cannot know whether the run exists; `wandb sync` joins the parts by their id.
+        # Offline, W&B cannot check whether the run exists; `wandb sync` joins the parts by their id.
         resume="allow" if run_id is not None and config.mode == "online" else None,
         reinit="create_new",  # a sweep has many runs in one process
         settings=wandb.Settings(**settings),

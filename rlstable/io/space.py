@@ -1,4 +1,4 @@
-"""Room on the disk of a run: how much is free, what a checkpoint takes, and which checkpoints may make way."""
+"""Disk space: free bytes, sizes of checkpoints, and which checkpoints may be deleted."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ _FULL_TEXTS = ("RESOURCE_EXHAUSTED", os.strerror(errno.ENOSPC), os.strerror(errn
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Bytes that this user may still write where a folder is or will be; None if the system does not say."""
-    for place in (folder, *folder.absolute().parents):
+    """Free bytes for this user on a folder's disk, or None if unknown. The folder need not exist."""
+    for path in (folder, *folder.absolute().parents):
         with contextlib.suppress(OSError):
-            found = os.statvfs(place)
-            return found.f_bavail * found.f_frsize
+            status = os.statvfs(path)
+            return status.f_bavail * status.f_frsize
     return None
 
 
 def size_of(folder: Path) -> int:
-    """Bytes that a folder takes on the disk; files that vanish meanwhile count nothing."""
+    """Bytes of a folder on the disk, without files that are deleted meanwhile."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
     return total
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error of the disk or of a library says that the disk, or the user's quota, is full."""
+    """Whether an error means that the disk or the user's quota is full."""
     return (isinstance(error, OSError) and error.errno in _FULL) or any(text in str(error) for text in _FULL_TEXTS)
 
 
 def over_quota(error: BaseException) -> bool:
-    """Whether an error says that the user's quota is used up, of which the free bytes of a disk say nothing."""
+    """Whether an error means that the user's quota is full, which the free bytes of the disk do not show."""
     return (isinstance(error, OSError) and error.errno == errno.EDQUOT) or os.strerror(errno.EDQUOT) in str(error)
 
 
 def dispensable(steps: Sequence[int], ranked: Sequence[int], config: CheckpointConfig) -> list[int]:
-    """The checkpoints that may be deleted for a newer one, in the order in which they go.
+    """The checkpoints that may be deleted for a newer one, in order of deletion.
 
-    The newest one and the best one stay. Of the others those go first that were kept only as the latest, the oldest
-    first, then those kept for their score, the worst first, and last those that `keep_period` keeps for good.
+    The newest and the best checkpoint are never deleted. The others are deleted in this order: checkpoints without a
+    score, the oldest first; checkpoints with a score, the worst first; checkpoints that `keep_period` keeps.
 
     Args:
         steps: Iterations of all checkpoints on disk, ascending.
-        ranked: Those that have a score, the best first.
-        config: What is kept.
+        ranked: Checkpoints with a score, the best first.
+        config: Which checkpoints are kept.
     """
-    worst_first = {step: place for place, step in enumerate(reversed(ranked))}
+    worst_first = {step: rank for rank, step in enumerate(reversed(ranked))}
 
     def order(step: int) -> tuple[bool, int, int]:
         period = config.keep_period is not None and step % config.keep_period == 0
@@ -65,11 +65,11 @@ def dispensable(steps: Sequence[int], ranked: Sequence[int], config: CheckpointC
 
 
 def enough(order: Sequence[int], sizes: Mapping[int, int], missing: int) -> list[int]:
-    """The first of some checkpoints that together take as many bytes as are missing; empty if all are too little."""
-    taken: list[int] = []
+    """The first checkpoints that together free the missing bytes; empty if all together are too small."""
+    chosen: list[int] = []
     for step in order:
         if missing <= 0:
             break
-        taken.append(step)
+        chosen.append(step)
         missing -= sizes[step]
-    return taken if missing <= 0 else []
+    return chosen if missing <= 0 else []

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints with orbax: manager, retention, items."""
+"""Writes and reads checkpoints with orbax."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rlstable.io.orbax_logging import silence_orbax
 def open_manager(
     directory: Path, config: CheckpointConfig | None, scores: Mapping[int, float | None] | None = None
 ) -> Any:
-    """Opens orbax's manager on a folder that exists.
+    """Opens orbax's manager for an existing folder.
 
     Args:
         directory: The folder.
-        config: What is kept; without one the manager only reads.
-        scores: Scores of all checkpoints, read again at every save.
+        config: Which checkpoints are kept; None for a manager that only reads.
+        scores: Scores of all checkpoints; the manager reads them at every save.
     """
     import orbax.checkpoint as ocp
 
@@ -44,26 +44,26 @@ def open_manager(
             policies.append(ocp.checkpoint_managers.EveryNSteps(config.keep_period))
     options = ocp.CheckpointManagerOptions(
         create=False,
-        # A reader must leave alone what a running trainer is about to commit.
+        # A reader must not delete the unfinished save of a running training.
         cleanup_tmp_directories=config is not None,
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies) if policies else None,
-        # Renamed at once and deleted afterwards, so that a crash leaves no half of a checkpoint under its number.
+        # Renames before deleting, so that a crash leaves no incomplete checkpoint under its number.
         todelete_subdir=None if config is None else RETIRED,
         enable_async_checkpointing=config is not None and config.asynchronous,
     )
 
     class Manager(ocp.CheckpointManager):
         def metrics(self, step: int) -> None:
-            """None: orbax would read those of format 0 whether asked to or not, and fail where they are damaged."""
+            """Returns None, because orbax would read the metrics of format 0 and fail if they are damaged."""
 
     return Manager(directory, options=options)
 
 
 class _KeepBest:
-    """Orbax preservation policy: the `n` best by score, and all whose score is unknown, since they may be best.
+    """Orbax preservation policy: keeps the `n` best by score, and all with an unknown score, which may be the best.
 
-    Orbax's own BestN keeps every checkpoint while there are no more than `n`, scored or not, and the scores that orbax
-    stores have no checksum; damaged they keep it from opening the folder at all.
+    Orbax's own BestN is not used. It keeps up to `n` checkpoints even without a score, and its scores have no checksum:
+    a damaged score prevents opening the folder.
     """
 
     def __init__(self, n: int, scores: Mapping[int, float | None]):
@@ -71,7 +71,7 @@ class _KeepBest:
         self._scores = scores
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """One answer for each checkpoint."""
+        """Whether to keep each checkpoint."""
         del context
         steps = [info.step for info in checkpoints]
         best = ranked(self._scores, steps)[: self._n]
@@ -79,25 +79,25 @@ class _KeepBest:
 
 
 def ranked(scores: Mapping[int, float | None], steps: Iterable[int]) -> list[int]:
-    """The steps that have a score, the best first; of equals the later is better."""
+    """The steps that have a score, the best first; the later one first if scores are equal."""
     known = [(score, step) for step in steps if (score := scores.get(step)) is not None]
     return [step for _, step in sorted(known, reverse=True)]
 
 
 def items_of(state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], score: float | None) -> Any:
-    """Everything orbax is to write of one checkpoint, as copies of our own in host memory."""
+    """The items of one checkpoint for orbax, copied to host memory."""
     import orbax.checkpoint as ocp
 
     leaves, items = {}, {}
     for name, tree in (("state", state), ("policy", policy)):
         leaves[name], arrays = copy_out(tree)
         filled = {leaf.path: array for leaf, array in zip(leaves[name], arrays, strict=True) if array.size}
-        if filled:  # orbax refuses arrays without elements (MJX has many) and trees without arrays
+        if filled:  # orbax rejects arrays without elements (MJX has many) and trees without arrays
             items[name] = ocp.args.StandardSave(filled)
-    # Orbax serialises JSON in the background, from the caller's own dict.
-    own = json.loads(json.dumps(host, default=_to_number))
-    manifest = manifests.to_json(**leaves, host=own, score=score)
-    return ocp.args.Composite(host=ocp.args.JsonSave(own), manifest=ocp.args.JsonSave(manifest), **items)
+    # A copy, because orbax serialises the dict in the background.
+    host_copy = json.loads(json.dumps(host, default=_to_number))
+    manifest = manifests.to_json(**leaves, host=host_copy, score=score)
+    return ocp.args.Composite(host=ocp.args.JsonSave(host_copy), manifest=ocp.args.JsonSave(manifest), **items)
 
 
 def _to_number(value: Any) -> Any:
@@ -110,13 +110,13 @@ def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], Ma
     """Reads the host data and the manifest of one checkpoint.
 
     Raises:
-        Damaged: They are not what was saved.
-        ConfigError: They are of a format that this rlstable does not know.
+        Damaged: The checkpoint is damaged.
+        ConfigError: This rlstable cannot read the format.
     """
-    manifest = _read_manifest(manager, folder, step)  # first: what else there is depends on the format
+    manifest = _read_manifest(manager, folder, step)  # first, because the other items depend on the format
     host = _read_json(manager, step, "host")
     if manifest.host is not None and manifests.json_checksum(host) != manifest.host:
-        raise Damaged("the host data do not have their checksum")
+        raise Damaged("the checksum of the host data is wrong")
     return host, manifest
 
 
@@ -124,7 +124,7 @@ def read_arrays(manager: Any, step: int, item: str, leaves: Sequence[Leaf]) -> d
     """Reads the arrays of one item, by path.
 
     Raises:
-        Damaged: They are not what was saved.
+        Damaged: The checkpoint is damaged.
     """
     import orbax.checkpoint as ocp
 
@@ -132,16 +132,16 @@ def read_arrays(manager: Any, step: int, item: str, leaves: Sequence[Leaf]) -> d
         arrays = {leaf.path: np.empty(leaf.shape, jax.numpy.dtype(leaf.dtype)) for leaf in leaves}
         filled = {path: array for path, array in arrays.items() if array.size}
         if filled:
-            found = manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(filled)}))
-            arrays.update(found[item])
+            restored = manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(filled)}))
+            arrays.update(restored[item])
         for leaf in leaves:
             if leaf.checksum is not None and checksum(arrays[leaf.path]) != leaf.checksum:
-                raise Damaged(f"the array {leaf.path} of {item} does not have its checksum")
+                raise Damaged(f"the checksum of the array {leaf.path} of {item} is wrong")
         return arrays
 
 
 def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, float | None]:
-    """The scores of those checkpoints whose manifest can be read."""
+    """The scores of all checkpoints whose manifest can be read."""
     scores = {}
     for step in steps:
         with contextlib.suppress(Damaged, ConfigError):
@@ -171,7 +171,7 @@ def _read_json(manager: Any, step: int, item: str) -> Any:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """Damage shows in as many ways as there are libraries below; too little memory is not damage."""
+    """Context manager that converts the errors of reading a damaged checkpoint to `Damaged`."""
     try:
         yield
     except (ConfigError, Damaged, MemoryError):
@@ -186,29 +186,30 @@ def first_readable(
     read: Callable[[int], Any],
     on_damage: Callable[[int, str], None],
 ) -> tuple[Any, list[int]]:
-    """Reads the first checkpoint that can be read.
+    """Reads the first readable checkpoint.
 
     Args:
-        directory: That of all checkpoints.
-        candidates: The steps in the order in which they are wanted. Asked again after every failure, since a running
-            trainer retires checkpoints at any time: what it has deleted was not damaged.
-        read: Reads one, or raises `Damaged`.
-        on_damage: Called with the step and the error of each that is damaged.
+        directory: The folder of all checkpoints.
+        candidates: Returns the steps in order of preference. Called again after every failure, because a running
+            training may delete checkpoints; a deleted checkpoint is not damaged.
+        read: Reads one checkpoint, or raises `Damaged`.
+        on_damage: Called with step and error of each damaged checkpoint.
 
     Returns:
-        What `read` returned, and the steps that are damaged.
+        The result of `read`, and the damaged steps.
 
     Raises:
-        ConfigError: None can be read; names all that were tried, and why.
+        ConfigError: No checkpoint can be read; lists the damaged ones with their errors.
     """
     tried: dict[int, str] = {}
-    while left := [step for step in candidates() if step not in tried]:
+    while remaining := [step for step in candidates() if step not in tried]:
+        step = remaining[0]
         try:
-            return read(left[0]), list(tried)
+            return read(step), list(tried)
         except Damaged as error:
-            if (directory / str(left[0])).is_dir():
-                tried[left[0]] = str(error)
-                on_damage(left[0], str(error))
+            if (directory / str(step)).is_dir():
+                tried[step] = str(error)
+                on_damage(step, str(error))
     if len(tried) == 1:
         [(step, why)] = tried.items()
         raise ConfigError(f"{directory / str(step)}: cannot be read ({why}); choose another iteration or run folder")
@@ -217,14 +218,14 @@ def first_readable(
         raise ConfigError(
             f"{directory}: none of {len(tried)} checkpoints can be read ({listed}); choose another run folder"
         )
-    raise ConfigError(f"{directory}: no checkpoint here; give the folder of a run that has saved one")
+    raise ConfigError(f"{directory}: no checkpoint here; give the folder of a run that has saved a checkpoint")
 
 
 def verify(manager: Any, folder: Path, step: int) -> None:
-    """Reads a whole checkpoint back.
+    """Checks a checkpoint by reading all of it.
 
     Raises:
-        Damaged: It is not what was saved.
+        Damaged: The checkpoint is damaged.
     """
     _, manifest = read_json(manager, folder, step)
     read_arrays(manager, step, "state", manifest.state)
@@ -232,7 +233,7 @@ def verify(manager: Any, folder: Path, step: int) -> None:
 
 
 def finite(score: Any) -> float | None:
-    """The score as a float, None where it is missing or not finite."""
+    """The score as a float; None if it is missing or not finite."""
     return float(score) if score is not None and math.isfinite(score) else None
 
 

@@ -1,9 +1,13 @@
-"""Keeps the record of a long run bounded: drops old rows of metrics that nothing shows, and adds up old guard trips.
+"""Limits the size of a long run's record: drops old rows of metrics and sums up old guard trips.
 
-Rows and events are thinned once there are more than `MOST`. The newest `NEWEST` stay as they are. Of the older rows
-stay the first, evenly spaced ones, every row of an evaluation, and in each stretch of steps the rows in which a metric
-is least or greatest, so that curves keep their spikes. Older trips of one guard within a stretch become one event with
-the sum of their counts; every other event stays.
+Rows and events are thinned when there are more than `MOST`. The newest `NEWEST` entries are never changed.
+
+| older entries | kept |
+|---|---|
+| rows | the first row, evenly spaced rows, and every row of an evaluation |
+| rows with extremes | per section of steps, the rows with the minimum or maximum of a metric, so curves keep spikes |
+| guard trips | per section of steps and guard, one event with the sum of the counts |
+| other events | all |
 """
 
 from __future__ import annotations
@@ -17,29 +21,28 @@ Entry = Mapping[str, Any]
 Read = Callable[[], Iterator[Entry]]
 
 MOST = 10_000  # rows, and events
-NEWEST = 1_000  # stay as they are
-_SPACED = 2_000  # older rows, evenly over the steps
-_STRETCHES = 50  # of steps, whose extremes stay
-_LANES = 500  # stretches of steps in which trips of one guard are one event; the page shows fewer
-_SPARED = ("step", "time", "kind", "guard")
+NEWEST = 1_000  # entries that are never changed
+_SPACED = 2_000  # older rows, evenly spaced over the steps
+_STRETCHES = 50  # sections of steps whose extremes are kept
+_LANES = 500  # sections of steps in which the trips of a guard become one event; the report shows fewer
+_NOT_COUNTS = ("step", "time", "kind", "guard")
 
 
 def due(count: int, kept: int) -> bool:
-    """Whether to thin; what cannot be thinned to half of `MOST` must not be thinned again with every entry.
+    """Whether to thin: at more than `MOST` entries, and at more than twice the entries after the last thinning.
 
     Args:
-        count: Entries now.
-        kept: Entries after the last time, 0 if there was none.
+        count: Number of entries.
+        kept: Number of entries after the last thinning; 0 before the first.
     """
     return count > max(MOST, 2 * kept)
 
 
 def thinned_rows(read: Read) -> Iterator[Entry]:
-    """The rows that stay, in their order.
+    """The rows to keep, in order.
 
     Args:
-        read: Gives the rows from the first one on, with an ascending `step`; called three times, so that a long file
-            need not be in memory.
+        read: Returns all rows, with ascending `step`. Called three times, so that a long file need not be in memory.
     """
     kept, steps = set[int](), list[float]()
     for number, row in enumerate(read()):
@@ -59,10 +62,10 @@ def thinned_rows(read: Read) -> Iterator[Entry]:
 
 
 def thinned_events(read: Read) -> Iterator[Entry]:
-    """The events that stay, with old trips added up; a sum has the step and the time of the first of its trips.
+    """The events to keep, with old trips summed up. A sum has the step and time of its first trip.
 
     Args:
-        read: Gives the events from the first one on; called twice.
+        read: Returns all events. Called twice.
     """
     steps = [event["step"] for event in read()]
     events = read()
@@ -84,7 +87,7 @@ def thinned_events(read: Read) -> Iterator[Entry]:
 
 
 class History(list[Any]):
-    """Rows in memory, thinned as those on disk."""
+    """Rows in memory, thinned like the rows on disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,18 +103,18 @@ class History(list[Any]):
 
 def _add(total: dict[str, Any], event: Entry) -> None:
     for cause, count in event.items():
-        if cause not in _SPARED and isinstance(count, int) and not isinstance(count, bool):
+        if cause not in _NOT_COUNTS and isinstance(count, int) and not isinstance(count, bool):
             total[cause] = total.get(cause, 0) + count
-    total["added_up"] = True  # no count of trips: those are numbers
+    total["added_up"] = True  # a boolean, so that it is not a count
 
 
 def _span(steps: Sequence[float]) -> float:
-    # Events of a run that was killed and resumed go back in their steps.
+    # The steps of a resumed run's events can decrease.
     return float(max(steps) - min(steps)) if steps else 0.0
 
 
 def _stretches(steps: Sequence[float], count: int) -> Iterator[tuple[int, int]]:
-    """The first entry and the one after the last of every stretch of steps that has any."""
+    """Start and end (exclusive) of the entries of every non-empty section of steps."""
     length, start = _span(steps) / count, 0
     for number in range(1, len(steps) + 1):
         if number == len(steps) or steps[number] - steps[start] > length:
@@ -120,14 +123,14 @@ def _stretches(steps: Sequence[float], count: int) -> Iterator[tuple[int, int]]:
 
 
 def _extremes(rows: Iterator[tuple[int, Entry]]) -> set[int]:
-    """Numbers of the rows in which some metric is least or greatest."""
-    least: dict[str, tuple[float, int]] = {}
-    greatest: dict[str, tuple[float, int]] = {}
+    """Numbers of the rows with the minimum or maximum of a metric."""
+    minima: dict[str, tuple[float, int]] = {}
+    maxima: dict[str, tuple[float, int]] = {}
     for number, row in rows:
         for key, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value):
-                if key not in least or value < least[key][0]:
-                    least[key] = value, number
-                if key not in greatest or value > greatest[key][0]:
-                    greatest[key] = value, number
-    return {number for found in (least, greatest) for _, number in found.values()}
+                if key not in minima or value < minima[key][0]:
+                    minima[key] = value, number
+                if key not in maxima or value > maxima[key][0]:
+                    maxima[key] = value, number
+    return {number for extremes in (minima, maxima) for _, number in extremes.values()}

@@ -1,7 +1,8 @@
-"""Run folders whose code this user has agreed to run, remembered by path and content as `direnv allow` does it.
+"""Remembers the run folders whose code this user trusts, by path and content, like `direnv allow`.
 
 The settings of a run folder may name Python code to import, or a folder of compiled programs to execute. If another
-user made the folder, this user has to agree once. Folders that are made here are remembered when they are made.
+user created the folder, this user must agree once (`trust=true`). Folders of this user's own runs are remembered when
+they are created.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FILE = "trusted_folders"
 
 
 def code_named(config: Config) -> str | None:
-    """The code outside rlstable, Brax and Playground that settings name, as `key=value`; None for none."""
+    """The key that names code outside rlstable, Brax and Playground, as `key=value`; None without one."""
     if config.env.is_foreign:
         return f"env.name={config.env.name}"
     # Compiled programs are machine code.
@@ -27,14 +28,14 @@ def code_named(config: Config) -> str | None:
 
 
 def remember(file: Path, config: Config) -> str | None:
-    """Remembers settings that this user has made or agreed to, if they name code.
+    """Remembers trusted settings, if they name code.
 
     Args:
-        file: The settings, `config.yaml` of a run or `incident.json`.
-        config: The same settings, read.
+        file: The settings file, `config.yaml` of a run or `incident.json`.
+        config: The settings in the file.
 
     Returns:
-        Why they cannot be remembered; None if they are, or need not be.
+        Why the settings cannot be remembered; None on success, or if they name no code.
     """
     if code_named(config) is None:
         return None
@@ -42,11 +43,11 @@ def remember(file: Path, config: Config) -> str | None:
         entry = _entry(file)
         if entry in _entries():
             return None
-        place = user_cache() / _FILE
-        make_private(place.parent)
-        handle = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        path = user_cache() / _FILE
+        make_private(path.parent)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with os.fdopen(handle, "ab", buffering=0) as opened:
-            # One write, so that lines of other processes stay whole. The empty line ends one that a full disk has cut.
+            # One write keeps lines of other processes intact. The first newline ends a line that a full disk cut.
             opened.write(f"\n{entry}\n".encode())
     except (OSError, RuntimeError) as error:
         return str(error)
@@ -54,16 +55,16 @@ def remember(file: Path, config: Config) -> str | None:
 
 
 def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=true") -> None:
-    """Checks that this user has made settings that name code, or has agreed to them, and remembers that.
+    """Checks that this user trusts settings that name code. If `trust` is true, remembers them.
 
     Args:
-        file: The settings, `config.yaml` of a run or `incident.json`.
-        config: The same settings, read.
+        file: The settings file, `config.yaml` of a run or `incident.json`.
+        config: The settings in the file.
         trust: Whether the user agrees now.
-        how: What the user types to agree.
+        how: Option that the user types to agree.
 
     Raises:
-        ConfigError: The settings name code, and this user has not agreed to run it.
+        ConfigError: The settings name code that this user has not agreed to run.
     """
     named = code_named(config)
     if named is None:
@@ -77,24 +78,24 @@ def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=tru
         known, why = False, f" ({error})"
     if not known:
         raise ConfigError(
-            f"run: {file} names code outside rlstable, Brax and Playground, {named}, and is not known to be made by "
-            f"this user{why}; look at that code, then add {how} once"
+            f"run: {file} names code outside rlstable, Brax and Playground, {named}, and is not in "
+            f"this user's list of trusted run folders{why}; read that code, then add {how} once"
         )
 
 
 def _entry(file: Path) -> str:
-    """The line of a settings file: a hash of its path and content, and the path for people."""
+    """The line of a settings file: a hash of path and content, and the path as readable text."""
     path = file.resolve()
     content = hashlib.blake2s(path.read_bytes()).digest()
-    known = hashlib.blake2s(content + os.fsencode(path)).hexdigest()
-    return f"{known} {json.dumps(str(path))}"  # JSON, since a path may contain a line break
+    digest = hashlib.blake2s(content + os.fsencode(path)).hexdigest()
+    return f"{digest} {json.dumps(str(path))}"  # JSON, because a path may contain a line break
 
 
 def _entries() -> set[str]:
-    """The lines that are remembered.
+    """The remembered lines.
 
     Raises:
-        PermissionError: Another user could have written them.
+        PermissionError: Another user could have written the file.
     """
     try:
         handle = os.open(user_cache() / _FILE, os.O_RDONLY | os.O_NOFOLLOW)

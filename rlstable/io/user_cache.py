@@ -1,4 +1,4 @@
-"""Folder of this user's caches: compiled programs, and the run folders whose code may run."""
+"""Cache folder of this user: compiled programs and the list of trusted run folders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def user_cache() -> Path:
     """`$XDG_CACHE_HOME/rlstable`, or `~/.cache/rlstable`.
 
     Raises:
-        RuntimeError: This user has no home.
+        RuntimeError: This user has no home folder.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstable"

@@ -1,4 +1,4 @@
-"""Versions of rlstable, Python and the packages that can change a run's numbers."""
+"""Versions of rlstable, Python and the packages that can change a run's results."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PACKAGES = ("jax", "jaxlib", "brax", "mujoco", "mujoco-mjx", "flax", "optax", "o
 
 
 def versions() -> dict[str, str]:
-    """Versions by name, without importing any of the packages; what is not installed is `none`."""
+    """Versions by name, without importing the packages; `none` for a package that is not installed."""
     return {"rlstable": __version__, "python": platform.python_version(), **{name: _of(name) for name in PACKAGES}}
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Differences as `old -> new` by name; names that only one side knows are no change."""
+    """Differences as `old -> new`, by name; names in only one of the two are ignored."""
     return {name: f"{old[name]} -> {new[name]}" for name in new if name in old and old[name] != new[name]}
 
 
-@functools.cache  # packages installed while a process runs are not the ones it runs with, and a look takes milliseconds
+@functools.cache  # a lookup takes milliseconds, and a running process keeps its imported versions
 def _of(package: str) -> str:
     try:
         return metadata.version(package)

@@ -9,46 +9,46 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Writer:
-    """Makes calls in another thread, one after another in the order in which they were given.
+    """Runs calls in a background thread, one after another, in order.
 
-    A process that ends makes the calls that are left; one that is killed does not.
+    A process that ends normally runs the remaining calls; a killed process does not.
 
     Args:
-        most: How many calls may wait before `ahead` waits for room: a disk that stands still must not fill the memory.
+        most: Number of queued calls at which `submit_bounded` blocks, so that a stalled disk does not fill the memory.
     """
 
     def __init__(self, most: int = 1000):
         self._thread = ThreadPoolExecutor(1, "writing")
         self._room = threading.Semaphore(most)
 
-    def ahead(self, call: Callable[..., object], *args: object) -> None:
-        """Has a call made soon; waits where too many are left. Not for calls from within a call."""
+    def submit_bounded(self, call: Callable[..., object], *args: object) -> None:
+        """Queues a call; blocks while too many calls are queued. Must not be called from the background thread."""
         self._room.acquire()
-        self._give(call, *args).add_done_callback(lambda _: self._room.release())
+        self._submit(call, *args).add_done_callback(lambda _: self._room.release())
 
-    def soon(self, call: Callable[..., object], *args: object) -> None:
-        """Has a call made soon, however many are left: for what is rare."""
-        self._give(call, *args)
+    def submit(self, call: Callable[..., object], *args: object) -> None:
+        """Queues a rare call; never blocks."""
+        self._submit(call, *args)
 
-    def now(self, call: Callable[[], object]) -> None:
-        """Makes a call after all that were given and waits for it; what it raises is raised here."""
+    def run(self, call: Callable[[], object]) -> None:
+        """Runs a call after all queued calls, waits for it, and raises its errors."""
         self._thread.submit(call).result()
 
     def wait(self) -> None:
-        """Returns when all calls that were given are made."""
+        """Waits until all queued calls have run."""
         self._thread.submit(int).result()
 
     def close(self) -> None:
-        """Makes what is left and ends the thread; may be called again, and no call can be given then."""
+        """Runs the remaining calls and ends the thread; may be called again. No calls are accepted afterwards."""
         self._thread.shutdown()
 
-    def _give(self, call: Callable[..., object], *args: object) -> Future[object]:
+    def _submit(self, call: Callable[..., object], *args: object) -> Future[object]:
         future = self._thread.submit(call, *args)
-        future.add_done_callback(_tell_failure)
+        future.add_done_callback(_warn_failure)
         return future
 
 
-def _tell_failure(future: Future[object]) -> None:
+def _warn_failure(future: Future[object]) -> None:
     error = future.exception()
     if error is not None:
         warnings.warn(f"rlstable: not written: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""The environment in which a saved policy plays, on the requested physics."""
+"""Loads the environment of a saved policy, on the requested physics backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from rlstable.compilation.xla import keep_programs
+from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.envs.load import load
 from rlstable.io.trusted_folders import require_trust
@@ -20,9 +20,9 @@ class PolicyEnvironment:
     """An environment for a saved policy.
 
     Attributes:
-        config: Of the run, with the episodes and the physics that are asked for.
-        env: One environment.
-        backend: What simulates it, None where the environment has no choice.
+        config: Configuration of the run, with the requested number of episodes and physics backend.
+        env: One environment with Brax's Env interface.
+        backend: Physics backend; None if the environment offers no choice.
     """
 
     config: Config
@@ -30,25 +30,25 @@ class PolicyEnvironment:
     backend: str | None
 
 
-def make_stage(
+def load_policy_environment(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None
 ) -> PolicyEnvironment:
     """Loads the environment for a run's policy.
 
     Args:
-        run: Whose policy.
-        episodes: How many are to be played at once.
-        deterministic: The mean action, or a sample.
-        backend: Physics as `env.backend` names it; None for that of the training.
+        run: Run with the policy.
+        episodes: Number of episodes to play at once.
+        deterministic: Whether the policy plays the mean action instead of a sample.
+        backend: Physics backend, a value of `env.backend`; None for the backend of training.
 
     Raises:
-        ConfigError: The environment cannot be made on that physics, the policy was trained for another, or the folder
-            names code that this user has not agreed to run.
+        ConfigError: The environment does not support the backend, its observations or actions do not fit the policy, or
+            the folder names code that the user does not trust.
     """
     require_trust(run.folder / "config.yaml", run.config, run.trust)
-    looks = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
-    config = run.config_on(backend).model_copy(update={"eval": looks})
-    keep_programs(config.compile_cache)
+    evaluation = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
+    config = run.config_on(backend).model_copy(update={"eval": evaluation})
+    enable_program_cache(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs)
     _require_fit(run.policy, loaded.env, config)
     return PolicyEnvironment(config, loaded.env, loaded.backend)
@@ -60,5 +60,6 @@ def _require_fit(policy: Policy, env: Any, config: Config) -> None:
     if sizes[0] != sizes[1] or env.action_size != policy.networks.action_size:
         raise ConfigError(
             f"backend: {config.env.backend or config.env.name} has observations {sizes[0]} and {env.action_size} "
-            f"actions, the policy was trained for {sizes[1]} and {policy.networks.action_size}; choose another"
+            f"actions, the policy was trained for {sizes[1]} and {policy.networks.action_size}; "
+            "choose another backend"
         )

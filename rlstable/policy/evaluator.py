@@ -1,4 +1,4 @@
-"""Evaluates policies: one episode per evaluation environment, aborted episodes left out and reported."""
+"""Evaluates policies: plays one episode per evaluation environment; aborted episodes do not count in means."""
 
 from __future__ import annotations
 
@@ -23,46 +23,48 @@ from rlstable.config.schema import validate
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.device.trees import Observation, Params
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.envs.vector import Episodes, VectorEnv, run_episodes
 from rlstable.guards.env import env_guards
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.networks import Networks
+from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
-from rlstable.supervise.memory_plan import OutOfMemory, exhausted
+from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
 EvaluationMetrics = dict[str, float | None]
 
 
 class PolicySnapshot(NamedTuple):
-    """A policy to be evaluated.
+    """A policy to evaluate.
 
     Attributes:
-        params: Of the networks.
-        statistics: Of the normaliser.
-        key: Random key of its episodes.
+        params: Network parameters.
+        statistics: Observation statistics.
+        key: Random key of the episodes.
     """
 
-    params: Any
-    statistics: Any
+    params: Params
+    statistics: Statistics
     key: jax.Array
 
 
 class Evaluator:
-    """Plays evaluation episodes with the current policy; in several passes where the device refuses memory for one.
+    """Plays evaluation episodes with one or more policies, in several passes if memory is short.
 
-    Policies are evaluated one at a time or several together, always as many as the first time.
+    Every call must evaluate the same number of policies.
 
     Args:
-        play: One episode for each of some keys, (params, statistics, keys, key) to `Episodes`; jax can trace it.
-        count: Episodes of an evaluation.
-        precision: What it is compiled in.
-        compiling: Context manager that tells the user what is compiling.
+        play: Plays one episode per key, from (params, statistics, keys, key) to `Episodes`; JAX can trace it.
+        count: Number of episodes per policy.
+        precision: Precision level of the program.
+        compiling: Context manager that shows the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
-        programs: What builds it; None for the usual way.
+        programs: Builder of the program; None for a new `Programs`.
     """
 
     def __init__(
@@ -74,63 +76,62 @@ class Evaluator:
         report: Callable[..., None],
         programs: Programs | None = None,
     ):
-        def numbered(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
-            def play_one(own: PolicySnapshot) -> Episodes:
-                # A key for every episode, which starts alike however many passes there are.
-                keys = jax.random.split(jax.random.split(own.key)[1], count)
-                return play(own.params, own.statistics, keys[numbers], own.key)
+        def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
+            def play_one(policy: PolicySnapshot) -> Episodes:
+                # One key per episode, so the number of passes does not change the first states.
+                keys = jax.random.split(jax.random.split(policy.key)[1], count)
+                return play(policy.params, policy.statistics, keys[numbers], policy.key)
 
             return vmap_seeds(play_one)(policies)
 
-        self._play = jax.jit(numbered)
+        self._play = jax.jit(play_pass)
         self._programs = programs or Programs(precision)
         self._count = count
         self._precision = precision
         self._compiling = compiling
         self._report = report
         self._passes = 1
-        self._begun: Future[Any] | None = None
+        self._building: Future[Any] | None = None
         self._compiled: Any = None
 
     def begin(self, policies: Sequence[PolicySnapshot]) -> None:
-        """Has what `judge` will need compiled by another thread, where that is possible; `prepare` waits for it.
+        """Starts to compile the program of `evaluate` in another thread, if possible; `prepare` waits for it.
 
         Args:
-            policies: Policies of the same shapes.
+            policies: Policies with the shapes of later ones.
         """
-        if background.possible() and self._compiled is None and self._begun is None:
-            self._begun = self._begin(policies)
+        if background.available() and self._compiled is None and self._building is None:
+            self._building = self._begin(policies)
 
     def prepare(self, policies: Sequence[PolicySnapshot]) -> None:
-        """Compiles what `judge` will need.
+        """Compiles the program of `evaluate`.
 
         Args:
-            policies: Policies of the same shapes.
+            policies: Policies with the shapes of later ones.
 
         Raises:
-            OutOfMemory: There is not enough for a single episode.
+            OutOfMemory: The device has not enough memory for one episode.
         """
         while self._compiled is None:
-            begun, self._begun = self._begun, None
-            there = begun is not None and begun.done()
-            with contextlib.nullcontext() if there else self._compiling("evaluation"):
+            building, self._building = self._building, None
+            finished = building is not None and building.done()
+            with contextlib.nullcontext() if finished else self._compiling("evaluation"):
                 try:
-                    self._compiled = (begun or self._begin(policies)).result()
+                    self._compiled = (building or self._begin(policies)).result()
                 except jax.errors.JaxRuntimeError as error:
-                    self._divide(error)
+                    self._double_passes(error)
 
     def evaluate(self, policies: Sequence[PolicySnapshot]) -> list[EvaluationMetrics]:
         """Evaluates policies.
 
         Args:
-            policies: The policies, each with the random key of its episodes.
+            policies: Policies, each with the random key of its episodes.
 
         Returns:
-            For each of them metrics under `eval/`; means are over episodes that were not aborted, None when none is
-            left.
+            Metrics `eval/...` per policy. Means cover the episodes that count, and are None if no episode counts.
 
         Raises:
-            OutOfMemory: There is not enough for a single episode.
+            OutOfMemory: The device has not enough memory for one episode.
         """
         started = time.perf_counter()
         played = self.play(policies)
@@ -145,85 +146,84 @@ class Evaluator:
         ]
 
     def play(self, policies: Sequence[PolicySnapshot]) -> list[Episodes]:
-        """Every episode by itself, as arrays of the host; arguments and errors as for `judge`."""
+        """Plays the episodes and returns them as host arrays; arguments and errors as for `evaluate`."""
         while True:
             self.prepare(policies)
             try:
                 return self._episodes(tuple(policies))
             except jax.errors.JaxRuntimeError as error:
-                self._divide(error)
+                self._double_passes(error)
 
     def _episodes(self, policies: tuple[PolicySnapshot, ...]) -> list[Episodes]:
         with self._precision.compiled(), interruptible():
-            passes = [jax.device_get(self._compiled(policies, own)) for own in self._numbers()]
+            passes = [jax.device_get(self._compiled(policies, numbers)) for numbers in self._episode_numbers()]
         return [
             jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
             for parts in zip(*passes, strict=True)
         ]
 
     def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Any]:
-        """Starts compiling in another thread."""
-        own, numbers = tuple(policies), self._numbers()[0]
-        return self._programs.build(f"evaluation {len(own)} {len(numbers)}", self._play, lambda: (own, numbers))
+        args = tuple(policies), self._episode_numbers()[0]
+        return self._programs.build(f"evaluation {len(args[0])} {len(args[1])}", self._play, lambda: args)
 
-    def _numbers(self) -> np.ndarray:
-        """Which episodes are played in which pass, int32 `[passes, B]`; some twice where they do not divide."""
-        share = -(-self._count // self._passes)
-        numbers = np.arange(self._passes * share, dtype=np.int32) % self._count
-        return numbers.reshape(self._passes, share)
+    def _episode_numbers(self) -> np.ndarray:
+        """The episode numbers of each pass, int32 `[passes, B]`; some repeat if episodes do not divide evenly."""
+        per_pass = -(-self._count // self._passes)
+        numbers = np.arange(self._passes * per_pass, dtype=np.int32) % self._count
+        return numbers.reshape(self._passes, per_pass)
 
-    def _divide(self, error: Exception) -> None:
-        """Twice as many passes from now on, if it was memory that was refused."""
-        if not exhausted(error):
+    def _double_passes(self, error: Exception) -> None:
+        """Doubles the number of passes if the device refused memory; raises any other error."""
+        if not is_out_of_memory(error):
             raise error
         if self._passes >= self._count:
             raise OutOfMemory(
-                "The device refused memory for a single evaluation episode; leave it more, or set eval.num_evals=0."
+                "The device refused memory for one evaluation episode; free device memory, or set eval.num_evals=0."
             ) from error
         self._passes, self._compiled = min(2 * self._passes, self._count), None
         self._report("evaluation_divided", passes=self._passes)
 
 
-def policy_of(state: TrainState, key: jax.Array) -> PolicySnapshot:
-    """The policy of a training state, to be evaluated in the episodes of a random key."""
+def snapshot_of(state: TrainState, key: jax.Array) -> PolicySnapshot:
+    """The policy of a training state, with the random key of its evaluation."""
     params, statistics = sharding.first_device((state.params, state.normalizer))
     return PolicySnapshot(params, statistics, key)
 
 
-def counts(episodes: Episodes) -> np.ndarray:
-    """Which episodes count, `[B]`: not aborted, and of a finite return, whatever the guard made of it."""
+def valid_episodes(episodes: Episodes) -> np.ndarray:
+    """Whether an episode counts, bool `[B]`: it was not aborted and its return is finite."""
     return np.asarray((episodes.aborted == 0) & np.isfinite(episodes.metrics["reward"]))
 
 
 def returns_of(episodes: Episodes) -> np.ndarray:
-    """Returns, `[B]`, NaN where an episode does not count."""
-    return np.where(counts(episodes), np.asarray(episodes.metrics["reward"], np.float64), np.nan)
+    """Returns of the episodes, `[B]`, NaN where an episode does not count."""
+    return np.where(valid_episodes(episodes), np.asarray(episodes.metrics["reward"], np.float64), np.nan)
 
 
 def summarize(episodes: Episodes) -> EvaluationMetrics:
     """Mean and standard deviation of every metric over the episodes that count."""
-    kept = counts(episodes)
+    valid = valid_episodes(episodes)
     metrics: EvaluationMetrics = {}
     for name, values in episodes.metrics.items():
-        metrics[f"eval/episode_{name}"] = float(values[kept].mean()) if kept.any() else None
-        metrics[f"eval/episode_{name}_std"] = float(values[kept].std()) if kept.any() else None
-    metrics["eval/avg_episode_length"] = float(episodes.length[kept].mean()) if kept.any() else None
-    metrics["eval/std_episode_length"] = float(episodes.length[kept].std()) if kept.any() else None
-    metrics["eval/aborted_share"] = float(1.0 - kept.mean())
+        metrics[f"eval/episode_{name}"] = float(values[valid].mean()) if valid.any() else None
+        metrics[f"eval/episode_{name}_std"] = float(values[valid].std()) if valid.any() else None
+    metrics["eval/avg_episode_length"] = float(episodes.length[valid].mean()) if valid.any() else None
+    metrics["eval/std_episode_length"] = float(episodes.length[valid].std()) if valid.any() else None
+    metrics["eval/aborted_share"] = float(1.0 - valid.mean())
     return metrics
 
 
 def make_evaluator(
     config: Config, networks: Networks, compiling: Compiling, report: Callable[..., None], single: Any = None
 ) -> Evaluator:
-    """The evaluator of a configuration; its program is compiled when it is first run.
+    """The evaluator of a configuration; JAX compiles its program at the first use.
 
     Args:
-        config: What is evaluated, how often and on what.
-        networks: The policy's.
-        compiling: Context manager that tells the user what is compiling.
+        config: The whole configuration.
+        networks: Networks of the policies.
+        compiling: Context manager that shows the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
-        single: The environment that the configuration says, where it is loaded already.
+        single: The environment, if the caller has loaded it; None to load it here.
 
     Raises:
         ConfigError: `eval.env_kwargs` does not fit the environment.
@@ -232,25 +232,25 @@ def make_evaluator(
 
     def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
         with precision.narrow():
-            return run_episodes(env, acting(config, networks, params, statistics), keys, jax.random.split(key)[0])
+            return run_episodes(env, make_policy(config, networks, params, statistics), keys, jax.random.split(key)[0])
 
     programs = programs_of(config, sharding.make_mesh(1))
     return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs)
 
 
 def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
-    """The environments that episodes are played in; judged whatever `guards` says, since a NaN return is no return.
+    """The evaluation environments. They have env guards even with `guards` off, because a NaN return has no meaning.
 
     Args:
         config: The whole configuration.
-        single: The environment, where it is loaded already.
+        single: The environment, if the caller has loaded it; None to load it here.
     """
     if single is None:
         single = load_env(config.env, config.eval.env_kwargs)
-        if config.env.source == "import" and config.eval.env_kwargs:  # without them it is the one of training
+        if config.env.source == "import" and config.eval.env_kwargs:  # without kwargs it was checked for training
             check(single, f"{config.env.name} with eval.env_kwargs")
     env = VectorEnv(
-        DoublePhysics(single) if level(config.precision).x64 else single,
+        Float64Physics(single) if level(config.precision).x64 else single,
         config.env.episode_length,
         config.env.action_repeat,
         env_guards(config.guards) or env_guards(validate(GuardsConfig, {})),
@@ -258,18 +258,20 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
     return faults.faulty_env(env, config.fault) if config.fault.eval else env
 
 
-def acting(config: Config, networks: Networks, params: Any, statistics: Any) -> Callable[[Any, jax.Array], jax.Array]:
-    """The acting function: actions `[B, A]` from observations and a random key, traced.
+def make_policy(
+    config: Config, networks: Networks, params: Any, statistics: Any
+) -> Callable[[Any, jax.Array], jax.Array]:
+    """A function from observations and a random key to actions `[B, A]`, for evaluation.
 
     Args:
-        config: Whether the mean action is played, and in which precision.
-        networks: The policy's.
-        params: Of the networks.
-        statistics: Of the normaliser.
+        config: The whole configuration: `eval.deterministic` and the precision.
+        networks: Networks of the policy.
+        params: Network parameters.
+        statistics: Observation statistics.
     """
     matmul = level(config.precision).matmul
 
-    def policy(obs: Any, key: jax.Array) -> jax.Array:
+    def policy(obs: Observation, key: jax.Array) -> jax.Array:
         selected = networks.select(obs)
         return choose_action(networks, matmul, params, statistics, selected, key, config.eval.deterministic)
 

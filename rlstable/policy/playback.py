@@ -12,8 +12,8 @@ from rich.table import Table
 
 from rlstable.config import ConfigError
 from rlstable.envs.vector import Episodes
-from rlstable.policy.environment import make_stage
-from rlstable.policy.evaluator import PolicySnapshot, counts, make_evaluator
+from rlstable.policy.environment import load_policy_environment
+from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, valid_episodes
 from rlstable.policy.saved_run import SavedRun
 from rlstable.policy.statistics import STATISTICS, Estimate, estimate
 from rlstable.supervise.memory_plan import OutOfMemory
@@ -23,14 +23,14 @@ _NAMES = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """Episodes of a saved policy.
+    """Episodes of a saved policy, and statistics of their returns.
 
     Attributes:
-        run: Whose.
-        backend: What simulated them, None where the environment has no choice.
-        deterministic: Whether the mean action was played.
-        seed: Of the first states and the samples.
-        episodes: All that were played, as arrays of the host.
+        run: Run with the policy.
+        backend: Physics backend; None if the environment offers no choice.
+        deterministic: Whether the policy played the mean action.
+        seed: Seed of the first states and the action samples.
+        episodes: All played episodes, as host arrays.
     """
 
     run: SavedRun
@@ -40,48 +40,48 @@ class EvaluationResult:
     episodes: Episodes
 
     @property
-    def kept(self) -> np.ndarray:
-        """Which episodes count, `[B]`: those that were not aborted."""
-        return counts(self.episodes)
+    def valid(self) -> np.ndarray:
+        """Whether an episode counts, bool `[B]`: it was not aborted and its return is finite."""
+        return valid_episodes(self.episodes)
 
     @property
     def returns(self) -> dict[str, Estimate] | None:
-        """Statistics of the return, by name; None where every episode was aborted."""
-        kept = self.kept
-        if not kept.any():
+        """Statistics of the return, by name; None if no episode counts."""
+        valid = self.valid
+        if not valid.any():
             return None
-        values = self.episodes.metrics["reward"][kept]
+        values = self.episodes.metrics["reward"][valid]
         return {name: estimate(values, statistic) for name, statistic in STATISTICS.items()}
 
     @property
     def aborted(self) -> int:
-        """How many episodes' simulation went bad."""
-        return int((~self.kept).sum())
+        """Number of aborted episodes."""
+        return int((~self.valid).sum())
 
     @property
     def title(self) -> str:
-        """The played episodes, in one line."""
+        """Environment, number of episodes and checkpoint, in one line."""
         action = "of the mean action" if self.deterministic else "of sampled actions"
         physics = "" if self.backend is None else f", {self.backend}"
-        return f"{self.run.config.env.name}{physics}: {len(self.kept):,} episodes {action}, {self.run.checkpoint}"
+        return f"{self.run.config.env.name}{physics}: {len(self.valid):,} episodes {action}, {self.run.checkpoint}"
 
     def table(self) -> Table:
-        """The statistics of the return, for people."""
+        """The statistics of the return as a table for the terminal."""
         table = Table("return", "value", "95 % interval", box=None, pad_edge=True)
         for column in table.columns[1:]:
             column.justify = "right"
-        for name, found in (self.returns or {}).items():
-            interval = "-" if found.low is None else f"{found.low:,.1f} to {found.high:,.1f}"
-            table.add_row(_NAMES[name], f"{found.value:,.1f}", interval)
+        for name, estimated in (self.returns or {}).items():
+            interval = "-" if estimated.low is None else f"{estimated.low:,.1f} to {estimated.high:,.1f}"
+            table.add_row(_NAMES[name], f"{estimated.value:,.1f}", interval)
         return table
 
     def lines(self) -> list[str]:
-        """Further remarks, for people."""
-        kept = self.kept
-        aborted = f"{self.aborted:,} of {len(kept):,} episodes were aborted"
-        if not kept.any():
-            return [f"{aborted}: there is no return to speak of"]
-        returns, lengths = self.episodes.metrics["reward"][kept], self.episodes.length[kept]
+        """Lines for the terminal below the table: range of returns, episode length, aborted episodes."""
+        valid = self.valid
+        aborted = f"{self.aborted:,} of {len(valid):,} episodes were aborted"
+        if not valid.any():
+            return [f"{aborted}: no episode has a return"]
+        returns, lengths = self.episodes.metrics["reward"][valid], self.episodes.length[valid]
         return [
             f"returns from {returns.min():,.1f} to {returns.max():,.1f}, standard deviation {returns.std():,.1f}",
             f"length {lengths.mean():,.1f} of {self.run.config.env.episode_length:,} steps on average",
@@ -89,9 +89,11 @@ class EvaluationResult:
         ]
 
     def as_data(self) -> dict[str, Any]:
-        """All of it as JSON data; the returns of aborted episodes are null."""
-        kept = self.kept
-        metrics = {name: float(values[kept].mean()) if kept.any() else None for name, values in self._others().items()}
+        """The result as JSON data; the returns of aborted episodes are null."""
+        valid = self.valid
+        metrics = {
+            name: float(values[valid].mean()) if valid.any() else None for name, values in self._others().items()
+        }
         returns = self.episodes.metrics["reward"]
         return {
             "run": str(self.run.folder),
@@ -101,12 +103,12 @@ class EvaluationResult:
             "step": self.run.step,
             "deterministic": self.deterministic,
             "seed": self.seed,
-            "episodes": len(kept),
-            "aborted_share": self.aborted / len(kept),
-            "return": None if self.returns is None else {name: found._asdict() for name, found in self.returns.items()},
-            "length": float(self.episodes.length[kept].mean()) if kept.any() else None,
+            "episodes": len(valid),
+            "aborted_share": self.aborted / len(valid),
+            "return": None if self.returns is None else {name: one._asdict() for name, one in self.returns.items()},
+            "length": float(self.episodes.length[valid].mean()) if valid.any() else None,
             "metrics": metrics,
-            "returns": [float(value) if ok else None for value, ok in zip(returns, kept, strict=True)],
+            "returns": [float(value) if ok else None for value, ok in zip(returns, valid, strict=True)],
             "lengths": self.episodes.length.astype(int).tolist(),
         }
 
@@ -114,30 +116,30 @@ class EvaluationResult:
         return {name: values for name, values in self.episodes.metrics.items() if name != "reward"}
 
 
-def judge(
+def evaluate_run(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
 ) -> EvaluationResult:
     """Plays episodes with a saved policy.
 
     Args:
-        run: Whose.
-        episodes: How many.
-        deterministic: The mean action, or a sample.
-        backend: Physics as `env.backend` names it; None for that of the training.
-        seed: Of the first states and the samples.
+        run: Run with the policy.
+        episodes: Number of episodes.
+        deterministic: Whether the policy plays the mean action instead of a sample.
+        backend: Physics backend, a value of `env.backend`; None for the backend of training.
+        seed: Seed of the first states and the action samples.
 
     Raises:
-        ConfigError: As for `make_stage`, or memory does not suffice for a single episode.
+        ConfigError: As for `load_policy_environment`, or the device has not enough memory for one episode.
     """
-    stage = make_stage(run, episodes, deterministic, backend)
+    loaded = load_policy_environment(run, episodes, deterministic, backend)
     evaluator = make_evaluator(
-        stage.config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, stage.env
+        loaded.config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, loaded.env
     )
     try:
         [played] = evaluator.play([PolicySnapshot(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))])
     except OutOfMemory as error:
         raise ConfigError(
-            "episodes: the device has no memory for a single one; is something else training on it? JAX_PLATFORMS=cpu "
-            "leaves it alone"
+            "episodes: the device has not enough memory for one episode; stop other programs on the device, or set "
+            "JAX_PLATFORMS=cpu"
         ) from error
-    return EvaluationResult(run, stage.backend, deterministic, seed, played)
+    return EvaluationResult(run, loaded.backend, deterministic, seed, played)

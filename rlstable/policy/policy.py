@@ -1,4 +1,4 @@
-"""A trained policy, loaded from its run folder alone: no environment and no configuration file is needed."""
+"""A trained policy, loaded from its run folder without an environment or a configuration file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.schema import validate
 from rlstable.device.counter import WideCounter
+from rlstable.device.trees import Observation, Params
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.run_folder import require_one_seed
 from rlstable.io.saved_policy import restore_policy
@@ -30,15 +31,15 @@ OnBad = Literal["fallback", "raise"]
 
 
 class NonFiniteAction(FloatingPointError):
-    """A policy that raises has no finite action for an observation."""
+    """A policy with `on_bad="raise"` has no finite action for an observation."""
 
 
 class Carry(NamedTuple):
-    """Memory of `Policy.step`.
+    """State of `Policy.step` between calls.
 
     Attributes:
-        last_action: The last good action, `[..., A]`; the safe action before there was one.
-        fallbacks: Actions replaced so far, over all batch elements.
+        last_action: The last good action, `[..., A]`; at first the safe action.
+        fallbacks: Number of replaced actions, over all batch elements.
     """
 
     last_action: jax.Array
@@ -47,26 +48,27 @@ class Carry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A policy that maps observations to actions, none of which is NaN or infinite.
+    """A policy that maps observations to actions, and never returns NaN or infinity.
 
-    An action is bad where it is not finite, was not before it was squashed, or where the observation that the policy
-    network reads is not: a tanh or a clip would hide that. Each batch element is judged for itself.
+    An action is bad if the observation, the raw action or the squashed action is not finite. Checking only the squashed
+    action is not enough, because tanh and clip hide infinities. Each batch element is checked alone.
 
     Attributes:
-        networks: What computes.
-        params: Its parameters, `{"policy": ...}`.
+        networks: Networks of the policy.
+        params: Network parameters, `{"policy": ...}`.
         statistics: Observation statistics.
-        matmul: The precision of matrix products it was trained with.
-        host: What was saved beside it: iteration, step, return; and `confirmed_return` if it is the confirmed best.
-        safe_action: What `act` returns for a bad action, one finite number per action element; None for zeros.
-        on_bad: `raise` raises instead. It waits for every action, and cannot be used inside jit, scan and vmap.
+        matmul: Precision of matrix products during training.
+        host: Saved data of the checkpoint: iteration, step, return, and for a confirmed best also `confirmed_return`.
+        safe_action: Replacement of `act` for a bad action, one finite number per action element; None for zeros.
+        on_bad: `fallback` replaces bad actions. `raise` raises an error instead; it waits for every action and cannot
+            be used inside jit, scan or vmap.
 
     Raises:
-        ValueError: `safe_action` does not fit the action, or `on_bad` is neither.
+        ValueError: `safe_action` does not fit the action, or `on_bad` is neither of the two values.
     """
 
     networks: Networks
-    params: Any
+    params: Params
     statistics: Statistics
     matmul: str
     host: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -75,60 +77,60 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.on_bad not in get_args(OnBad):
-            raise ValueError(f"on_bad: {self.on_bad!r} is neither of {', '.join(get_args(OnBad))}")
+            raise ValueError(f"on_bad: {self.on_bad!r} is not one of {', '.join(get_args(OnBad))}")
         if self.safe_action is not None and not _is_action(self.safe_action, self.networks.action_size):
             raise ValueError(
-                f"safe_action: {self.safe_action!r} is no action; allowed are None for zeros, or a tuple of "
+                f"safe_action: {self.safe_action!r} is not an action; use None for zeros, or a tuple of "
                 f"{self.networks.action_size} finite numbers, one per action element"
             )
 
-    def act(self, obs: Any, key: jax.Array | None = None, deterministic: bool = True) -> jax.Array:
-        """The action for an observation, the safe action where it would be bad.
+    def act(self, obs: Observation, key: jax.Array | None = None, deterministic: bool = True) -> jax.Array:
+        """The action for an observation; the safe action if the action is bad.
 
         Args:
-            obs: An array `[..., n]`, or a dictionary of them where the environment gives one.
-            key: Random key; needed where the action is sampled.
-            deterministic: The mode of the distribution rather than a sample.
+            obs: An array `[..., n]`, or a dictionary of arrays if the environment's observations are dictionaries.
+            key: Random key; needed for a sampled action.
+            deterministic: Whether to return the mode of the distribution instead of a sample.
 
         Returns:
             Action `[..., A]`, float32.
 
         Raises:
-            ValueError: A sample is asked for without a key, or a policy that raises is used inside jit.
+            ValueError: A sampled action has no key, or a policy with `on_bad="raise"` is used inside jit.
             NonFiniteAction: An action is bad and `on_bad` is `raise`.
         """
         return self._decide("act", None, obs, key, deterministic)[0]
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> Carry:
-        """The memory of `step` before the first action.
+        """The carry of `step` before the first action.
 
         Args:
-            batch_shape: Leading axes of the observations; under vmap, those that `step` sees.
+            batch_shape: Leading axes of the observations, without axes that vmap adds.
         """
         return Carry(self._guard.init(batch_shape).memory, WideCounter.zero())
 
     def step(
-        self, carry: Carry, obs: Any, key: jax.Array | None = None, deterministic: bool = True
+        self, carry: Carry, obs: Observation, key: jax.Array | None = None, deterministic: bool = True
     ) -> tuple[jax.Array, Carry]:
-        """Like `act`, but with the last good action in place of a bad one, and counted.
+        """Like `act`, but replaces a bad action by the last good action, and counts replacements.
 
         Args:
-            carry: From `start`, or from the step before.
-            obs: An array `[..., n]`, or a dictionary of them where the environment gives one.
-            key: Random key; needed where the action is sampled.
-            deterministic: The mode of the distribution rather than a sample.
+            carry: Result of `start` or of the previous step.
+            obs: An array `[..., n]`, or a dictionary of arrays if the environment's observations are dictionaries.
+            key: Random key; needed for a sampled action.
+            deterministic: Whether to return the mode of the distribution instead of a sample.
 
         Returns:
             Action `[..., A]`, float32, and the carry for the next step.
 
         Raises:
-            ValueError: As for `act`, or the carry is of another batch shape.
+            ValueError: As for `act`, or the carry has another batch shape.
             NonFiniteAction: An action is bad and `on_bad` is `raise`.
         """
         return self._decide("step", carry, obs, key, deterministic)
 
     def _decide(
-        self, caller: str, carry: Carry | None, obs: Any, key: jax.Array | None, deterministic: bool
+        self, caller: str, carry: Carry | None, obs: Observation, key: jax.Array | None, deterministic: bool
     ) -> tuple[jax.Array, Carry]:
         if key is None:
             if not deterministic:
@@ -160,7 +162,7 @@ def choose_action(
     key: jax.Array,
     deterministic: bool,
 ) -> jax.Array:
-    """The action that the networks give, unguarded: evaluation has to see what the policy does."""
+    """The networks' action without a guard: evaluation must see bad actions."""
     distribution, raw = _raw_action(networks, matmul, params, statistics, obs, key, deterministic)
     return distribution.action(raw)
 
@@ -174,7 +176,7 @@ def _raw_action(
     key: jax.Array,
     deterministic: bool,
 ) -> tuple[Normal, jax.Array]:
-    """The distribution, and the action `[..., A]` before it is squashed."""
+    """The action distribution, and the raw action `[..., A]` before squashing."""
     with jax.default_matmul_precision(None if matmul == "default" else matmul):
         distribution, _ = networks.distribution(params, statistics, obs)
     if deterministic:
@@ -193,25 +195,25 @@ def _guarded_action(
     key: jax.Array,
     deterministic: bool,
 ) -> tuple[jax.Array, Carry, jax.Array]:
-    """The judged action, the next carry, and trips by the guard's causes; without a carry, as for a first step."""
+    """The action after the inference guard, the next carry, and trips by cause; `carry` is None for a first step."""
     distribution, raw = _raw_action(networks, matmul, params, statistics, obs, key, deterministic)
     state = guard.init(raw.shape[:-1])
     fallbacks = WideCounter.zero()
     if carry is not None:
         if carry.last_action.shape != raw.shape:
             raise ValueError(
-                f"step: the carry is of actions {carry.last_action.shape}, the observation of actions {raw.shape}; "
-                f"begin with policy.start(batch_shape={raw.shape[:-1]})"
+                f"step: the carry holds actions {carry.last_action.shape}, the observation gives actions {raw.shape}; "
+                f"start with policy.start(batch_shape={raw.shape[:-1]})"
             )
         state, fallbacks = state._replace(memory=carry.last_action), carry.fallbacks
-    # Critics may read what the policy does not.
-    read = obs[networks.config.policy_obs_key] if isinstance(obs, Mapping) else obs
-    action, _, state = guard.apply(ActionContext(distribution.action(raw), raw, read), state)
+    # The critic's observations do not matter for the action.
+    policy_obs = obs[networks.config.policy_obs_key] if isinstance(obs, Mapping) else obs
+    action, _, state = guard.apply(ActionContext(distribution.action(raw), raw, policy_obs), state)
     return action, Carry(state.memory, fallbacks + jnp.sum(state.trips)), state.trips
 
 
 def _is_action(x: Any, size: int) -> bool:
-    # The comparison, which NaN fails, is with what the action's type holds.
+    # The comparison with the range of float32 also rejects NaN.
     largest = float(np.finfo(np.float32).max)
     return (
         isinstance(x, tuple)
@@ -223,8 +225,8 @@ def _is_action(x: Any, size: int) -> bool:
 def _raise_if_bad(caller: str, trips: jax.Array, total: int) -> None:
     if isinstance(trips, jax.core.Tracer):
         raise ValueError(
-            f"{caller}: on_bad='raise' cannot raise inside jit, scan or vmap, where no value is known; "
-            "use on_bad='fallback' there"
+            f"{caller}: on_bad='raise' cannot be used inside jit, scan or vmap, where JAX does not know values; "
+            "use on_bad='fallback'"
         )
     by_observation, by_action = np.asarray(trips).tolist()
     if by_observation + by_action > 0:
@@ -235,13 +237,13 @@ def _raise_if_bad(caller: str, trips: jax.Array, total: int) -> None:
 
 
 def policy_arrays(state: TrainState) -> dict[str, Any]:
-    """The arrays of a policy, as a checkpoint keeps them."""
+    """The arrays of a policy in a checkpoint."""
     statistics = {"mean": state.normalizer.mean, "std": state.normalizer.std}
     return {"params": state.params["policy"], "statistics": statistics}
 
 
 def policy_spec(networks: Networks, matmul: str) -> dict[str, Any]:
-    """Specification of a policy's networks, as JSON data."""
+    """The specification of a policy's networks in a checkpoint, as JSON data."""
     return {
         "network": networks.config.model_dump(mode="json"),
         "limits": networks.limits.model_dump(mode="json"),
@@ -263,21 +265,21 @@ def load_policy(
 
     Args:
         run_dir: The run folder.
-        which: `best`, `latest`, or an iteration. `best` is the policy that the end of the run has confirmed, else the
-            best by a single evaluation, else the latest. Where the best or the latest is damaged, the next best or the
-            one before is loaded, with a warning.
-        safe_action: What stands in for a bad action, one finite number per action element; None for zeros.
+        which: `best`, `latest`, or an iteration. `best` is the policy confirmed at the end of the run, else the best
+            policy by a single evaluation, else the latest. If the best or latest checkpoint is damaged, the next best
+            or the previous one is loaded, with a warning.
+        safe_action: Replacement for a bad action, one finite number per action element; None for zeros.
         on_bad: `fallback` replaces bad actions, `raise` raises `NonFiniteAction`.
 
     Raises:
-        ConfigError: There is no such run or checkpoint, or it is of another version.
-        ValueError: `safe_action` does not fit the action, or `on_bad` is neither.
+        ConfigError: The run or checkpoint does not exist, or was written by another version.
+        ValueError: `safe_action` does not fit the action, or `on_bad` is neither of the two values.
     """
     require_one_seed(Path(run_dir))
     arrays, host = restore_policy(Path(run_dir) / "checkpoints", which)
     spec: Mapping[str, Any] | None = host.get("policy")
     if spec is None:
-        raise ConfigError(f"run_dir: the checkpoint in {run_dir} was not written by rlstable: it describes no policy")
+        raise ConfigError(f"run_dir: the checkpoint in {run_dir} holds no policy; choose a run folder of rlstable")
     networks = Networks(
         validate(NetworkConfig, spec["network"]),
         validate(LimiterConfig, spec["limits"]),

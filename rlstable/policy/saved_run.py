@@ -1,4 +1,4 @@
-"""A run folder, opened to use its policy: the configuration it was trained with, and what it learnt."""
+"""Opens a run folder to use its policy: reads the configuration of the training and loads the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlstable import config as typed
 from rlstable.cli.resolvers import reject_resolvers
-from rlstable.compilation.xla import dispatch_inline
+from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
@@ -24,11 +24,11 @@ class SavedRun:
     """A run and one of its policies.
 
     Attributes:
-        folder: Of the run.
-        config: As it was trained when this policy was saved, at the precision it had climbed to and on the physics that
-            was chosen for it; without the fault it may have been given on purpose.
-        policy: What it learnt.
-        trust: Whether the user agrees to run the code that the folder names.
+        folder: Run folder.
+        config: Configuration of the training when it saved the policy, with the precision level and physics backend
+            used at that time, and without an injected fault.
+        policy: The loaded policy.
+        trust: Whether the user trusts the code that the folder names.
     """
 
     folder: Path
@@ -38,12 +38,12 @@ class SavedRun:
 
     @property
     def iteration(self) -> int:
-        """At which the policy was saved."""
+        """Iteration of the policy's checkpoint."""
         return int(self.policy.host["host"]["iteration"])
 
     @property
     def step(self) -> int:
-        """Environment steps that it was trained for."""
+        """Environment steps of training before the checkpoint."""
         return int(self.policy.host["step"])
 
     @property
@@ -53,7 +53,7 @@ class SavedRun:
         return f"checkpoint of iteration {self.iteration:,}, step {self.step:,}{confirmed}"
 
     def config_on(self, backend: str | None) -> Config:
-        """The configuration on another physics; the same where `backend` is None."""
+        """The configuration with another physics backend; unchanged if `backend` is None."""
         if backend is None:
             return self.config
         env = self.config.env.model_copy(update={"backend": backend})
@@ -61,30 +61,32 @@ class SavedRun:
 
 
 def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> SavedRun:
-    """Opens a run, also a running or interrupted one. Nothing that the folder names is imported or called.
+    """Opens a finished, running or interrupted run, without importing or calling code that the folder names.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
         which: As for `rlstable.load_policy`.
-        trust: Whether the environment may be made from code that the folder names, if another user made the folder.
+        trust: Whether the user trusts the environment's code that the folder names, if another user made the folder.
 
     Raises:
-        ConfigError: No run is there, it was never saved, its checkpoint cannot be read, or its configuration is of
-            another version.
+        ConfigError: The folder holds no run or no checkpoint, the checkpoint cannot be read, or another version wrote
+            the configuration.
     """
-    # Before the policy's arrays are jax's first, after which it does not listen: what plays it may be native physics.
-    dispatch_inline()
+    # Must run before JAX is initialised, that is before the policy's arrays exist: native physics needs the flag.
+    disable_async_dispatch()
     folder = Path(folder)
     require_one_seed(folder)
     config = read_config(folder)
     if not (folder / "checkpoints").is_dir():
-        raise ConfigError(f"run: {folder} has no checkpoint; nothing was saved before it ended, or checkpoint=off")
+        raise ConfigError(
+            f"run: {folder} has no checkpoint; the run ended before its first save, or had checkpoint=off"
+        )
     policy = load_policy(folder, which)
     return SavedRun(folder, _as_trained(config, policy.host), policy, trust)
 
 
 def _as_trained(config: Config, host: Mapping[str, Any]) -> Config:
-    """A configuration with what the run came to by itself, by what was saved beside its policy."""
+    """The configuration with the precision level and the backend that the policy's checkpoint names."""
     level = dict(zip(Level._fields, host.get("level", ()), strict=False))
     env = {"backend": host.get("backend")} if config.env.backend == "auto" and host.get("backend") else {}
     return config.model_copy(
@@ -96,10 +98,10 @@ def _as_trained(config: Config, host: Mapping[str, Any]) -> Config:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration that a run folder holds.
+    """Reads the configuration in a run folder.
 
     Raises:
-        ConfigError: No run is there, it was configured for another version, or a value has a resolver.
+        ConfigError: The folder holds no run, another version wrote its configuration, or a value has a resolver.
     """
     data = read_settings(folder)
     reject_resolvers(data, str(folder / "config.yaml"))

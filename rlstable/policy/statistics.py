@@ -1,6 +1,6 @@
-"""Mean, median and interquartile mean of several returns, each with an interval.
+"""Mean, median and interquartile mean of several returns, each with a confidence interval.
 
-Every run imports this and few need it: `scipy.stats`, a third of what a run imports before its environment, waits.
+`scipy.stats` is imported on first use: every run imports this module, few need `scipy.stats`, and its import is slow.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _RESAMPLES = 10_000
-# Numbers drawn at a time: a thousand episodes need no gigabyte for their interval.
-_AT_ONCE = 2_000_000
+_NUMBERS_PER_BATCH = 2_000_000  # of the bootstrap; bounds its memory
 CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A number, and where it lies with 95 % confidence; None where a single value says nothing of that."""
+    """A statistic and its 95 % confidence interval; `low` and `high` are None for a single value."""
 
     value: float
     low: float | None
@@ -27,7 +26,7 @@ class Estimate(NamedTuple):
 def interquartile_mean(values: Any, axis: int = -1) -> Any:
     """The mean of the middle half of the values.
 
-    Less noisy than the median and, unlike the mean, deaf to a few strange episodes (Agarwal et al. 2021, "Deep
+    Less noisy than the median and, unlike the mean, robust to a few extreme episodes (Agarwal et al. 2021, "Deep
     reinforcement learning at the edge of the statistical precipice").
     """
     from scipy import stats
@@ -39,31 +38,31 @@ STATISTICS: dict[str, Callable[..., Any]] = {"mean": np.mean, "median": np.media
 
 
 def estimate(values: Any, statistic: Callable[..., Any] = np.mean) -> Estimate:
-    """A statistic of independent values with its 95 % interval, a percentile bootstrap that always draws alike.
+    """A statistic of independent values with its 95 % interval, by a percentile bootstrap with a fixed seed.
 
     Args:
         values: One or more finite numbers, an array or a sequence.
-        statistic: Of an array along `axis`.
+        statistic: Function of an array and its `axis`.
 
     Raises:
-        ValueError: There are no values, or one is not finite.
+        ValueError: `values` is empty or has a number that is not finite.
     """
     values = np.asarray(values, np.float64)
     if values.size == 0 or not np.isfinite(values).all():
-        raise ValueError(f"estimate: finite values are needed, got {values}")
+        raise ValueError(f"estimate: values must be one or more finite numbers, got {values}")
     value = float(statistic(values, axis=0))
     if values.size == 1:
         return Estimate(value, None, None)
     from scipy import stats
 
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         (values,),
         statistic,
         confidence_level=CONFIDENCE,
         n_resamples=_RESAMPLES,
-        batch=max(1, _AT_ONCE // values.size),
+        batch=max(1, _NUMBERS_PER_BATCH // values.size),
         method="percentile",
         rng=np.random.default_rng(0),
         vectorized=True,
     ).confidence_interval
-    return Estimate(value, float(found.low), float(found.high))
+    return Estimate(value, float(interval.low), float(interval.high))

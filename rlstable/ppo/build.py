@@ -1,19 +1,19 @@
-"""Putting PPO together from a configuration, and its first training state."""
+"""Builds PPO from a configuration, and the first training state."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config import Config
 from rlstable.device.counter import WideCounter
-from rlstable.device.packed import PackedDict
+from rlstable.device.packed import PackedDict, PackedRows
 from rlstable.device.precision import level
+from rlstable.device.trees import EnvState, Observation
 from rlstable.guards.base import MoreGuards, no_trips
 from rlstable.guards.batch import batch_guards
 from rlstable.guards.state import state_guards
@@ -39,13 +39,13 @@ def make_networks(config: Config, action_size: int) -> Networks:
 
 
 def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: MoreGuards | None = None) -> PPO:
-    """Everything an iteration is made of.
+    """Builds networks, optimizer and guards of an iteration.
 
     Args:
         config: The whole configuration.
-        env: The environments, with the env site's guards.
-        action_size: Elements of an action.
-        more_guards: Guards besides the configured ones, by site and name.
+        env: Vectorised environments with the env site's guards.
+        action_size: Number of action elements.
+        more_guards: Guards in addition to the configured guards, by site and name.
     """
     more = more_guards or {}
     return PPO(
@@ -60,8 +60,8 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: Mo
     )
 
 
-def first_tuning(config: Config) -> Tuning:
-    """The numbers that schedules and remedies move, before any has."""
+def init_tuning(config: Config) -> Tuning:
+    """The tuning before any schedule, limiter or remedy has changed it."""
     scale = level(config.precision).loss_scale
     return Tuning(
         learning_rate=jnp.float32(config.ppo.learning_rate),
@@ -77,59 +77,63 @@ def first_tuning(config: Config) -> Tuning:
     )
 
 
-def init_state(ppo: PPO, key: jax.Array, env_state: Any, reset_pool: Any, devices: int = 1) -> TrainState:
+def init_state(
+    ppo: PPO, key: jax.Array, env_state: EnvState, reset_pool: PackedRows | None, devices: int = 1
+) -> TrainState:
     """The training state before the first iteration.
 
     Args:
-        ppo: What will train.
+        ppo: Algorithm that will train.
         key: Random key.
-        env_state: Environments, `[num_envs]`.
-        reset_pool: Clean first states, or None.
-        devices: How many will share the environments.
+        env_state: First states of the environments, `[num_envs]`.
+        reset_pool: Clean first states to draw from; None if no environment draws.
+        devices: Number of devices that share the environments.
     """
-    return with_environments(untrained(ppo, env_state)(key), ppo, env_state, reset_pool, devices)
+    return with_environments(init_program(ppo, env_state)(key), ppo, env_state, reset_pool, devices)
 
 
-def untrained(ppo: PPO, env_state: Any) -> Callable[[jax.Array], TrainState]:
-    """The program that makes a training state without environments of a random key.
+def init_program(ppo: PPO, env_state: EnvState) -> Callable[[jax.Array], TrainState]:
+    """A jitted function from a random key to a training state without environments.
 
-    One program: operation by operation every shape of every layer would be compiled by itself.
+    Without `jax.jit` JAX would compile every operation for every shape of every layer.
 
     Args:
-        ppo: What will train.
-        env_state: Environments like those that it will train in.
+        ppo: Algorithm that will train.
+        env_state: Environment states, only read for the shapes of observations.
     """
     observation = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.float32), ppo.networks.select(env_state.obs)
     )
-    return jax.jit(functools.partial(ppo.precision.narrow()(_untrained), ppo, observation))
+    return jax.jit(functools.partial(ppo.precision.narrow()(_init_state), ppo, observation))
 
 
-def with_environments(state: TrainState, ppo: PPO, env_state: Any, reset_pool: Any, devices: int) -> TrainState:
-    """The training state with its environments; arguments as for `init_state`."""
-    catches = ppo.env.guards and ppo.config.supervise.incident.enabled
+def with_environments(
+    state: TrainState, ppo: PPO, env_state: EnvState, reset_pool: PackedRows | None, devices: int
+) -> TrainState:
+    """Puts environments, reset pool and incident slots into a training state; arguments as for `init_state`."""
+    captures = ppo.env.guards and ppo.config.supervise.incident.enabled
     return dataclasses.replace(
         state,
         env_state=env_state,
         reset_pool=reset_pool,
-        incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if catches else None,
+        incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if captures else None,
     )
 
 
-def _untrained(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
-    """The training state before the first iteration but for environments."""
+def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainState:
+    """The training state before the first iteration, without environments."""
     key_networks, key = jax.random.split(key)
     params = ppo.networks.init(key_networks, observation)
     guards = {**ppo.env.guards, **ppo.batch_guards, **ppo.update_guards, **ppo.state_guards}
-    none = PackedDict.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
+    trips = PackedDict.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
     counters = Counters(
         env_steps=WideCounter.zero(),
         iterations=WideCounter.zero(),
         updates=WideCounter.zero(),
         episodes=WideCounter.zero(),
-        trips=dataclasses.replace(none, whole=WideCounter(none.whole, none.whole)) if guards else none,
+        trips=dataclasses.replace(trips, whole=WideCounter(trips.whole, trips.whole)) if guards else trips,
     )
-    returns = reward.nothing_yet(ppo.config.ppo.num_envs, ppo.config.ppo)
+    returns = reward.init_returns(ppo.config.ppo.num_envs, ppo.config.ppo)
     statistics = normalizer.init(observation)
     if ppo.config.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -140,7 +144,7 @@ def _untrained(ppo: PPO, observation: Any, key: jax.Array) -> TrainState:
         env_state=None,
         reset_pool=None,
         guard_memory={name: guard.init().memory for name, guard in guards.items()},
-        tuning=first_tuning(ppo.config),
+        tuning=init_tuning(ppo.config),
         key=key,
         counters=counters,
         return_statistics=returns.statistics,

@@ -1,7 +1,7 @@
-"""Action distributions: a diagonal Gaussian over raw actions, and the same squashed by tanh.
+"""Action distributions: a diagonal Gaussian over raw actions, and the same Gaussian squashed by tanh.
 
-Losses work on raw (unsquashed) actions. The tanh's Jacobian enters the entropy; in a ratio of probabilities it cancels,
-so that none is computed for one. The formulas are otherwise those of Brax, so that numbers agree with it.
+Losses use raw (unsquashed) actions. The entropy includes the tanh's Jacobian; in a probability ratio the Jacobian
+cancels, so log-probabilities leave it out. Everything else follows Brax's formulas, so numbers agree with Brax.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _HALF_LOG_2PI = 0.9189385332046727
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """A diagonal Gaussian; the action is the sample itself.
+    """A diagonal Gaussian; the action equals the raw action.
 
     Attributes:
         loc: Means, `[..., A]`.
-        scale: Standard deviations, positive, `[..., A]`.
+        scale: Positive standard deviations, `[..., A]`.
     """
 
     loc: jax.Array
     scale: jax.Array
 
     def sample(self, noise: jax.Array) -> jax.Array:
-        """A raw action from standard normal `noise` of the shape of `loc`."""
+        """A raw action from standard normal `noise`, which has the shape of `loc`."""
         return noise * self.scale + self.loc
 
     def action(self, raw: jax.Array) -> jax.Array:
-        """The action that the environment receives for a raw action."""
+        """The action that is passed to the environment for a raw action."""
         return raw
 
-    def seen(self, raw: jax.Array) -> jax.Array:
-        """The action as the environment sees it: environments of Brax bound actions to [-1, 1]."""
+    def applied_action(self, raw: jax.Array) -> jax.Array:
+        """The action that takes effect in the environment: Brax environments clip actions to [-1, 1]."""
         return jnp.clip(raw, -1.0, 1.0)
 
     def mode(self) -> jax.Array:
@@ -44,17 +44,17 @@ class Normal:
         return self.action(self.loc)
 
     def log_prob(self, raw: jax.Array) -> jax.Array:
-        """Log-density of `raw` under the Gaussian, `[...]`, which is that of the action but for the Jacobian."""
+        """Log-density of `raw` under the Gaussian, `[...]`, without the Jacobian of the squashing."""
         unnormalized = -0.5 * jnp.square(raw / self.scale - self.loc / self.scale)
         return jnp.sum(unnormalized - _HALF_LOG_2PI - jnp.log(self.scale), axis=-1)
 
     def entropy(self, noise: jax.Array) -> jax.Array:
-        """Entropy, `[...]`; for a squashed distribution estimated at the sample that `noise` gives."""
+        """Entropy, `[...]`; for a squashed distribution an estimate from the sample that `noise` gives."""
         gaussian = 0.5 + _HALF_LOG_2PI + jnp.log(self.scale) + jnp.zeros_like(self.loc)
         return jnp.sum(gaussian + self._log_det(self.sample(noise)), axis=-1)
 
     def kl_from(self, old: Normal) -> jax.Array:
-        """KL(old || self) of the raw Gaussians, `[...]`, with the 1e-5 inside the logarithm that Brax has."""
+        """KL(old || self) of the raw Gaussians, `[...]`, with 1e-5 added inside the logarithm as in Brax."""
         log_ratio = jnp.log(self.scale / old.scale + 1e-5)
         spread = (jnp.square(old.scale) + jnp.square(old.loc - self.loc)) / (2.0 * jnp.square(self.scale))
         return jnp.sum(log_ratio + spread - 0.5, axis=-1)
@@ -72,7 +72,7 @@ class TanhNormal(Normal):
         """The squashed action."""
         return jnp.tanh(raw)
 
-    def seen(self, raw: jax.Array) -> jax.Array:
+    def applied_action(self, raw: jax.Array) -> jax.Array:
         """The squashed action."""
         return jnp.tanh(raw)
 

@@ -1,4 +1,4 @@
-"""The gradient of the loss on a minibatch, whole or in parts, and the value targets behind the loss."""
+"""The gradient of the loss on a minibatch, with gradient accumulation, and value targets with their statistics."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class LossGradient:
     Attributes:
         networks: Policy and value networks without preprocessing (`Networks.without_preprocessing`).
         config: Hyperparameters.
-        limits: Bounds.
-        scaled: Whether the loss is multiplied while it is differentiated, as float16 networks need.
-        tightens: Whether the clipping of ratio and value follows `Tuning.clip_scale`.
+        limits: Bounds of the limiters.
+        scaled: Whether the loss is scaled during differentiation, which float16 networks need.
+        tightens: Whether the clipping of ratio and value is multiplied by `Tuning.clip_scale`.
     """
 
     networks: Networks
@@ -51,17 +51,17 @@ class LossGradient:
         valid_share: jax.Array | None,
         tuning: Tuning,
     ) -> tuple[Params, dict[str, jax.Array]]:
-        """The gradient of the loss on a minibatch over all devices, and its metrics.
+        """The gradient of the loss on a minibatch over all devices, and metrics of the loss.
 
-        With `ppo.gradient_accumulation` the minibatch is taken in parts. Targets, normalisation, mask and noise span
-        the whole minibatch, so the mathematics is the same.
+        With `ppo.gradient_accumulation` the gradient is computed in parts. Targets, advantage normalisation, mask and
+        noise cover the whole minibatch, so the result is mathematically the same.
 
         Args:
             params: Network parameters.
             statistics: Observation statistics.
-            minibatch: `[T, B]`, preprocessed.
+            minibatch: Preprocessed minibatch, `[T, B]`.
             valid_share: `masked.share` of the minibatch.
-            tuning: Its loss scale is a factor on the loss while it is differentiated; the gradient is divided by it.
+            tuning: Holds the loss scale and the clip scale.
         """
 
         def objective(params: Params, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -93,48 +93,50 @@ class LossGradient:
         return gradients, metrics
 
     def targets(self, params: Params, statistics: Statistics, data: Collected) -> Targets:
-        """Value targets and advantages of the whole batch `[rows, T]`, from one value function."""
-        # Minibatches that are taken in parts to save memory must not be outdone by the whole batch.
+        """Value targets and advantages of the whole batch, `[rows, T]`, all from the same parameters."""
+        # With gradient accumulation the whole batch must not need more memory than one part of a minibatch.
         parts = self.config.gradient_accumulation
         parts = 1 if parts == 1 else parts * self.config.num_minibatches
         targets = self._estimate(params, statistics, time_first(data), parts)
         return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
 
-    def follow_targets(self, params: Params, statistics: Statistics, data: Collected) -> tuple[Statistics, Params]:
-        """Takes the batch's value targets into their statistics; value estimates do not change.
+    def update_value_statistics(
+        self, params: Params, statistics: Statistics, data: Collected
+    ) -> tuple[Statistics, Params]:
+        """Updates the statistics of value targets with the batch, and rescales the value network to match.
 
         Args:
             params: Network parameters at the end of the iteration.
-            statistics: Observation statistics, with those of value targets.
-            data: `[rows, T]`.
+            statistics: Observation statistics, including the statistics of value targets.
+            data: Preprocessed batch, `[rows, T]`.
 
         Returns:
-            New statistics, and the parameters that give the same values under them.
+            New statistics, and parameters that give unchanged value estimates with the new statistics.
         """
         old: Any = statistics.value
-        new = self._value_statistics(params, statistics, data)
+        new = self._statistics_after_batch(params, statistics, data)
         return dataclasses.replace(statistics, value=new), self.networks.rescale_value(params, old, new)
 
-    def first_targets(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
-        """The statistics with those of the first batch's value targets; later batches enter by `follow_targets`.
+    def init_value_statistics(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
+        """Initialises the statistics of value targets from the first batch; later batches change nothing here.
 
-        Before the first batch the unit of values is 1, whatever the task pays. The critic would spend its first
-        iteration on numbers of another magnitude, and the critic's gradient would drown the policy's.
+        Initially values have unit 1, whatever the rewards of the task are. Without this step the value targets of the
+        first iteration would have another magnitude, and the critic's gradient would dominate the policy's.
 
         Args:
             params: Network parameters at the start of the iteration.
-            statistics: Observation statistics, with those of value targets.
-            data: `[rows, T]`.
+            statistics: Observation statistics, including the statistics of value targets.
+            data: Preprocessed batch, `[rows, T]`.
         """
         value: Any = statistics.value
 
-        def first(_: Statistics) -> Statistics:
-            new = self._value_statistics(params, statistics, data)
-            return dataclasses.replace(new, count=value.count)  # the batch is counted when the iteration ends
+        def from_batch(_: Statistics) -> Statistics:
+            new = self._statistics_after_batch(params, statistics, data)
+            return dataclasses.replace(new, count=value.count)  # `update_value_statistics` counts the batch
 
-        return dataclasses.replace(statistics, value=apply_if(value.count == 0, first, value))
+        return dataclasses.replace(statistics, value=apply_if(value.count == 0, from_batch, value))
 
-    def _value_statistics(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
+    def _statistics_after_batch(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
         targets = limiters.clip(self.targets(params, statistics, data).value, self.limits.value_target)
         value: Any = statistics.value
         return normalizer.update(value, targets, data.valid, self.config, least_rate=_VALUE_RATE)
@@ -149,25 +151,25 @@ class LossGradient:
         return jax.tree.map(_join, jax.lax.map(estimate_part, _split_samples(data, parts)))
 
     def _standardize(self, minibatch: Minibatch, targets: Targets, valid_share: jax.Array | None) -> Minibatch:
-        valid, least = minibatch.collected.valid, self.limits.advantage_std_min
-        advantage, std = standardize(targets.advantage, valid, valid_share, least)
-        # One number for the whole minibatch, shaped as its samples so that it can be split with them.
-        spread = jnp.broadcast_to(std, advantage.shape)
-        return minibatch._replace(targets=targets._replace(advantage=advantage), advantage_std=spread)
+        valid, min_std = minibatch.collected.valid, self.limits.advantage_std_min
+        advantage, std = standardize(targets.advantage, valid, valid_share, min_std)
+        # One number, broadcast to every sample so that gradient accumulation can split it with the samples.
+        advantage_std = jnp.broadcast_to(std, advantage.shape)
+        return minibatch._replace(targets=targets._replace(advantage=advantage), advantage_std=advantage_std)
 
 
 def preprocess_batch(networks: Networks, statistics: Statistics, data: Collected) -> Collected:
-    """Normalises and bounds observations, once for all epochs, for `Networks.without_preprocessing`.
+    """Normalises and clips observations once for all epochs, for `Networks.without_preprocessing`.
 
-    The observation of an invalid sample is kept where it is finite: the value of the step before may rest on it.
+    Finite observations of invalid samples are kept: the value target of the previous step may depend on them.
 
     Args:
-        networks: What preprocesses.
+        networks: Networks with preprocessing.
         statistics: Observation statistics.
-        data: Any leading axes.
+        data: Experience with any leading axes.
     """
     return data._replace(
-        observation=networks.preprocess(statistics, masked.finite(data.observation, data.valid)),
+        observation=networks.preprocess(statistics, masked.zero_invalid_nonfinite(data.observation, data.valid)),
         bootstrap_observation=networks.preprocess(statistics, data.bootstrap_observation),
     )
 
@@ -175,7 +177,7 @@ def preprocess_batch(networks: Networks, statistics: Statistics, data: Collected
 def _accumulate(
     differentiate: Callable[..., tuple[Params, dict[str, jax.Array]]], params: Params, minibatch: Minibatch, parts: int
 ) -> tuple[Params, dict[str, jax.Array]]:
-    """The mean of the gradients of equal parts of a minibatch, one part in memory at a time."""
+    """Mean gradient and metrics over equal parts of a minibatch, with one part in memory at a time."""
     rest = jax.tree.map(lambda x: _split(x, parts, axis=1), tuple(minibatch)[1:])
     split = Minibatch(_split_samples(minibatch.collected, parts), *rest)
 
@@ -188,7 +190,7 @@ def _accumulate(
 
 
 def _split_samples(data: Collected, parts: int) -> Collected:
-    """Equal parts of `[T, B]` data, `[parts, T, B / parts]`."""
+    """Splits `[T, B]` data into equal parts, `[parts, T, B / parts]`."""
     return map_samples(lambda x: _split(x, parts, axis=1), data, bootstrap=lambda x: _split(x, parts, axis=0))
 
 

@@ -1,11 +1,13 @@
-"""One iteration of PPO: collect one batch of experience, then run all SGD epochs on it. The page to read first.
+"""One iteration of PPO: collect one batch of experience, then run all SGD epochs on it. Read this file first.
 
     collect -> batch guards -> rewards -> normaliser
             -> epochs: shuffle -> minibatches: loss, gradient, candidate, update guards    (`sgd`)
             -> trust region -> state guards -> metrics
 
-Each site runs its guards with one `fold`. If a guard rejects a value, `select` keeps the old one. The same function
-runs on one device and on many: it is mapped over the `data` axis, and only gradients, statistics and counters cross.
+Each site runs its guards with one `fold`. If a guard rejects a value, `select` keeps the old one.
+
+The same function runs on one device and on many: it is mapped over the `data` axis. Devices exchange only gradients,
+statistics and counters.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from rlstable.ppo import kl_limiter, reward
 from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import LossGradient, preprocess_batch
-from rlstable.ppo.metrics import report_of, values_of
+from rlstable.ppo.metrics import iteration_metrics, state_report
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.optimizer import Optimizer, held
+from rlstable.ppo.optimizer import Optimizer, count_down_policy_hold
 from rlstable.ppo.records import Batch, Collected, Minibatch
 from rlstable.ppo.rollout import Rollout, TrainingEnv, collect
 from rlstable.ppo.sgd import SGD
@@ -40,14 +42,14 @@ from rlstable.ppo.trust_region import TrustRegion
 
 @dataclasses.dataclass(frozen=True)
 class PPO:
-    """The parts of an iteration that do not change while it runs.
+    """The constants of an iteration; `TrainState` holds everything that changes.
 
     Attributes:
         config: The whole configuration.
         env: Vectorised environments with the env site's guards.
         networks: Policy and value networks.
-        optimizer: From gradients to candidates.
-        precision: The level to compute in.
+        optimizer: Turns gradients into candidate updates.
+        precision: Precision level of the computation.
         batch_guards: Guards of the batch site, by name.
         update_guards: Guards of the update site, by name.
         state_guards: Guards of the state site, by name.
@@ -63,7 +65,10 @@ class PPO:
     state_guards: Mapping[str, StateSiteGuard]
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """Collects, learns, checks and reports. Pure; the caller maps it over devices and compiles it."""
+        """Collects a batch, runs SGD, checks the new state and reports metrics.
+
+        A pure function: the caller maps it over devices and compiles it.
+        """
         ppo, trust_region = self.config.ppo, TrustRegion(self.config, self.networks, self.optimizer)
         sgd = SGD(
             self.config, self.optimizer, self.precision, self.update_guards, self.gradient,
@@ -71,8 +76,8 @@ class PPO:
         )  # fmt: skip
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
-            with jax.named_scope("collect"):  # names that profiles show
-                rollout = self.collect(state, sharding.own_key(key_rollout))
+            with jax.named_scope("collect"):  # the profiler shows this name
+                rollout = self.collect(state, sharding.device_key(key_rollout))
             guard_state = initial_states(self._guards, state.guard_memory) | rollout.guard_state
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
             returns = reward.Returns(state.return_statistics, state.running_return)
@@ -82,48 +87,50 @@ class PPO:
             if ppo.normalize_observations and ppo.updates_normalizer_first:
                 statistics = trust_region.update_statistics(state, state.params, data, collecting=True)
             if ppo.normalize_values:
-                readable = preprocess_batch(self.networks, statistics, data)
-                statistics = self._loss.first_targets(state.params, statistics, readable)
+                preprocessed = preprocess_batch(self.networks, statistics, data)
+                statistics = self._loss.init_value_statistics(state.params, statistics, preprocessed)
             statistics_of_sgd = statistics
-            reference = trust_region.reference(state, statistics, data) if trust_region.measured else None
+            reference = trust_region.reference(state, statistics, data) if trust_region.needs_distance else None
 
             with jax.named_scope("learn"):
                 batch = self._batch(state, statistics, data, reference)
-                learned = sgd.run(state, statistics, batch, guard_state, sharding.own_key(key_sgd))
+                sgd_result = sgd.run(state, statistics, batch, guard_state, sharding.device_key(key_sgd))
                 if ppo.normalize_observations and not ppo.updates_normalizer_first:
-                    statistics = trust_region.update_statistics(state, sgd.params(learned.progress), data)
-                learned, statistics, shift = trust_region.enforce(sgd, state, statistics, data, reference, learned)
-            params = sgd.params(learned.progress)
-            flat_params, flat_opt_state = learned.progress.params, learned.progress.opt_state
+                    statistics = trust_region.update_statistics(state, sgd.params(sgd_result.progress), data)
+                sgd_result, statistics, shift = trust_region.enforce(
+                    sgd, state, statistics, data, reference, sgd_result
+                )
+            params = sgd.params(sgd_result.progress)
+            flat_params, flat_opt_state = sgd_result.progress.params, sgd_result.progress.opt_state
             if ppo.normalize_values:
-                readable = preprocess_batch(self.networks, statistics, data)
-                statistics, params = self._loss.follow_targets(params, statistics, readable)
+                preprocessed = preprocess_batch(self.networks, statistics, data)
+                statistics, params = self._loss.update_value_statistics(params, statistics, preprocessed)
                 flat_params = sgd.flattener.join(params)
 
-            values = values_of(self.config, self.networks, state, statistics_of_sgd, data, learned)
+            values = iteration_metrics(self.config, self.networks, state, statistics_of_sgd, data, sgd_result)
             values |= rollout.metrics | reward_metrics | trust_region.metrics(state, statistics, data, shift)
             context = StateContext(
                 (flat_params, flat_opt_state, (statistics, returns.statistics)),
-                report_of(values, state.normalizer.value, self.networks.action_size),
+                state_report(values, state.normalizer.value, self.networks.action_size),
             )
-            _, healthy, guard_state = fold(self.state_guards, context, learned.guard_state)
-            tuning = kl_limiter.relax(learned.passed_over, learned.tuning)
+            _, healthy, guard_state = fold(self.state_guards, context, sgd_result.guard_state)
+            tuning = kl_limiter.relax(sgd_result.skipped, sgd_result.tuning)
             new_state = dataclasses.replace(
                 state,
                 params=params,
-                opt_state=sgd.opt_state(learned.progress, state.opt_state),
+                opt_state=sgd.opt_state(sgd_result.progress, state.opt_state),
                 normalizer=statistics,
                 env_state=rollout.env_state,
-                tuning=held(tuning) if self.optimizer.separate else tuning,
+                tuning=count_down_policy_hold(tuning) if self.optimizer.separate_rates else tuning,
                 key=key,
                 return_statistics=returns.statistics,
                 running_return=returns.running,
                 incident=rollout.incident,
             )
-            return self._report(new_state, guard_state, learned.progress.accepted, rollout.episodes, values, healthy)
+            return self._report(new_state, guard_state, sgd_result.progress.accepted, rollout.episodes, values, healthy)
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
-        """One batch of experience."""
+        """Collects one batch of experience."""
         return collect(state, key, env=self.env, networks=self.networks, config=self.config)
 
     def gradient(
@@ -140,10 +147,10 @@ class PPO:
     def _batch(
         self, state: TrainState, statistics: Statistics, data: Collected, reference: ActionMoments | None
     ) -> Batch:
-        """The experience as SGD reads it, with targets if these are computed once per iteration."""
+        """The batch for SGD: preprocessed experience, and targets if they are computed once per iteration."""
         data = preprocess_batch(self.networks, statistics, data)
-        once = self.config.ppo.gae == "per_iteration"
-        return Batch(data, self._loss.targets(state.params, statistics, data) if once else None, reference)
+        per_iteration = self.config.ppo.gae == "per_iteration"
+        return Batch(data, self._loss.targets(state.params, statistics, data) if per_iteration else None, reference)
 
     def _report(
         self,
@@ -154,7 +161,7 @@ class PPO:
         values: dict[str, jax.Array],
         healthy: jax.Array | bool,
     ) -> tuple[TrainState, Metrics]:
-        """The state with its counters and guard memories, and the metrics."""
+        """The state with updated counters and guard memories, and the metrics."""
         per_device = {*self.env.guards, *self.batch_guards}
         trips = PackedDict.of(
             {name: sharding.total(s.trips) if name in per_device else s.trips for name, s in guard_state.items()}
@@ -173,5 +180,5 @@ class PPO:
 
     @property
     def _guards(self) -> dict[str, Guard]:
-        """The guards of every site but the environments', by name."""
+        """The guards of the batch, update and state sites, by name."""
         return {**self.batch_guards, **self.update_guards, **self.state_guards}

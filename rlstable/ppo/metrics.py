@@ -1,9 +1,8 @@
-"""Metrics of an iteration, and the part of them that the state site checks."""
+"""Metrics of an iteration, and the metrics that the guards of the state site check."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +10,27 @@ import jax.numpy as jnp
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.guards import masked
-from rlstable.guards.state import Report
+from rlstable.guards.state import IterationStats
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
+from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected
 from rlstable.ppo.sgd import SGDCarry
 from rlstable.ppo.state import TrainState
 
 
-def values_of(
-    config: Config, networks: Networks, state: TrainState, statistics: Any, data: Collected, learned: SGDCarry
+def iteration_metrics(
+    config: Config, networks: Networks, state: TrainState, statistics: Statistics, data: Collected, sgd_result: SGDCarry
 ) -> dict[str, jax.Array]:
-    """Metrics of learning; means over accepted minibatches are NaN if there was none.
+    """Metrics of SGD, limiters and samples; means over accepted minibatches are NaN if none was accepted.
 
     Args:
         config: The whole configuration.
         networks: Policy and value networks.
-        state: Before the iteration.
-        statistics: Those that SGD read observations by.
-        data: The experience, as it was collected.
-        learned: What SGD left.
+        state: Training state before the iteration.
+        statistics: Observation statistics that SGD used.
+        data: Experience with raw observations.
+        sgd_result: Result of SGD.
     """
     limits, minibatches = config.guards.limiters, state.tuning.epochs * config.ppo.num_minibatches
     share = masked.share(data.valid)
@@ -38,16 +38,16 @@ def values_of(
     def mean(x: jax.Array) -> jax.Array:
         return sharding.mean(masked.mean(x, data.valid, share))
 
-    accepted = learned.progress.accepted
-    sums = learned.progress.sums
+    accepted = sgd_result.progress.accepted
+    sums = sgd_result.progress.sums
     values = dict(dataclasses.replace(sums, whole=sums.whole / accepted))
     values["training/accepted_share"] = accepted / minibatches
-    if learned.passed_over is not None:
-        values["limiters/kl/active"] = learned.passed_over / minibatches
-        values["training/step_scale"] = learned.tuning.step_scale
+    if sgd_result.skipped is not None:
+        values["limiters/kl/active"] = sgd_result.skipped / minibatches
+        values["training/step_scale"] = sgd_result.tuning.step_scale
     if limits.observation_outlier is not None and config.ppo.normalize_observations:
-        outlying = normalizer.outlying(data.observation, state.normalizer, limits.observation_outlier)
-        values["limiters/observation_outlier/active"] = mean(outlying)
+        outlier_share = normalizer.outlier_share(data.observation, state.normalizer, limits.observation_outlier)
+        values["limiters/observation_outlier/active"] = mean(outlier_share)
     if limits.observation is not None:
         values["limiters/observation/active"] = mean(networks.beyond(statistics, data.observation, limits.observation))
     if data.valid is not None:
@@ -55,14 +55,20 @@ def values_of(
     return values
 
 
-def report_of(values: dict[str, jax.Array], unit: Any, action_size: int) -> Report:
-    """Numbers for the state site; `unit` has the statistics of value targets, if they are normalised."""
-    return Report(
+def state_report(values: dict[str, jax.Array], targets: Statistics | None, action_size: int) -> IterationStats:
+    """Metrics for the state site.
+
+    Args:
+        values: Metrics of the iteration, by name.
+        targets: Statistics of value targets; None if values are not normalised.
+        action_size: Number of action elements.
+    """
+    return IterationStats(
         valid_share=values.get("training/valid_share", jnp.ones(())),
         updated=values["training/accepted_share"] > 0,
         greatest_reward=values["training/reward_greatest"],
-        # In units of rewards, whatever values are learnt in.
-        value_loss=values["training/v_loss"] * (1.0 if unit is None else jnp.square(unit.std)),
+        # In units of rewards, also with normalised values.
+        value_loss=values["training/v_loss"] * (1.0 if targets is None else jnp.square(targets.std)),
         distance=values.get("training/policy_distance", jnp.zeros(())),
         std=values["training/policy_dist_mean_std"],
         entropy=values["training/entropy"] / action_size,

@@ -1,7 +1,6 @@
 """Policy and value networks: two multilayer perceptrons over normalised observations.
 
-Layers carry the names they have in Brax. Hidden layers compute in the configured type;
-parameters are float32, and so is everything that leaves a network.
+Layers have the same names as in Brax. Hidden layers compute in the configured type; parameters and outputs are float32.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from flax import linen
 from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
+from rlstable.device.trees import Observation, Params
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal, TanhNormal
 from rlstable.ppo.normalizer import Statistics
 
-Params = dict[str, Any]
 Activity = dict[str, jax.Array]
 _MIN_STD = 0.001  # Brax's tanh-normal: softplus + 0.001
 
 
 class MLP(linen.Module):
-    """Dense layers with an activation between them, and layer normalisation before each activation if asked for.
+    """Dense layers with activations, and with `layer_norm` a layer normalisation before each activation.
 
-    Parameters of layer normalisation have Brax's names. Brax normalises after the activation, this class before.
+    Layer normalisation has Brax's parameter names. Brax normalises after the activation, this class before.
     """
 
     layer_sizes: Sequence[int]
@@ -48,7 +47,7 @@ class MLP(linen.Module):
             x = linen.Dense(size, name=f"hidden_{index}", kernel_init=self.kernel_init, dtype=self.dtype)(x)
             if index < len(self.layer_sizes) - 1 or self.activate_final:
                 if self.layer_norm:
-                    # The fast variance is a difference of two squares: NaN if both overflow.
+                    # Flax's fast variance is a difference of two squares: NaN if both overflow.
                     norm = linen.LayerNorm(name=f"LayerNorm_{index}", dtype=wide, use_fast_variance=False)
                     x = norm(x).astype(self.dtype)
                 x = self.activation(x)
@@ -56,7 +55,7 @@ class MLP(linen.Module):
 
 
 class NoiseStd(linen.Module):
-    """A standard deviation per action element that depends on no observation."""
+    """A learnable standard deviation per action element, independent of the observation."""
 
     initial: float
     size: int
@@ -115,7 +114,7 @@ class TanhGaussianHead(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Means and standard deviations before the squashing, each `[..., A]`."""
+        """Means and standard deviations before squashing, each `[..., A]`."""
         sizes = (*self.config.policy_hidden_layer_sizes, 2 * self.action_size)
         init = _initializer("policy_network_kernel_init", self.config)
         norm = self.config.policy_layer_norm
@@ -126,14 +125,14 @@ class TanhGaussianHead(linen.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Networks:
-    """The two networks with the normalisation before them and the bounds after them.
+    """Policy and value network, with observation normalisation before and limiters after them.
 
     Attributes:
-        config: Sizes and kinds.
+        config: Layer sizes, activations and distribution type.
         limits: Observation clip and bounds of the policy's standard deviation.
-        action_size: Elements of an action.
+        action_size: Number of action elements.
         normalize: Whether observations are normalised.
-        dtype: The type hidden layers compute in.
+        dtype: Type of the hidden layers.
     """
 
     config: NetworkConfig
@@ -142,12 +141,12 @@ class Networks:
     normalize: bool
     dtype: Any = jnp.float32
 
-    def init(self, key: jax.Array, observation: Any) -> Params:
-        """Fresh float32 parameters `{"policy": ..., "value": ...}`.
+    def init(self, key: jax.Array, observation: Observation) -> Params:
+        """Initial float32 parameters `{"policy": ..., "value": ...}`.
 
         Args:
             key: Random key.
-            observation: Shapes of one observation (the selected keys).
+            observation: Shapes of one observation, as `select` returns it.
         """
         key_policy, key_value = jax.random.split(key)
         policy_input = jnp.zeros((1, *self._input(observation, self.config.policy_obs_key).shape))
@@ -157,10 +156,10 @@ class Networks:
             "value": self._value.init(key_value, value_input),
         }
 
-    def distribution(self, params: Params, statistics: Statistics, observation: Any) -> tuple[Normal, Activity]:
-        """The action distribution, and how much of it stood at a bound (`[...]` per limiter that is on)."""
+    def distribution(self, params: Params, statistics: Statistics, observation: Observation) -> tuple[Normal, Activity]:
+        """The action distribution, and per active limiter the share of action elements at its bound, `[...]`."""
         inputs = self._preprocessed(statistics, observation, self.config.policy_obs_key)
-        loc, raw_scale = _in_rows(self._policy, params["policy"], inputs)
+        loc, raw_scale = _apply_flat(self._policy, params["policy"], inputs)
         low, high = self.limits.policy_std_min, self.limits.policy_std_max
         scale = limiters.bounded(raw_scale, low, high)
         activity = {}
@@ -169,23 +168,23 @@ class Networks:
         kind = TanhNormal if self.config.distribution_type == "tanh_normal" else Normal
         return kind(loc, scale), activity
 
-    def value(self, params: Params, statistics: Statistics, observation: Any) -> jax.Array:
+    def value(self, params: Params, statistics: Statistics, observation: Observation) -> jax.Array:
         """The value estimate, `[...]`."""
         inputs = self._preprocessed(statistics, observation, self.config.value_obs_key)
-        estimate = jnp.squeeze(_in_rows(self._value, params["value"], inputs).astype(jnp.float32), axis=-1)
+        estimate = jnp.squeeze(_apply_flat(self._value, params["value"], inputs).astype(jnp.float32), axis=-1)
         if statistics.value is None:
             return estimate
         return estimate * statistics.value.std + statistics.value.mean
 
     def rescale_value(self, params: Params, old: Statistics, new: Statistics) -> Params:
-        """Parameters whose value estimates under the new target statistics are what they were under the old ones.
+        """Rescales the value network's last layer so that new target statistics do not change its value estimates.
 
         The output-preserving half of PopArt (van Hasselt et al. 2016, arXiv:1602.07714).
 
         Args:
-            params: Under `old`.
-            old: Statistics of value targets.
-            new: Likewise.
+            params: Parameters that fit `old`.
+            old: Statistics of value targets before the batch.
+            new: Statistics of value targets after the batch.
         """
         name = f"hidden_{len(self.config.value_hidden_layer_sizes)}"
         layers = dict(params["value"]["params"])
@@ -196,30 +195,30 @@ class Networks:
         }
         return {**params, "value": {"params": layers}}
 
-    def select(self, observation: Any, acting: bool = False) -> Any:
-        """The part of an observation that the networks read; the rest is neither stored nor normalised.
+    def select(self, observation: Observation, acting: bool = False) -> Observation:
+        """The parts of an observation that the networks read; other parts are neither stored nor normalised.
 
         Args:
-            observation: As the environment gives it.
-            acting: Only what the policy reads: a robot has no privileged observations.
+            observation: Observation of the environment.
+            acting: Whether to select only the policy's part. A robot has no privileged observations for the critic.
 
         Raises:
-            ConfigError: An observation key that the environment does not have, or one that is no vector.
+            ConfigError: The environment has no observation with a configured key.
         """
         if not isinstance(observation, Mapping):
             return observation
-        wanted = {}
+        selected = {}
         for field in ("policy_obs_key",) if acting else ("policy_obs_key", "value_obs_key"):
             key = getattr(self.config, field)
             if key not in observation:
                 raise ConfigError(
                     f"network.{field}: the observation has no {key!r}; it has {', '.join(sorted(observation))}"
                 )
-            wanted[key] = observation[key]
-        return wanted
+            selected[key] = observation[key]
+        return selected
 
-    def preprocess(self, statistics: Statistics, observation: Any) -> Any:
-        """Normalises and bounds observations; networks `without_preprocessing` read the result.
+    def preprocess(self, statistics: Statistics, observation: Observation) -> Observation:
+        """Normalises and clips observations; networks `without_preprocessing` read the result.
 
         SGD reads the same observations in every epoch, so it preprocesses them once.
         """
@@ -227,11 +226,11 @@ class Networks:
             observation = normalizer.normalize(observation, statistics)
         return jax.tree.map(lambda x: limiters.clip(x, self.limits.observation), observation)
 
-    def beyond(self, statistics: Statistics, observation: Any, limit: float) -> jax.Array:
-        """The share of what the policy reads that is beyond `limit` once normalised, `[...]`."""
+    def beyond(self, statistics: Statistics, observation: Observation, limit: float) -> jax.Array:
+        """Share of the policy's normalised inputs beyond `limit`, `[...]`."""
         inputs = self._input(observation, self.config.policy_obs_key)
         if self.normalize:
-            inputs = normalizer.normalize(inputs, self._own(statistics, self.config.policy_obs_key))
+            inputs = normalizer.normalize(inputs, self._statistics_of(statistics, self.config.policy_obs_key))
         return jnp.mean(limiters.beyond(inputs, limit), axis=-1)
 
     @property
@@ -240,14 +239,14 @@ class Networks:
         limits = self.limits.model_copy(update={"observation": None})
         return dataclasses.replace(self, normalize=False, limits=limits)
 
-    def _input(self, observation: Any, key: str) -> Any:
+    def _input(self, observation: Observation, key: str) -> Any:
         return observation[key] if isinstance(observation, Mapping) else observation
 
-    def _preprocessed(self, statistics: Statistics, observation: Any, key: str) -> jax.Array:
-        return self.preprocess(self._own(statistics, key), self._input(observation, key))
+    def _preprocessed(self, statistics: Statistics, observation: Observation, key: str) -> jax.Array:
+        return self.preprocess(self._statistics_of(statistics, key), self._input(observation, key))
 
-    def _own(self, statistics: Statistics, key: str) -> Statistics:
-        """The statistics of one part of the observation."""
+    def _statistics_of(self, statistics: Statistics, key: str) -> Statistics:
+        """The statistics of the part of the observation with this key."""
         return Statistics(
             statistics.count,
             self._input(statistics.mean, key),
@@ -267,11 +266,11 @@ class Networks:
         return MLP(sizes, _activation(self.config), init, self.dtype, layer_norm=self.config.value_layer_norm)
 
 
-def _in_rows(network: linen.Module, params: Params, inputs: jax.Array) -> Any:
-    """Applies a network to `[..., in]`, computed on `[rows, in]`.
+def _apply_flat(network: linen.Module, params: Params, inputs: jax.Array) -> Any:
+    """Applies a network to `[..., in]`, with all leading axes merged into one.
 
-    The gradient of a kernel is then one matrix product. With more than one axis to sum over XLA transposes what comes
-    from above first, a copy that takes a CPU as long as the product.
+    The gradient of a kernel is then one matrix product. With several batch axes XLA would first transpose the output
+    gradient, and on a CPU this copy takes as long as the product.
     """
     leading = inputs.shape[:-1]
     if len(leading) < 2:
@@ -285,10 +284,10 @@ def _activation(config: NetworkConfig) -> Callable[[jax.Array], jax.Array]:
 
 
 def _initializer(field: str, config: NetworkConfig) -> Callable[..., jax.Array]:
-    """The kernel initializer that a field names, with its keyword arguments.
+    """The kernel initializer named by a configuration field, with its keyword arguments.
 
     Raises:
-        ConfigError: Arguments that the initializer does not take.
+        ConfigError: The initializer does not accept the arguments.
     """
     name = getattr(config, field)
     kwargs = getattr(config, f"{field}_kwargs") or {}

@@ -1,13 +1,12 @@
-"""Running statistics of observations, correct after 10^10 samples.
+"""Running statistics of observations, accurate after 10^10 samples.
 
-Mean and variance are stored, not the summed squares, which in float32 stop growing; the count is a WideCounter. Invalid
-samples enter nothing.
+The statistics hold mean and variance, because sums of squares stop growing in float32. The count is a WideCounter.
+Invalid samples do not count.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
+from rlstable.device.trees import PyTree
 from rlstable.guards import limiters
 from rlstable.guards.base import select
 from rlstable.guards.masked import Mask
@@ -28,22 +28,22 @@ class Statistics:
     """Statistics of an observation pytree.
 
     Attributes:
-        count: Samples seen.
-        mean: Of each element, structure and trailing shapes of one observation.
+        count: Number of samples.
+        mean: Mean of each element, with the structure and shapes of one observation.
         variance: Population variance of each element.
-        std: What observations are divided by.
-        value: Statistics of value targets, scalars; None where values are not normalised.
+        std: Divisor of each element in `normalize`.
+        value: Statistics of value targets, scalars; None if values are not normalised.
     """
 
     count: WideCounter
-    mean: Any
-    variance: Any
-    std: Any
+    mean: PyTree
+    variance: PyTree
+    std: PyTree
     value: Statistics | None = None
 
 
-def init(observation: Any) -> Statistics:
-    """Statistics of nothing: mean 0, variance 0, divided by 1.
+def init(observation: PyTree) -> Statistics:
+    """Statistics without samples: mean 0, variance 0, divisor 1.
 
     Args:
         observation: Arrays or shapes of one observation, without batch axes.
@@ -52,46 +52,41 @@ def init(observation: Any) -> Statistics:
     return Statistics(WideCounter.zero(), zeros, zeros, jax.tree.map(jnp.ones_like, zeros))
 
 
-def normalize(observation: Any, statistics: Statistics) -> Any:
-    """Centers and scales observations.
-
-    Args:
-        observation: Same structure as the statistics, any leading axes.
-        statistics: What to center and scale by.
-    """
+def normalize(observation: PyTree, statistics: Statistics) -> PyTree:
+    """Subtracts the mean from observations with any leading axes, and divides by the standard deviation."""
     return jax.tree.map(lambda x, mean, std: (x - mean) / std, observation, statistics.mean, statistics.std)
 
 
 def update(
     statistics: Statistics,
-    observation: Any,
+    observation: PyTree,
     valid: Mask,
     config: PPOConfig,
     outlier: float | None = None,
     least_rate: float = 0.0,
 ) -> Statistics:
-    """Takes in a batch, the samples of all devices together.
+    """Updates statistics with a batch, over the samples of all devices.
 
     Welford's update in batch form (Chan et al. 1979), or Brax's `ema` mode, whose rate is batch over total count.
 
     Args:
-        statistics: Before.
-        observation: `[rows, T, ...]` on this device.
-        valid: `[rows, T]` or None.
-        config: Mode, epsilon, and the count at which `ema` freezes.
-        outlier: Standard deviations from the mean beyond which an element enters as if it were there; None for any
-            distance, as for the first batch.
-        least_rate: Least weight of the batch against all samples before it, for numbers whose scale keeps moving.
+        statistics: Statistics before the batch.
+        observation: Observations of this device, `[rows, T, ...]`.
+        valid: Mask of the samples, `[rows, T]`; None if all are valid.
+        config: Holds the mode, the epsilon, and the count after which statistics are frozen.
+        outlier: Standard deviations from the mean to which elements are clipped; None for no clipping. The first batch
+            is never clipped.
+        least_rate: Smallest weight of the batch, for numbers whose scale changes during training.
     """
     if outlier is not None:
-        observation = _drawn_in(observation, statistics, outlier)
+        observation = _clip_outliers(observation, statistics, outlier)
     leaf = jax.tree.leaves(observation)[0]
     per_device = jnp.int32(leaf.shape[0] * leaf.shape[1]) if valid is None else jnp.sum(valid, dtype=jnp.int32)
     added = sharding.total(per_device)
     count = statistics.count + added
     samples, total = added.astype(jnp.float32), count.to_float()
     if valid is not None:
-        # An iteration without a valid sample must not divide by zero.
+        # Prevents a division by zero if no sample is valid.
         samples, total = jnp.maximum(samples, 1.0), jnp.maximum(total, 1.0)
     rate = added.astype(jnp.float32) / total
     if least_rate:
@@ -118,69 +113,69 @@ def update(
     pairs = jax.tree.map(moments, observation, statistics.mean, statistics.variance)
     mean = jax.tree.map(lambda _, pair: pair[0], statistics.mean, pairs)
     variance = jax.tree.map(lambda _, pair: jnp.maximum(pair[1], 0.0), statistics.mean, pairs)
-    std = _deviation(variance, config)
+    std = _std(variance, config)
     if valid is not None:
-        # Nothing has a variance of 0, and dividing by the least std would make every observation enormous.
+        # Without samples the variance is 0, and division by the smallest std would make every observation huge.
         std = select(added > 0, std, statistics.std)
     return Statistics(count, mean, variance, std, statistics.value)
 
 
 def blend(old: Statistics, new: Statistics, share: jax.Array, config: PPOConfig) -> Statistics:
-    """Statistics between two others; the samples that are left out count as not seen.
+    """Interpolates between two statistics; only the applied share of the batch is added to the count.
 
     Args:
-        old: Before a batch, with at least one sample.
-        new: After it.
-        share: How far from `old` to `new`, 0 to 1. At 0 only the deviation is recomputed, from the variance of `old`.
-        config: Epsilon of the standard deviation.
+        old: Statistics before a batch, with at least one sample.
+        new: Statistics after the batch.
+        share: Applied share of the batch, 0 to 1. At 0 only `std` is recomputed, from the variance of `old`.
+        config: Holds the epsilon of the standard deviation.
     """
 
     def between(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(share > 0.0, a + share * (b - a), a)
 
     variance = jax.tree.map(between, old.variance, new.variance)
-    added = (new.count.lo - old.count.lo).astype(jnp.float32)  # one batch: far below 2^32, so a wrap is harmless
+    added = (new.count.lo - old.count.lo).astype(jnp.float32)  # a batch is below 2^32, so wrap-around is harmless
     return Statistics(
         old.count + jnp.int32(share * added),
         jax.tree.map(between, old.mean, new.mean),
         variance,
-        _deviation(variance, config),
+        _std(variance, config),
         new.value,
     )
 
 
-def left_out(old: Statistics, new: Statistics, rewards: jax.Array, valid: Mask) -> jax.Array:
-    """The share of a batch's samples that the statistics did not take in.
+def skipped_share(old: Statistics, new: Statistics, rewards: jax.Array, valid: Mask) -> jax.Array:
+    """Share of a batch's valid samples that were not added to the statistics.
 
     Args:
-        old: Before the batch.
-        new: After it.
-        rewards: `[rows, T]` of the batch on this device, for its size.
-        valid: Their mask or None.
+        old: Statistics before the batch.
+        new: Statistics after the batch.
+        rewards: Rewards of the batch on this device, `[rows, T]`; only their number is read.
+        valid: Mask of the samples; None if all are valid.
     """
-    own = jnp.int32(rewards.size) if valid is None else jnp.sum(valid, dtype=jnp.int32)
-    offered = sharding.total(own).astype(jnp.float32)
-    taken = (new.count.lo - old.count.lo).astype(jnp.float32)
-    return 1.0 - taken / jnp.maximum(offered, 1.0)
+    per_device = jnp.int32(rewards.size) if valid is None else jnp.sum(valid, dtype=jnp.int32)
+    samples = sharding.total(per_device).astype(jnp.float32)
+    added = (new.count.lo - old.count.lo).astype(jnp.float32)
+    return 1.0 - added / jnp.maximum(samples, 1.0)
 
 
-def _deviation(variance: Any, config: PPOConfig) -> Any:
+def _std(variance: PyTree, config: PPOConfig) -> PyTree:
     eps = config.normalize_observations_std_eps
     return jax.tree.map(lambda v: jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX), variance)
 
 
-def outlying(observation: Any, statistics: Statistics, outlier: float) -> jax.Array:
-    """The share of elements beyond `outlier` standard deviations, over the elements of one observation, `[...]`."""
+def outlier_share(observation: PyTree, statistics: Statistics, outlier: float) -> jax.Array:
+    """Share of an observation's elements beyond `outlier` standard deviations, `[...]`."""
     leaves = jax.tree.leaves(normalize(observation, statistics))
     shares = [jnp.mean(limiters.beyond(x, outlier), axis=-1) for x in leaves]
     return jnp.where(statistics.count > 0, sum(shares) / len(shares), 0.0)
 
 
-def _drawn_in(observation: Any, statistics: Statistics, outlier: float) -> Any:
-    """One enormous element would pin the standard deviation for millions of samples to come."""
-    seen = statistics.count > 0
+def _clip_outliers(observation: PyTree, statistics: Statistics, outlier: float) -> PyTree:
+    """Clips observations: one huge element would dominate the standard deviation for millions of samples."""
+    has_samples = statistics.count > 0
 
-    def draw_in(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-        return jnp.where(seen, jnp.clip(x, mean - outlier * std, mean + outlier * std), x)
+    def clip(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+        return jnp.where(has_samples, jnp.clip(x, mean - outlier * std, mean + outlier * std), x)
 
-    return jax.tree.map(draw_in, observation, statistics.mean, statistics.std)
+    return jax.tree.map(clip, observation, statistics.mean, statistics.std)

@@ -1,4 +1,4 @@
-"""The optimizer: gradient clipping, Adam and its kin from optax, the learning rate as traced data."""
+"""The optimizer: gradient clipping, Adam, AMSGrad or AdamW from optax, and traced learning rates."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import optax
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import LossScaleConfig
+from rlstable.device.trees import PyTree
 from rlstable.guards import limiters
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.state import Tuning
 
-CRITIC_RATE = 1e-3  # the critic is never slowed below this rate, or the configured one where that is lower
+CRITIC_RATE = 1e-3  # the KL limiter never slows the critic below this rate, or below a lower configured rate
 
 
 class Rates(NamedTuple):
     """Learning rates of one update, float32 scalars.
 
     Attributes:
-        policy: Of the policy network.
-        value: Of the value network.
+        policy: Rate of the policy network.
+        value: Rate of the value network.
     """
 
     policy: jax.Array
@@ -33,18 +34,18 @@ class Rates(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A candidate update: parameters and optimizer state that follow if it is accepted.
+    """A candidate update: parameters and optimizer state that become current if no guard rejects them.
 
     Attributes:
-        params: Parameters.
-        opt_state: Optimizer state.
-        update_norm: Global norm of the step between.
-        parameter_norm: Global norm of the parameters before it.
-        activity: Share of a limiter's numbers that were at their bound, by limiter that is on.
+        params: Network parameters after the update.
+        opt_state: Optimizer state after the update.
+        update_norm: Global norm of the update.
+        parameter_norm: Global norm of the parameters before the update.
+        activity: Share of the numbers at the bound of each active limiter, by limiter.
     """
 
-    params: Any
-    opt_state: Any
+    params: PyTree
+    opt_state: PyTree
     update_norm: jax.Array
     parameter_norm: jax.Array
     activity: dict[str, jax.Array]
@@ -55,110 +56,110 @@ class Optimizer:
     """Turns gradients into candidate parameters.
 
     Attributes:
-        config: Learning rate, schedule, kind of optimizer, `max_grad_norm`.
+        config: Hyperparameters.
         limits: Bounds of gradients and updates.
-        separate: Whether policy and critic may come to have rates of their own.
+        separate_rates: Whether policy and critic can have different learning rates.
     """
 
     config: PPOConfig
     limits: LimiterConfig
-    separate: bool = False
+    separate_rates: bool = False
 
     @property
     def max_norm(self) -> float | None:
-        """The tighter of `ppo.max_grad_norm` and the limiter."""
+        """The smaller of `ppo.max_grad_norm` and `guards.limiters.gradient_norm`; None for no clipping."""
         bounds = [bound for bound in (self.config.max_grad_norm, self.limits.gradient_norm) if bound is not None]
         return min(bounds, default=None)
 
-    def init(self, params: Any) -> Any:
-        """The state before the first update."""
+    def init(self, params: PyTree) -> PyTree:
+        """The optimizer state before the first update."""
         return self._transform(1.0).init(params)
 
     def candidate(
         self,
-        gradients: Any,
+        gradients: PyTree,
         gradient_norm: jax.Array,
-        opt_state: Any,
-        params: Any,
+        opt_state: PyTree,
+        params: PyTree,
         rates: Rates,
         clip_scale: jax.Array | None = None,
         layout: ParamFlattener | None = None,
     ) -> Candidate:
-        """The parameters and optimizer state that would follow, as vectors where what is given are.
+        """Computes parameters and optimizer state after an update.
 
         Args:
-            gradients: Averaged over devices.
-            gradient_norm: Their global norm.
-            opt_state: Before.
-            params: Before.
-            rates: Learning rates; of one and the same array they are one rate.
-            clip_scale: A factor on the bounds of gradient and update; None for none.
-            layout: Of the vectors; None for trees.
+            gradients: Gradients, averaged over devices.
+            gradient_norm: Global norm of the gradients.
+            opt_state: Optimizer state before the update.
+            params: Parameters before the update.
+            rates: Learning rates; if both are the same array, the update is computed with one rate.
+            clip_scale: Factor on the bounds of gradient and update; None for 1.
+            layout: Layout of gradients, moments and parameters that are vectors; None for trees.
         """
         activity = {}
-        tighter = 1.0 if clip_scale is None else clip_scale
+        scale = 1.0 if clip_scale is None else clip_scale
         if self.limits.gradient_block is not None:
             limit, split = self.limits.gradient_block, (lambda x: x) if layout is None else layout.split
             gradients, activity["gradient_block"] = _clip_blocks(split(gradients), split(params), limit)
             gradients = gradients if layout is None else layout.join(gradients)
             gradient_norm = optax.global_norm(gradients)
         if self.max_norm is not None:
-            activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm * tighter)
-        direction, new_state = self._transform(tighter).update(gradients, opt_state, params)
+            activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm * scale)
+        direction, new_state = self._transform(scale).update(gradients, opt_state, params)
         update = _scaled(direction, rates, layout)
         norm, parameter_norm = optax.global_norm(update), optax.global_norm(params)
         if self.limits.update_norm is not None:
-            bound = self.limits.update_norm * tighter * jnp.maximum(parameter_norm, 1.0)
+            bound = self.limits.update_norm * scale * jnp.maximum(parameter_norm, 1.0)
             activity["update_norm"] = limiters.beyond(norm, bound)
-            # Chosen, so that an update within its bound is not touched by a rounding error.
+            # With `where` a short update is multiplied by exactly 1, without a rounding error.
             shrink = jnp.where(norm <= bound, 1.0, bound / norm)
             update, norm = jax.tree.map(lambda u: u * shrink, update), norm * shrink
         return Candidate(optax.apply_updates(params, update), new_state, norm, parameter_norm, activity)
 
     def rates(self, tuning: Tuning, progress: Callable[[], jax.Array]) -> Rates:
-        """The learning rates.
+        """The learning rates of policy and critic.
 
-        A policy that has to be slowed must not slow its critic: advantages would become the critic's error, and the
-        policy would follow them. So the critic keeps a rate of `CRITIC_RATE`, or the configured one where it is lower.
+        A slowed policy must not slow its critic: a lagging critic gives wrong advantages, and the policy would follow
+        them. So the KL limiter slows the critic only down to `CRITIC_RATE`.
 
         Args:
-            tuning: The rate and what remedies and limiters have made of it.
-            progress: Gives the share of the run that is done, for a rate that depends on it: with any other, runs of
-                different lengths have one program.
+            tuning: Holds the base rate and its factors.
+            progress: Returns the finished share of the run. It is only called for a schedule that needs it, so that
+                otherwise runs of different lengths share one program.
         """
         config = self.config
         rate = tuning.learning_rate * tuning.learning_rate_scale
         if config.schedules_by_progress:
             rate = rate * self._schedule(progress())
-        if not self.separate:
+        if not self.separate_rates:
             return Rates(rate, rate)
         slowed = rate * tuning.step_scale
         policy = slowed * self.policy_pace(tuning)
         return Rates(policy, jnp.maximum(slowed, jnp.minimum(rate, CRITIC_RATE)) * tuning.critic_rate_scale)
 
     def policy_pace(self, tuning: Tuning) -> jax.Array:
-        """Factor of the remedies on the policy's rate, at most 1; 0 while the policy is held."""
+        """The remedies' factor on the policy's rate, at most 1; 0 while the policy is held."""
         return jnp.where(tuning.policy_hold > 0, 0.0, tuning.policy_rate_scale)
 
-    def _transform(self, tighter: Any) -> optax.GradientTransformation:
-        own = self.config.optimizer
-        parts = [] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm * tighter)]
-        scale = optax.scale_by_amsgrad if own.name == "amsgrad" else optax.scale_by_adam
-        parts.append(scale(b1=own.b1, b2=own.b2, eps=own.eps))
-        if own.name == "adamw":
-            parts.append(optax.add_decayed_weights(own.weight_decay))
+    def _transform(self, clip_scale: Any) -> optax.GradientTransformation:
+        config = self.config.optimizer
+        parts = [] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm * clip_scale)]
+        adam = optax.scale_by_amsgrad if config.name == "amsgrad" else optax.scale_by_adam
+        parts.append(adam(b1=config.b1, b2=config.b2, eps=config.eps))
+        if config.name == "adamw":
+            parts.append(optax.add_decayed_weights(config.weight_decay))
         return optax.chain(*parts)
 
     @property
     def _schedule(self) -> optax.Schedule:
-        """The factor on the base rate over the share of the run done, which optax takes for its count."""
+        """The factor on the base rate as a function of the finished share of the run, in the place of optax's count."""
         config = self.config
         floor = config.learning_rate_schedule_min_lr / config.learning_rate
-        left = 1.0 - config.learning_rate_warmup
+        duration = 1.0 - config.learning_rate_warmup
         main = {
             "constant": optax.constant_schedule(1.0),
-            "linear": optax.linear_schedule(1.0, min(floor, 1.0), left),
-            "cosine": optax.cosine_decay_schedule(1.0, left, min(floor, 1.0)),
+            "linear": optax.linear_schedule(1.0, min(floor, 1.0), duration),
+            "cosine": optax.cosine_decay_schedule(1.0, duration, min(floor, 1.0)),
         }[config.learning_rate_schedule]
         if not config.learning_rate_warmup:
             return main
@@ -166,35 +167,35 @@ class Optimizer:
         return optax.join_schedules([warmup, main], [config.learning_rate_warmup])
 
 
-def _scaled(direction: Any, rates: Rates, layout: ParamFlattener | None) -> Any:
-    """The update of a direction, a tree `{"policy", "value"}` or the vector that a layout makes of one."""
+def _scaled(direction: PyTree, rates: Rates, layout: ParamFlattener | None) -> PyTree:
+    """The update along a direction, which is a tree `{"policy", "value"}` or a vector with a layout."""
     if rates.policy is rates.value:
         return jax.tree.map(lambda d: -rates.policy * d, direction)
     if layout is not None and layout.joined:
-        return -layout.spread({"policy": rates.policy, "value": rates.value}) * direction
+        return -layout.per_network({"policy": rates.policy, "value": rates.value}) * direction
     return {
         name: jax.tree.map(lambda d, rate=rate: -rate * d, direction[name])
         for name, rate in (("policy", rates.policy), ("value", rates.value))
     }
 
 
-def _clip_blocks(gradients: Any, params: Any, limit: float) -> tuple[Any, jax.Array]:
-    """Adaptive gradient clipping (Brock et al. 2021, arXiv:2102.06171), and the share of blocks that it shortened."""
+def _clip_blocks(gradients: PyTree, params: PyTree, limit: float) -> tuple[PyTree, jax.Array]:
+    """Adaptive gradient clipping (Brock et al. 2021, arXiv:2102.06171), and the share of clipped blocks."""
     clipped, _ = optax.adaptive_grad_clip(limit).update(gradients, optax.EmptyState(), params)
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(clipped), strict=True)
-    shortened = [jnp.any(before != after).astype(jnp.float32) for before, after in pairs]
-    return clipped, jnp.mean(jnp.stack(shortened))
+    was_clipped = [jnp.any(before != after).astype(jnp.float32) for before, after in pairs]
+    return clipped, jnp.mean(jnp.stack(was_clipped))
 
 
-def held(tuning: Tuning) -> Tuning:
-    """The tuning of the next iteration: counts down the iterations in which the policy is held."""
+def count_down_policy_hold(tuning: Tuning) -> Tuning:
+    """Reduces the number of iterations for which the policy is still held by one."""
     return dataclasses.replace(tuning, policy_hold=jnp.maximum(tuning.policy_hold - 1, 0))
 
 
 def adapt_to_kl(tuning: Tuning, kl: jax.Array, config: PPOConfig) -> Tuning:
-    """Brax's adaptive rate: a factor 1.5 down where the KL is over twice the desired one, up where under half of it.
+    """Brax's adaptive rate: divided by 1.5 if the KL is over twice the desired KL, multiplied if under half of it.
 
-    A KL of NaN counts as too high: Brax's two comparisons would both be false, and nothing would happen.
+    A NaN KL counts as too high. In Brax both comparisons are false for NaN, and the rate stays.
     """
     kl = jax.lax.stop_gradient(kl)
     low, high = config.learning_rate_schedule_min_lr, config.learning_rate_schedule_max_lr
@@ -205,7 +206,7 @@ def adapt_to_kl(tuning: Tuning, kl: jax.Array, config: PPOConfig) -> Tuning:
 
 
 def adapt_loss_scale(tuning: Tuning, finite: jax.Array, config: LossScaleConfig) -> Tuning:
-    """Halves the loss scale after an overflow, down to its floor; doubles it after a finite stretch, up to its cap."""
+    """Halves the loss scale after an overflow, and doubles it after `growth_interval` finite minibatches."""
     good_steps = jnp.where(finite, tuning.good_steps + 1, 0)
     grown = jnp.where(
         good_steps >= config.growth_interval,

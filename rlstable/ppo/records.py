@@ -1,13 +1,14 @@
-"""Samples on their way from the rollout to the loss: collected, completed with targets, cut into minibatches."""
+"""Samples between rollout and loss: collected experience, a batch with targets, and minibatches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from rlstable.device.trees import Observation
 from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.distributions import Normal
 
@@ -16,20 +17,20 @@ class Collected(NamedTuple):
     """Experience of the rollout, `[rows, T]`; inside a minibatch `[T, B]`.
 
     Attributes:
-        observation: What the networks read.
-        raw_action: Before squashing, `[..., A]`.
-        log_prob: Of the raw action under the collecting policy.
-        distribution: The collecting policy's.
-        value: The collecting network's value estimate; None where no option needs it.
-        reward: Scaled; `reward.shape` normalises and bounds it.
+        observation: The parts of the observation that the networks read.
+        raw_action: Action before squashing, `[..., A]`.
+        log_prob: Log-probability of the raw action under the collecting policy.
+        distribution: Action distribution of the collecting policy.
+        value: Value estimate of the collecting network; None if no option needs it.
+        reward: Reward times `ppo.reward_scaling`; `reward.shape` normalises and clips it.
         truncation: 1.0 where the episode was cut.
-        termination: 1.0 where the episode ended by itself.
-        valid: bool mask; None where no sample can be invalid.
-        time_out: 1.0 where the environment's own time limit ended the episode; None without `bootstrap_on_timeout`.
+        termination: 1.0 where the environment ended the episode.
+        valid: bool mask; None if no sample can be invalid.
+        time_out: 1.0 where the environment's time limit ended the episode; None without `bootstrap_on_timeout`.
         bootstrap_observation: Observation after the last step, `[rows]`.
     """
 
-    observation: Any
+    observation: Observation
     raw_action: jax.Array
     log_prob: jax.Array
     distribution: Normal
@@ -39,7 +40,7 @@ class Collected(NamedTuple):
     termination: jax.Array
     valid: jax.Array | None
     time_out: jax.Array | None
-    bootstrap_observation: Any
+    bootstrap_observation: Observation
 
 
 class Targets(NamedTuple):
@@ -53,9 +54,9 @@ class Batch(NamedTuple):
     """Data of all SGD epochs of one iteration, `[rows, T]`.
 
     Attributes:
-        collected: Experience with normalised observations.
-        targets: Computed once for all epochs; None where the loss computes them from its own values.
-        reference: Action moments of the policy that the distance is measured from; None where it is not measured.
+        collected: Experience with preprocessed observations.
+        targets: Value targets and advantages, computed once for all epochs; None if the loss computes them.
+        reference: Action moments of the policy that the distance is measured from; None without a distance.
     """
 
     collected: Collected
@@ -68,11 +69,11 @@ class Minibatch(NamedTuple):
 
     Attributes:
         collected: As in `Batch`.
-        targets: As in `Batch`; their advantages are standardised if `advantage_std` is given.
+        targets: As in `Batch`; the advantages are already standardised if `advantage_std` is not None.
         reference: As in `Batch`.
         noise: Standard normal draws for the entropy estimate, `[T, B, A]`.
-        advantage_std: Standard deviation that advantages were divided by, one number, broadcast to `[T, B]`; None where
-            the loss standardises them or nothing does.
+        advantage_std: Standard deviation that advantages were divided by, one number, broadcast to `[T, B]`; None if
+            the loss standardises advantages or they stay raw.
     """
 
     collected: Collected
@@ -83,11 +84,11 @@ class Minibatch(NamedTuple):
 
     @classmethod
     def of(cls, rows: Batch, key: jax.Array) -> Minibatch:
-        """Rows of a batch as a minibatch.
+        """Makes a minibatch of some rows of a batch.
 
         Args:
-            rows: `[B, T]`.
-            key: For the noise.
+            rows: The rows, `[B, T]`.
+            key: Random key of the noise.
         """
         collected = time_first(rows.collected)
         targets, reference = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (rows.targets, rows.reference))
@@ -99,12 +100,12 @@ def map_samples(
     data: Collected,
     bootstrap: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> Collected:
-    """Applies a function to every array that has a time axis, and another to the bootstrap observation."""
+    """Applies `function` to every array with a time axis, and `bootstrap` to the bootstrap observation."""
     samples = data._asdict()
-    after = samples.pop("bootstrap_observation")
-    return Collected(**jax.tree.map(function, samples), bootstrap_observation=jax.tree.map(bootstrap, after))
+    last = samples.pop("bootstrap_observation")
+    return Collected(**jax.tree.map(function, samples), bootstrap_observation=jax.tree.map(bootstrap, last))
 
 
 def time_first(data: Collected) -> Collected:
-    """Swaps the first two axes of everything but the bootstrap observation."""
+    """Swaps row and time axis of every array with a time axis."""
     return map_samples(lambda x: jnp.swapaxes(x, 0, 1), data)

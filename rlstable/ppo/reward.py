@@ -1,4 +1,4 @@
-"""Shapes rewards: running normalisation, bound, time-out bootstrap."""
+"""Shapes rewards: running normalisation, limiter, time-out bootstrap."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rlstable.ppo.records import Collected
 
 
 class Returns(NamedTuple):
-    """Memory of running normalisation; both None where it is off.
+    """State of the running normalisation; both fields are None if it is off.
 
     Attributes:
-        statistics: Of discounted returns, scalars.
-        running: The discounted return of every environment so far, `[num_envs]`.
+        statistics: Statistics of discounted returns, scalars.
+        running: Discounted return of every environment so far, `[num_envs]`.
     """
 
     statistics: Statistics | None
     running: jax.Array | None
 
 
-def nothing_yet(num_envs: int, config: PPOConfig) -> Returns:
-    """Before the first reward."""
+def init_returns(num_envs: int, config: PPOConfig) -> Returns:
+    """The state of the running normalisation before the first reward."""
     if not config.normalize_rewards:
         return Returns(None, None)
     return Returns(normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)), jnp.zeros(num_envs))
@@ -37,20 +37,22 @@ def nothing_yet(num_envs: int, config: PPOConfig) -> Returns:
 def shape(
     data: Collected, returns: Returns, config: PPOConfig, limit: float | None
 ) -> tuple[Collected, Returns, dict[str, jax.Array]]:
-    """Rewards as they are learnt from.
+    """Turns scaled rewards into the rewards that PPO learns from.
 
-    With `ppo.normalize_rewards` they are divided by the standard deviation of the discounted return of the collecting
-    policy, as in Gymnasium's NormalizeReward; then they are bounded, and an episode that its own time limit ended is
-    credited with the value estimate (Brax's `bootstrap_on_timeout`).
+    1. With `ppo.normalize_rewards`, divides rewards by the standard deviation of discounted returns, as in Gymnasium's
+       NormalizeReward.
+    2. Clips rewards to the limiter's bound.
+    3. With `ppo.bootstrap_on_timeout`, adds the value estimate where the environment's time limit ended an episode, as
+       in Brax.
 
     Args:
-        data: `[rows, T]`, rewards scaled by `ppo.reward_scaling`.
-        returns: Before.
-        config: Which of it is on.
-        limit: The reward limiter's.
+        data: Experience `[rows, T]`, with rewards scaled by `ppo.reward_scaling`.
+        returns: State of the running normalisation before the batch.
+        config: Hyperparameters.
+        limit: Largest absolute reward; None for no limiter.
 
     Returns:
-        The experience, what is remembered, and metrics: the limiter's activity and the greatest reward.
+        The experience, the new state of the running normalisation, and metrics of the limiter and the largest reward.
     """
     reward = data.reward
     if returns.statistics is not None and returns.running is not None:
@@ -58,13 +60,13 @@ def shape(
         statistics = normalizer.update(returns.statistics, discounted, data.valid, config)
         returns = Returns(statistics, running)
         reward = reward / statistics.std
-    metrics = {"training/reward_greatest": masked.greatest(jnp.abs(limiters.clip(reward, limit)), data.valid)}
+    metrics = {"training/reward_greatest": masked.maximum(jnp.abs(limiters.clip(reward, limit)), data.valid)}
     if limit is not None:
         active = masked.mean(limiters.beyond(reward, limit), data.valid, masked.share(data.valid))
         metrics["limiters/reward/active"] = sharding.mean(active)
     reward = limiters.clip(reward, limit)
     if data.time_out is not None and data.value is not None:
-        # In the unit of the values, which learn from rewards as they are here.
+        # Brax scales the bootstrap with the reward. Normalised rewards already have the unit of the values.
         scale = 1.0 if config.normalize_rewards else config.reward_scaling
         credit = config.discounting * scale * data.time_out * data.value
         reward += jnp.where(data.time_out > 0, credit, 0.0)
@@ -72,10 +74,10 @@ def shape(
 
 
 def _discounted(data: Collected, running: jax.Array, discount: float) -> tuple[jax.Array, jax.Array]:
-    """The discounted sum of rewards up to every step of its episode, `[rows, T]`, and where each environment stands.
+    """The discounted return of each episode up to every step, `[rows, T]`, and up to the last step, `[num_envs]`.
 
-    Rows are unrolls of all environments one after another, so a row continues where the one `num_envs` before
-    it ended. A sample that was left out pays nothing.
+    Rows hold the unrolls of all environments, one unroll after another. So row `i` continues row `i - num_envs`.
+    Invalid samples have reward 0.
     """
     ended = jnp.maximum(data.termination, data.truncation)
 
@@ -84,8 +86,8 @@ def _discounted(data: Collected, running: jax.Array, discount: float) -> tuple[j
         split = jnp.reshape(x, (-1, running.shape[0], x.shape[1]))
         return jnp.reshape(jnp.swapaxes(split, 1, 2), (-1, running.shape[0]))
 
-    def step(carry: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        reward, end = now
+    def step(carry: jax.Array, sample: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, end = sample
         total = discount * carry + reward
         return jnp.where(end > 0, 0.0, total), total
 

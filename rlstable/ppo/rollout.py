@@ -1,4 +1,4 @@
-"""Collecting experience: the policy and the environment take turns. Nothing here crosses devices."""
+"""Collects experience: policy and environment alternate. Each device collects alone, without communication."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from rlstable.config import Config
 from rlstable.device import sharding
+from rlstable.device.packed import PackedRows
+from rlstable.device.trees import EnvState
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, initial_states
 from rlstable.ppo.networks import Networks
@@ -22,13 +24,13 @@ class Step(NamedTuple):
     """Result of one step of a vectorised training environment.
 
     Attributes:
-        state: Brax-like state, batched; what is bad or over has been replaced.
-        valid: bool `[B]`, or None where nothing is judged.
-        guard_state: Of the env site's guards.
-        incident: The first bad environment so far; None where none is caught.
+        state: Batched state, with finished and bad environments already reset.
+        valid: Whether the sample is usable, bool `[B]`; None without env guards.
+        guard_state: States of the env site's guards, by name.
+        incident: Record of the first bad environment so far; None without capture.
     """
 
-    state: Any
+    state: EnvState
     valid: jax.Array | None
     guard_state: dict[str, GuardState]
     incident: Slot | None = None
@@ -43,16 +45,16 @@ class TrainingEnv(Protocol):
 
     def step(
         self,
-        state: Any,
+        state: EnvState,
         action: jax.Array,
-        pool: Any,
+        pool: PackedRows | None,
         key: jax.Array,
         guard_state: dict[str, GuardState],
         incident: Slot | None = None,
     ) -> Step:
-        """One environment step for every environment of this device."""
+        """Steps every environment of this device once."""
 
-    def empty_slot(self, state: Any, action_size: int, devices: int) -> Slot:
+    def empty_slot(self, state: EnvState, action_size: int, devices: int) -> Slot:
         """Empty slots for the first bad environment of every device."""
 
 
@@ -60,15 +62,15 @@ class Rollout(NamedTuple):
     """One iteration's experience and the environments after it.
 
     Attributes:
-        env_state: Environments after it.
-        guard_state: Env guards after it.
-        data: `[rows, T]` on this device.
-        metrics: float32 scalars; sums over devices are taken.
-        episodes: int32, finished episodes on all devices.
-        incident: The first bad environment so far; None where none is caught.
+        env_state: Environments after the last step.
+        guard_state: States of the env guards after the last step, by name.
+        data: Experience of this device, `[rows, T]`.
+        metrics: float32 scalars over all devices, by name.
+        episodes: Finished episodes on all devices, int32.
+        incident: Record of the first bad environment so far; None without capture.
     """
 
-    env_state: Any
+    env_state: EnvState
     guard_state: dict[str, GuardState]
     data: Collected
     metrics: dict[str, jax.Array]
@@ -80,21 +82,21 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     """Runs every environment for as many unrolls as one iteration needs.
 
     Args:
-        state: Parameters, normaliser and environments before.
-        key: This device's random key.
-        env: The environments.
-        networks: The networks.
-        config: Hyperparameters.
+        state: Training state before the iteration.
+        key: Random key of this device.
+        env: Vectorised environments.
+        networks: Policy and value networks.
+        config: The whole configuration.
     """
     ppo = config.ppo
-    keeps_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
+    needs_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
 
-    def act_and_step(carry: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
-        (env_state, guard_state, incident), (key, noise) = carry, drawn
+    def act_and_step(carry: Any, random: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        (env_state, guard_state, incident), (key, noise) = carry, random
         observation = networks.select(env_state.obs)
         distribution, _activity = networks.distribution(state.params, state.normalizer, observation)
         raw = distribution.sample(noise)
-        value = networks.value(state.params, state.normalizer, observation) if keeps_value else None
+        value = networks.value(state.params, state.normalizer, observation) if needs_value else None
         step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state, incident)
         info = step.state.info
         sample = {
@@ -109,20 +111,20 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "valid": step.valid,
             "time_out": info["time_out"] if ppo.bootstrap_on_timeout else None,
         }
-        watched = (step.state.reward, info["episode_done"], info["episode_metrics"])
-        return (step.state, step.guard_state, step.incident), (sample, watched)
+        episode_info = (step.state.reward, info["episode_done"], info["episode_metrics"])
+        return (step.state, step.guard_state, step.incident), (sample, episode_info)
 
     def unroll(carry: Any, _: None) -> tuple[Any, Any]:
         env_state, guard_state, incident, key = carry
         key, next_key = jax.random.split(key)
-        # Brax's keys, but all steps' noise at once: a step's alone takes longer than what the networks compute for it.
-        keys = _chain(key, ppo.unroll_length)
+        # The same keys as Brax. Noise for all steps is drawn at once: drawing per step takes longer than the networks.
+        keys = _step_keys(key, ppo.unroll_length)
         noise = jax.vmap(lambda key: jax.random.normal(key, (env_state.reward.shape[0], networks.action_size)))(keys)
-        (env_state, guard_state, incident), (samples, watched) = jax.lax.scan(
+        (env_state, guard_state, incident), (samples, episode_info) = jax.lax.scan(
             act_and_step, (env_state, guard_state, incident), (keys, noise)
         )
         data = Collected(**samples, bootstrap_observation=networks.select(env_state.obs))
-        return (env_state, guard_state, incident, next_key), (data, watched)
+        return (env_state, guard_state, incident, next_key), (data, episode_info)
 
     start = (state.env_state, initial_states(env.guards, state.guard_memory), state.incident, key)
     (env_state, guard_state, incident, _), (data, (reward, done, totals)) = jax.lax.scan(
@@ -135,14 +137,14 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     return Rollout(env_state, guard_state, data, metrics, episodes, incident)
 
 
-def _chain(key: jax.Array, length: int) -> jax.Array:
-    """Keys `[length]`, each split off from what the one before left."""
+def _step_keys(key: jax.Array, length: int) -> jax.Array:
+    """One key per step, `[length]`: each step splits the key that the previous step left, as in Brax."""
 
-    def link(key: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        own, following = jax.random.split(key)
-        return following, own
+    def split(key: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        step_key, next_key = jax.random.split(key)
+        return next_key, step_key
 
-    return jax.lax.scan(link, key, None, length=length)[1]
+    return jax.lax.scan(split, key, None, length=length)[1]
 
 
 def _merge(x: jax.Array) -> jax.Array:
@@ -156,13 +158,13 @@ def _episode_metrics(
     totals: dict[str, jax.Array],
     valid: masked.Mask,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Means over the episodes that finished in this iteration, NaN where none did.
+    """Mean metrics of the episodes that finished in this iteration, NaN without any, and their number.
 
     Args:
-        raw_reward: Unscaled, `[unrolls, T, envs]`.
-        episode_done: 1.0 where an episode ended, same shape.
-        totals: The episode's sums, a dictionary of the same shape.
-        valid: Mask of the samples, `[rows, T]`, or None.
+        raw_reward: Unscaled reward, `[unrolls, T, envs]`.
+        episode_done: 1.0 where an episode ended, `[unrolls, T, envs]`.
+        totals: Sums over the episode so far by metric, `[unrolls, T, envs]` each.
+        valid: Mask of the samples, `[rows, T]`; None if all are valid.
     """
     finished = episode_done > 0
     if valid is not None:

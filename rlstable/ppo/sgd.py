@@ -1,10 +1,10 @@
-"""The SGD epochs of an iteration: shuffle, then for each minibatch gradient, candidate, update guards, select."""
+"""The SGD epochs of an iteration: shuffle, then gradient, candidate, update guards and select for each minibatch."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import optax
 from rlstable.config import Config
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
+from rlstable.device.trees import PyTree
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.update import UpdateContext
@@ -29,58 +30,59 @@ Gradient = Callable[[Params, Statistics, Minibatch, jax.Array | None, Tuning], t
 
 
 class SGDState(NamedTuple):
-    """Parameters and metrics of SGD so far.
+    """Parameters, optimizer state and metrics after some minibatches.
 
     Attributes:
-        params: Network parameters, as a vector where `ParamFlattener` joins them.
-        opt_state: Optimizer state, moments likewise.
+        params: Network parameters; one vector if `ParamFlattener` joins them.
+        opt_state: Optimizer state; its moments are vectors if the parameters are.
         sums: Metrics, summed over accepted minibatches.
-        accepted: int32, number of accepted minibatches.
+        accepted: Number of accepted minibatches, int32.
     """
 
-    params: Any
-    opt_state: Any
+    params: PyTree
+    opt_state: PyTree
     sums: PackedDict
     accepted: jax.Array
 
 
 class SGDCarry(NamedTuple):
-    """State that one minibatch hands to the next.
+    """Carry of the loop over minibatches.
 
     Attributes:
-        progress: Parameters and metrics so far.
-        tuning: Numbers that a rejected update does not put back.
-        guard_state: By guard.
+        progress: Parameters, optimizer state and metrics so far.
+        tuning: Traced numbers that schedules and limiters change. A rejected update does not reset them.
+        guard_state: States of the guards, by name.
         key: Random key of the next epoch.
-        passed_over: int32, minibatches since the policy moved too far; None without the KL limiter.
+        skipped: Minibatches without an update since the policy moved too far, int32; None without the KL limiter.
     """
 
     progress: SGDState
     tuning: Tuning
     guard_state: dict[str, GuardState]
     key: jax.Array
-    passed_over: jax.Array | None
+    skipped: jax.Array | None
 
 
-class _Step(NamedTuple):
-    """One candidate update before its verdict.
+class _Proposal(NamedTuple):
+    """One candidate update before the guards judge it.
 
     Attributes:
         candidate: New parameters and optimizer state.
-        gradient_norm: Over all layers.
+        gradient_norm: Global norm of the gradient.
         rates: Learning rates of the candidate.
-        tuning: After the loss scale and the adaptive rate have seen the minibatch.
-        learnable: Whether the minibatch has valid samples and, in float16, finite gradients.
-        excused: Whether a rejection is no sign of trouble: guards neither count nor remember it.
-        metrics: Of the loss.
+        tuning: Tuning after the loss scale and the adaptive rate were updated by this minibatch.
+        usable: Whether the minibatch has valid samples and, in float16, finite gradients.
+        expected_rejection: Whether the update is rejected in normal operation. Guards then neither count a trip nor
+            update their memory.
+        metrics: Metrics of the loss.
     """
 
     candidate: Candidate
     gradient_norm: jax.Array
     rates: Rates
     tuning: Tuning
-    learnable: Mask
-    excused: Mask
+    usable: Mask
+    expected_rejection: Mask
     metrics: dict[str, jax.Array]
 
 
@@ -90,11 +92,11 @@ class SGD:
 
     Attributes:
         config: The whole configuration.
-        optimizer: From gradients to candidates.
-        precision: For its loss scale.
-        guards: Of the update site, by name.
-        gradient: Gradient of the loss on a minibatch over all devices, and its metrics.
-        flattener: Joins small networks into one vector while SGD runs.
+        optimizer: Turns gradients into candidate updates.
+        precision: Precision level; SGD reads its loss scale.
+        guards: Guards of the update site, by name.
+        gradient: Computes the gradient of the loss on a minibatch over all devices, and metrics of the loss.
+        flattener: Joins the parameters of small networks into one vector while SGD runs.
     """
 
     config: Config
@@ -106,17 +108,17 @@ class SGD:
 
     def start(self, state: TrainState) -> SGDState:
         """Parameters and optimizer state before the first minibatch."""
-        none = jnp.zeros((), jnp.int32)
+        zero = jnp.zeros((), jnp.int32)
         flat = self.flattener
-        return SGDState(flat.join(state.params), flat.join_in(state.opt_state), PackedDict.of({}), none)
+        return SGDState(flat.join(state.params), flat.join_subtrees(state.opt_state), PackedDict.of({}), zero)
 
     def params(self, progress: SGDState) -> Params:
         """The network parameters by layer."""
         return self.flattener.split(progress.params)
 
-    def opt_state(self, progress: SGDState, like: Any) -> Any:
-        """The optimizer state by layer; `like` is the one before SGD."""
-        return self.flattener.split_in(progress.opt_state, like)
+    def opt_state(self, progress: SGDState, like: PyTree) -> PyTree:
+        """The optimizer state by layer; `like` is the optimizer state before SGD."""
+        return self.flattener.split_subtrees(progress.opt_state, like)
 
     def run(
         self,
@@ -126,11 +128,13 @@ class SGD:
         guard_state: dict[str, GuardState],
         key: jax.Array,
     ) -> SGDCarry:
-        """All epochs over one batch. Their number is traced, so 0 epochs measure collecting without another program."""
-        none = jnp.zeros((), jnp.int32)
-        passed_over = None if self.config.guards.limiters.kl is None else none
-        carry = SGDCarry(self.start(state), state.tuning, guard_state, key, passed_over)
-        # Traced once, for the shapes of its metrics and for the loop.
+        """Runs all epochs over one batch.
+
+        The number of epochs is traced: with 0 epochs the same program only collects experience.
+        """
+        skipped = None if self.config.guards.limiters.kl is None else jnp.zeros((), jnp.int32)
+        carry = SGDCarry(self.start(state), state.tuning, guard_state, key, skipped)
+        # With `jax.jit` JAX traces the gradient once, for `eval_shape` and for the loop.
         gradient = jax.jit(lambda *args: self.gradient(*args), inline=True)
         traced_once = dataclasses.replace(self, gradient=gradient)
         rows = batch.collected.log_prob.shape[0] // self.config.ppo.num_minibatches
@@ -139,65 +143,75 @@ class SGD:
             return traced_once.step(statistics, state.counters, carry, minibatch)
 
         def metrics() -> PackedDict:
-            sample = Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key)
-            return step(carry, sample).progress.sums
+            first = Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key)
+            return step(carry, first).progress.sums
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(metrics))
         carry = carry._replace(progress=carry.progress._replace(sums=sums))
         carry, _ = jax.lax.fori_loop(
             0,
             state.tuning.epochs,
-            lambda _, carried: self._epoch(carried[0], carried[1], batch, step),
-            (carry, None if passed_over is None else carry.progress),
+            lambda _, loop: self._epoch(loop[0], loop[1], batch, step),
+            (carry, None if skipped is None else carry.progress),
         )
         return carry
 
     def _epoch(
         self,
         carry: SGDCarry,
-        proven: SGDState | None,
+        fallback: SGDState | None,
         batch: Batch,
         step: Callable[[SGDCarry, Minibatch], SGDCarry],
     ) -> tuple[SGDCarry, SGDState | None]:
-        """Shuffles this device's unrolls and takes one step per minibatch; `proven` is what to go back to."""
+        """Shuffles this device's unrolls and takes one step per minibatch.
+
+        Args:
+            carry: State before the epoch.
+            fallback: State to return to if the policy moves too far in this epoch; None without the KL limiter.
+            batch: This device's data.
+            step: Takes one SGD step.
+
+        Returns:
+            The carry after the epoch, and the fallback of the next epoch.
+        """
         key, key_shuffle, key_loss = jax.random.split(carry.key, 3)
         order = jax.random.permutation(key_shuffle, batch.collected.log_prob.shape[0])
 
-        def scanned(carried: tuple[SGDCarry, jax.Array], rows: jax.Array) -> tuple[tuple[SGDCarry, jax.Array], None]:
-            carry, key = carried
+        def take_rows(loop: tuple[SGDCarry, jax.Array], rows: jax.Array) -> tuple[tuple[SGDCarry, jax.Array], None]:
+            carry, key = loop
             key, key_noise = jax.random.split(key)
             minibatch = Minibatch.of(jax.tree.map(lambda x: x[rows], batch), key_noise)
             return (step(carry, minibatch), key), None
 
-        # Row numbers are shuffled, not the data, so there is no second copy of the batch.
+        # Shuffling row numbers instead of data avoids a second copy of the batch.
         minibatches = jnp.reshape(order, (self.config.ppo.num_minibatches, -1))
-        (after, _), _ = jax.lax.scan(scanned, (carry, key_loss), minibatches)
-        progress, proven = kl_limiter.settle(after.passed_over, carry.progress, proven, after.progress)
-        return after._replace(progress=progress, key=key), proven
+        (after, _), _ = jax.lax.scan(take_rows, (carry, key_loss), minibatches)
+        progress, fallback = kl_limiter.close_epoch(after.skipped, carry.progress, fallback, after.progress)
+        return after._replace(progress=progress, key=key), fallback
 
     def step(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> SGDCarry:
-        """One candidate update and the verdict on it."""
+        """Computes one candidate update, and applies it if no guard and no limiter rejects it."""
         progress = carry.progress
-        proposed = self._propose(statistics, counters, carry, minibatch)
-        candidate, metrics, excused = proposed.candidate, proposed.metrics, proposed.excused
+        proposal = self._propose(statistics, counters, carry, minibatch)
+        candidate, metrics, expected_rejection = proposal.candidate, proposal.metrics, proposal.expected_rejection
         context = UpdateContext(
             (candidate.params, candidate.opt_state),
-            proposed.gradient_norm,
+            proposal.gradient_norm,
             candidate.update_norm,
             candidate.parameter_norm,
         )
         (new_params, new_opt), ok, guard_state = fold(self.guards, context, carry.guard_state)
-        ok = proposed.learnable if ok is True else ok & proposed.learnable
-        limit = kl_limiter.limit(self.config, proposed.tuning)
-        updating, passed_over, tuning = kl_limiter.check(carry.passed_over, metrics, proposed.tuning, limit)
+        ok = proposal.usable if ok is True else ok & proposal.usable
+        limit = kl_limiter.limit(self.config, proposal.tuning)
+        updating, skipped, tuning = kl_limiter.check(carry.skipped, metrics, proposal.tuning, limit)
         if updating is not True:
-            # If a distance is not even a number, a guard may be able to say why.
-            unknown = kl_limiter.still_updating(carry.passed_over) & jnp.isnan(metrics["training/policy_distance"])
-            excused |= ~updating & ~unknown
+            # If the distance is NaN, guards must see the update: one of them may know the cause.
+            is_nan = kl_limiter.still_updating(carry.skipped) & jnp.isnan(metrics["training/policy_distance"])
+            expected_rejection |= ~updating & ~is_nan
             ok = updating if ok is True else ok & updating
-        if excused is not False:
-            guard_state = select(jnp.logical_not(excused), guard_state, carry.guard_state)
-        metrics |= self._metrics(proposed, tuning)
+        if expected_rejection is not False:
+            guard_state = select(jnp.logical_not(expected_rejection), guard_state, carry.guard_state)
+        metrics |= self._metrics(proposal, tuning)
         params, opt_state = select(ok, (new_params, new_opt), (progress.params, progress.opt_state))
         progress = SGDState(
             params,
@@ -205,47 +219,48 @@ class SGD:
             sums=_add_where(ok, PackedDict.of(metrics), progress.sums),
             accepted=progress.accepted + jnp.asarray(1 if ok is True else ok, jnp.int32),
         )
-        return SGDCarry(progress, tuning, guard_state, carry.key, passed_over)
+        return SGDCarry(progress, tuning, guard_state, carry.key, skipped)
 
-    def _propose(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> _Step:
-        """The candidate update of a minibatch, and the tuning after the minibatch."""
+    def _propose(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> _Proposal:
+        """Computes the candidate update of a minibatch, and the tuning after the minibatch."""
         tuning, valid = carry.tuning, minibatch.collected.valid
-        by_layer, metrics = self.gradient(
+        gradients, metrics = self.gradient(
             self.params(carry.progress), statistics, minibatch, masked.share(valid), tuning
         )
-        if self.optimizer.separate:
-            # The moments of a held policy must not gather what the policy would leap by afterwards.
+        if self.optimizer.separate_rates:
+            # While the policy is held, Adam's moments must not accumulate gradients: the first step after the hold
+            # would be too long.
             held = tuning.policy_hold > 0
-            by_layer = {**by_layer, "policy": jax.tree.map(lambda g: jnp.where(held, 0.0, g), by_layer["policy"])}
-        gradients = self.flattener.join(by_layer)
-        norm = optax.global_norm(gradients)
+            gradients = {**gradients, "policy": jax.tree.map(lambda g: jnp.where(held, 0.0, g), gradients["policy"])}
+        flat_gradients = self.flattener.join(gradients)
+        norm = optax.global_norm(flat_gradients)
 
-        learnable: Mask = True if valid is None else masked.some(valid)
-        excused: Mask = False
-        updating = kl_limiter.still_updating(carry.passed_over)
+        usable: Mask = True if valid is None else masked.any_valid(valid)
+        expected_rejection: Mask = False
+        updating = kl_limiter.still_updating(carry.skipped)
         if self.precision.loss_scale is not None:
             finite = jnp.isfinite(norm)
-            learnable &= finite
-            excused = ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
+            usable &= finite
+            expected_rejection = ~finite & (tuning.loss_scale > self.precision.loss_scale.floor)
             tuning = select(updating, adapt_loss_scale(tuning, finite, self.precision.loss_scale), tuning)
         if self.config.ppo.learning_rate_schedule == "adaptive_kl":
             adapted = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
             tuning = select(updating, adapted, tuning)
-        # Progress at the iteration's end: a warm-up must not spend its first iteration at a rate of zero.
-        reached = counters.env_steps + self.config.env_steps_per_iteration
-        rates = self.optimizer.rates(tuning, lambda: reached.progress(self.config.total_steps))
+        # Schedules use the steps at the iteration's end: the first iteration of a warm-up must not have rate 0.
+        env_steps = counters.env_steps + self.config.env_steps_per_iteration
+        rates = self.optimizer.rates(tuning, lambda: env_steps.progress(self.config.total_steps))
         clip_scale = tuning.clip_scale if self.config.tightens else None
         before = carry.progress
         candidate = self.optimizer.candidate(
-            gradients, norm, before.opt_state, before.params, rates, clip_scale, self.flattener
+            flat_gradients, norm, before.opt_state, before.params, rates, clip_scale, self.flattener
         )
-        return _Step(candidate, norm, rates, tuning, learnable, excused, metrics)
+        return _Proposal(candidate, norm, rates, tuning, usable, expected_rejection, metrics)
 
-    def _metrics(self, proposed: _Step, tuning: Tuning) -> dict[str, jax.Array]:
-        """Metrics of a step besides those of the loss."""
-        candidate, rates = proposed.candidate, proposed.rates
+    def _metrics(self, proposal: _Proposal, tuning: Tuning) -> dict[str, jax.Array]:
+        """Metrics of the gradient, the optimizer and its limiters."""
+        candidate, rates = proposal.candidate, proposal.rates
         metrics = {
-            "training/grad_norm": proposed.gradient_norm,
+            "training/grad_norm": proposal.gradient_norm,
             "training/update_norm": candidate.update_norm,
             "training/learning_rate": rates.policy,
         }
@@ -258,7 +273,7 @@ class SGD:
 
 
 def _add_where(ok: Mask, metrics: PackedDict, sums: PackedDict) -> PackedDict:
-    """Adds the metrics of an accepted minibatch; metrics of a rejected one may be NaN."""
+    """Adds the metrics of an accepted minibatch; the metrics of a rejected minibatch may be NaN."""
     if not sums:
         return metrics
     return dataclasses.replace(sums, whole=sums.whole + select(ok, metrics.whole, jnp.zeros_like(metrics.whole)))

@@ -1,4 +1,4 @@
-"""The training state: everything an iteration takes and returns."""
+"""The training state: the input and output of an iteration."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import jax
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict, PackedRows
+from rlstable.device.trees import EnvState, Params, PyTree
 from rlstable.ppo.normalizer import Statistics
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Everything that counts; none of it wraps.
+    """Counters of a run; none of them overflows.
 
     Attributes:
         env_steps: Environment steps over all devices, action repeat included.
         iterations: Calls of `iteration`.
-        updates: Minibatch updates that were accepted.
-        episodes: Finished episodes, quarantined ones not among them.
-        trips: By guard, a counter with one entry per cause, behind one WideCounter.
+        updates: Accepted minibatch updates.
+        episodes: Finished episodes, without quarantined ones.
+        trips: Guard trips by guard, one entry per cause, packed into one WideCounter.
     """
 
     env_steps: WideCounter
@@ -33,7 +34,7 @@ class Counters:
     trips: PackedDict
 
     def after(self, env_steps: int, updates: jax.Array, episodes: jax.Array, trips: PackedDict) -> Counters:
-        """The counters after one iteration with so many steps, accepted updates, episodes and trips."""
+        """The counters after one more iteration."""
         return Counters(
             env_steps=self.env_steps + env_steps,
             iterations=self.iterations + 1,
@@ -46,22 +47,22 @@ class Counters:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """The few numbers that schedules and remedies move: traced, so that a change compiles nothing.
+    """Numbers that schedules, limiters and remedies change during a run.
 
-    A rejected update does not put them back.
+    They are traced, so a change needs no compilation. A rejected update does not reset them.
 
     Attributes:
-        learning_rate: The adaptive-KL rate; with another schedule the base rate.
-        learning_rate_scale: A factor on whatever the schedule says.
-        step_scale: A factor on the policy's rate, below 1 after its steps overshot `guards.limiters.kl`. The critic's
-            rate follows it down to `optimizer.CRITIC_RATE` and no further.
-        policy_rate_scale: A factor on the policy's rate alone; remedies lower it.
-        critic_rate_scale: A factor on the critic's rate alone; remedies raise it.
-        policy_hold: int32, iterations left in which only the critic learns.
-        clip_scale: A factor on the bounds of ratio, value, gradient and update; read where a remedy may tighten them.
+        learning_rate: Rate of the `adaptive_kl` schedule; the base rate of any other schedule.
+        learning_rate_scale: Factor on the scheduled rate.
+        step_scale: Factor on the policy's rate, below 1 after the policy overshot `guards.limiters.kl`. The critic's
+            rate follows this factor, but not below `optimizer.CRITIC_RATE`.
+        policy_rate_scale: Factor on the policy's rate only; remedies lower it.
+        critic_rate_scale: Factor on the critic's rate only; remedies raise it.
+        policy_hold: Remaining iterations in which only the critic learns, int32.
+        clip_scale: Factor on the bounds of ratio, value, gradient and update. Used only if a remedy may tighten bounds.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
-        good_steps: int32, minibatches with finite gradients since the loss scale changed.
-        epochs: int32, passes over the batch; 0 collects experience and learns nothing.
+        good_steps: Minibatches with finite gradients since the loss scale changed, int32.
+        epochs: Passes over the batch, int32; with 0 an iteration only collects experience.
     """
 
     learning_rate: jax.Array
@@ -82,12 +83,13 @@ class Slot:
     """Record of the first bad environment, one slot per device; `envs.capture` fills it.
 
     Attributes:
-        taken: bool `[devices]`, whether anything is in it; what is taken stays as it is.
-        clock: int32 `[devices]`, environment steps since the iteration began, repeats of an action counted; 0 after it.
-        record: `[devices]`, the environment before and after its step, the action, and why it is bad.
+        taken: Whether the slot holds a record, bool `[devices]`. A taken slot is never overwritten.
+        clock: Environment steps since the iteration began, int32 `[devices]`, action repeats included; 0 between
+            iterations.
+        record: The environment before and after its step, the action, and the causes, `[devices]`.
     """
 
-    taken: Any
+    taken: Any  # a NumPy array on the host
     clock: Any
     record: PackedRows
 
@@ -98,27 +100,28 @@ class TrainState:
     """The whole state of training on the devices.
 
     Attributes:
-        params: `{"policy", "value"}`, float32.
-        opt_state: The optimizer's, float32.
+        params: Network parameters `{"policy", "value"}`, float32.
+        opt_state: Optimizer state, float32.
         normalizer: Observation statistics.
         env_state: Environments, split over devices by their leading axis.
-        reset_pool: Clean first states to draw from, `packed.Rows`, split over devices; None where nothing draws.
-        guard_memory: What guards remember from iteration to iteration, by name.
-        tuning: Numbers that schedules and remedies move.
+        reset_pool: Clean first states to draw from, split over devices; None if no environment draws.
+        guard_memory: Memories of the guards between iterations, by name.
+        tuning: Numbers that schedules, limiters and remedies change.
         key: Random key, the same on every device.
-        counters: What counts.
-        return_statistics: Of discounted returns, which rewards are divided by; None where they are not.
-        running_return: The discounted return of every environment so far, split over devices; None likewise.
-        fault: What `rlstable.faults` injects, as data; None where nothing is.
-        incident: The first bad environment of every device, split over devices; None where none is caught.
+        counters: Counters of the run.
+        return_statistics: Statistics of discounted returns; None without `ppo.normalize_rewards`.
+        running_return: Discounted return of every environment so far, split over devices; None without
+            `ppo.normalize_rewards`.
+        fault: Fault to inject (`rlstable.faults.Fault`); None for no fault.
+        incident: Record of the first bad environment of every device, split over devices; None without capture.
     """
 
-    params: Any
-    opt_state: Any
+    params: Params
+    opt_state: PyTree
     normalizer: Statistics
-    env_state: Any
-    reset_pool: Any
-    guard_memory: dict[str, Any]
+    env_state: EnvState
+    reset_pool: PackedRows | None
+    guard_memory: dict[str, PyTree]
     tuning: Tuning
     key: jax.Array
     counters: Counters
@@ -128,7 +131,7 @@ class TrainState:
     incident: Slot | None = None
 
 
-# How a training state lies on the devices: environments are split, everything else is the same on all.
+# Placement of the training state on devices: environments are split, all other fields are replicated.
 _placement: dict[str, Any] = dict.fromkeys(
     (field.name for field in dataclasses.fields(TrainState)), sharding.REPLICATED
 )
@@ -142,9 +145,9 @@ class Metrics(NamedTuple):
     Attributes:
         values: float32 scalars by name.
         trips: int32 `[causes]` of this iteration by guard.
-        counters: A copy, since the state is donated to the next iteration.
-        healthy: Verdict of the state site.
-        exhausted: Whether its patience has ended, by state guard.
+        counters: Copy of the counters; the next iteration reuses the memory of the state.
+        healthy: Whether every guard of the state site accepted the new state.
+        exhausted: Whether the patience of a state guard is exhausted, by guard.
     """
 
     values: PackedDict

@@ -1,1 +1,1 @@
-"""Episodes to look at: films, and a page to turn them about in."""
+"""Shows episodes of a policy: mp4 films, and an interactive 3D page."""

@@ -1,6 +1,6 @@
-"""The command: `python -m rlstable.render run=runs/...`, episodes of a trained policy to look at.
+"""The command `python -m rlstable.render run=runs/...`: draws episodes of a trained policy.
 
-It exits with 0 where everything was drawn, and 2 for a mistake.
+Exit code 0 means that everything was drawn, 2 means a user error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _Side = Annotated[Integer, Field(ge=64, le=4096, multiple_of=2)]
 
 
 class RenderOptions(PlayOptions):
-    """Arguments: the policy, and how its episodes are drawn."""
+    """Arguments of the command: the policy, the episodes and the output."""
 
     episodes: Count = Field(10, description="how many are played; the best, the median and the worst are drawn")
     format: Literal["both", "mp4", "html"] = Field(
-        "both", description="both; mp4, a film of each episode; html, a page to turn them about in"
+        "both", description="both; mp4, a film of each episode; html, an interactive 3D page"
     )
     out: Path | None = Field(None, description="folder to write to, null for <run>/episodes")
     width: _Side = Field(640, description="of a film, in pixels, even")
@@ -42,7 +42,7 @@ class RenderOptions(PlayOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Plays, draws, says where, and exits."""
+    """Plays and draws episodes, and prints the paths of the files."""
     parser = command.key_parser(
         "render", "Draws the best, the median and the worst of some episodes.", RenderOptions, _EPILOG
     )
@@ -57,10 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def draw(options: RenderOptions) -> list[dict[str, Any]]:
-    """Plays and draws.
+    """Plays and draws episodes.
 
     Returns:
-        What was written: `file`, `episode`, and its `return`, `steps`, whether it was `aborted`; a page has all.
+        One entry per written file. A film has `file`, `episode`, `return`, `steps` and `aborted`; the page has `file`
+        and `episodes`, a list of the same facts.
 
     Raises:
         ConfigError: As for `record` and `write_film`, or the folder cannot be written.
@@ -74,32 +75,30 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
     if films:
         from rlstable.render.film import require_ffmpeg
 
-        require_ffmpeg()  # before anything is played
+        require_ffmpeg()  # fails before any episode is played
     from rlstable.render.page import page
     from rlstable.render.recording import record
 
-    command.note(
-        f"playing {options.episodes:,} episodes of the {run.checkpoint}; what has to be compiled takes a while"
-    )
-    reel = record(run, options.episodes, options.deterministic, options.backend, options.seed)
+    command.note(f"playing {options.episodes:,} episodes of the {run.checkpoint}; compilation takes a while")
+    recorded = record(run, options.episodes, options.deterministic, options.backend, options.seed)
     folder = options.out or options.run / "episodes"
     about = [
         {"episode": one.name, "return": one.total, "steps": len(one.rewards), "aborted": one.aborted}
-        for one in reel.recordings
+        for one in recorded.recordings
     ]
     written: list[dict[str, Any]] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if pages:
-            write_atomically(folder / "episodes.html", page(reel))
+            write_atomically(folder / "episodes.html", page(recorded))
             written.append({"file": str(folder / "episodes.html"), "episodes": about})
         if films:
             from rlstable.render.film import write_film
 
-            for recording, facts in zip(reel.recordings, about, strict=True):
+            for recording, facts in zip(recorded.recordings, about, strict=True):
                 command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
                 path = folder / f"{recording.name}.mp4"
-                write_film(reel, recording, path, options.width, options.height)
+                write_film(recorded, recording, path, options.width, options.height)
                 written.append({"file": str(path), **facts})
     except OSError as error:
         raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error
@@ -107,11 +106,11 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
 
 
 def show(written: Sequence[dict[str, Any]]) -> None:
-    """Says what is where, for people."""
+    """Prints path and returns of every written file."""
     for entry in written:
-        told = entry.get("episodes") or [entry]
+        episodes = entry.get("episodes") or [entry]
         returns = ", ".join(
-            f"{one['episode']} {one['return']:,.1f}" + (" (aborted)" if one["aborted"] else "") for one in told
+            f"{one['episode']} {one['return']:,.1f}" + (" (aborted)" if one["aborted"] else "") for one in episodes
         )
         print(f"{entry['file']}: {returns}")
 

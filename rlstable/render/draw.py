@@ -1,4 +1,4 @@
-"""The process that draws a film: `python -m rlstable.render.draw <folder>`, called by `film`."""
+"""Draws a film in a separate process: `python -m rlstable.render.draw <folder>`, called by `film`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INK, _FAINT, _LINE, _BAD = (255, 255, 255), (200, 208, 218), (110, 190, 255), (
 
 
 def main(folder: Path) -> None:
-    """Draws what is in the folder into `film.mp4` there."""
+    """Draws the model and the episode in a folder, and writes `film.mp4` there."""
     model = mujoco.MjModel.from_binary_path(str(folder / "model.mjb"))
     with np.load(folder / "episode.npz") as episode:
         size = tuple(int(side) for side in episode["size"])
@@ -39,16 +39,16 @@ def main(folder: Path) -> None:
 
 
 def _encode(step: Callable[..., Any], *args: Any) -> None:
-    """A step of encoding; where it fails the exit code says that it was not OpenGL."""
+    """Runs a step of encoding. Exits with `EX_IOERR` on an error, so that `film` knows that OpenGL works."""
     try:
         step(*args)
-    except Exception as error:  # of what calls ffmpeg, whose answers it reads
+    except Exception as error:  # imageio-ffmpeg raises errors of several types
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(os.EX_IOERR)
 
 
 def frames(model: Any, episode: dict[str, Any], width: int, height: int) -> Iterator[np.ndarray]:
-    """The pictures of an episode in real time, the last one held for a second, `[height, width, 3]` each."""
+    """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second."""
     positions, rewards, seconds = episode["positions"], episode["rewards"], float(episode["seconds"])
     model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
     model.vis.global_.offheight = max(model.vis.global_.offheight, height)
@@ -62,14 +62,14 @@ def frames(model: Any, episode: dict[str, Any], width: int, height: int) -> Iter
             data.qpos[:] = positions[step]
             mujoco.mj_forward(model, data)
             renderer.update_scene(data, camera)
-            frame = overlay.over(renderer.render(), int(step))
+            frame = overlay.draw(renderer.render(), int(step))
             yield frame
         for _ in range(_FRAMES_PER_SECOND):
             yield frame
 
 
 def _camera(model: Any) -> Any:
-    """One that follows what goes away, and else stands where MuJoCo's own stands."""
+    """A camera that follows a body that travels, else MuJoCo's default camera."""
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
     if (body := followed_body(model)) is not None:
@@ -80,37 +80,37 @@ def _camera(model: Any) -> Any:
 
 
 class Overlay:
-    """Overlay of the pictures: present numbers, and the rewards so far.
+    """Overlay of the frames: title, time, reward, return, and a plot of the rewards so far.
 
     Args:
-        title: Of the episode.
-        rewards: Of every action, `[T]`.
+        title: Title of the episode.
+        rewards: Reward of every action, `[T]`.
         seconds: Simulated time per action.
         aborted: Whether a guard tripped at the end.
-        width: Of the picture, in pixels.
-        height: Of the picture.
+        width: Width of a frame, in pixels.
+        height: Height of a frame, in pixels.
     """
 
     def __init__(self, title: str, rewards: np.ndarray, seconds: float, aborted: bool, width: int, height: int):
         self._title, self._seconds, self._aborted = title, seconds, aborted
         self._rewards, self._sums = rewards, np.concatenate([[0.0], np.cumsum(rewards)])
         self._size = (width, height)
-        self._letters = max(11, height // 34)
-        self._font = ImageFont.load_default(self._letters)
+        self._font_size = max(11, height // 34)
+        self._font = ImageFont.load_default(self._font_size)
 
-    def over(self, picture: np.ndarray, step: int) -> np.ndarray:
-        """The picture of a step with its numbers."""
-        image = Image.fromarray(picture)
+    def draw(self, frame: np.ndarray, step: int) -> np.ndarray:
+        """The frame of a step with the overlay."""
+        image = Image.fromarray(frame)
         pen = ImageDraw.Draw(image, "RGBA")
-        (width, height), line = self._size, self._letters * 1.35
+        (width, height), line = self._size, self._font_size * 1.35
         reward = f"{self._rewards[step - 1]:,.2f}" if step else "-"
-        told = [self._title, f"time {step * self._seconds:.2f} s   reward {reward}   return {self._sums[step]:,.1f}"]
+        texts = [self._title, f"time {step * self._seconds:.2f} s   reward {reward}   return {self._sums[step]:,.1f}"]
         last = step == len(self._rewards)
         if self._aborted and last:
-            told.append("a guard tripped: the simulation went bad here")
-        broad = max(pen.textlength(text, self._font) for text in told)
-        pen.rectangle((6, 6, 18 + broad, 12 + line * len(told)), fill=(0, 0, 0, 120))
-        for number, text in enumerate(told):
+            texts.append("a guard tripped: the simulation went bad here")
+        text_width = max(pen.textlength(text, self._font) for text in texts)
+        pen.rectangle((6, 6, 18 + text_width, 12 + line * len(texts)), fill=(0, 0, 0, 120))
+        for number, text in enumerate(texts):
             colour = _BAD if number == 2 else _INK if number == 0 else _FAINT
             pen.text((12, 9 + number * line), text, fill=colour, font=self._font)
         if len(self._rewards):

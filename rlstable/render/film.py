@@ -1,6 +1,6 @@
-"""Films: MuJoCo's renderer in a separate process, on the OpenGL that works.
+"""Writes films with MuJoCo's renderer in a separate process, on the first OpenGL backend that works.
 
-MuJoCo decides at its import how it draws, and a driver that fails takes its process with it; so another process draws.
+MuJoCo chooses its OpenGL backend at import, and a failing driver can crash its process. So a separate process draws.
 """
 
 from __future__ import annotations
@@ -17,44 +17,43 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.io.run_folder import write_atomically
-from rlstable.render.recording import Recording, Reel
+from rlstable.render.recording import RecordedEpisodes, Recording
 
-# On a GPU's driver or Mesa's, without a display; then in software.
-_WAYS = ("egl", "osmesa")
+_OPENGL_BACKENDS = ("egl", "osmesa")  # a driver without a display, then software
 _NO_OPENGL = (
-    "format: no OpenGL to draw films with ({tried}); install one of libegl1 and libosmesa6 "
-    "(apt-get install libosmesa6), or choose format=html, which needs none"
+    "format: no OpenGL for films ({tried}); install libegl1 or libosmesa6 (apt-get install libosmesa6), or choose "
+    "format=html, which needs none"
 )
 _NOT_ENCODED = (
-    "format: ffmpeg could not encode the film ({why}); unset IMAGEIO_FFMPEG_EXE or let it name one that works, or "
+    "format: ffmpeg could not encode the film ({why}); unset IMAGEIO_FFMPEG_EXE or set it to a working ffmpeg, or "
     "choose format=html"
 )
 
 
-def write_film(reel: Reel, recording: Recording, path: Path, width: int, height: int) -> None:
+def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, width: int, height: int) -> None:
     """Draws an episode and writes it as mp4, in real time.
 
     Args:
-        reel: Of which it is one.
-        recording: The episode.
-        path: The file; it is there whole or not at all.
-        width: In pixels, even.
-        height: In pixels, even.
+        recorded: Model and title of the episodes.
+        recording: The episode to draw.
+        path: File to write. After an error it is not written at all.
+        width: Even width in pixels.
+        height: Even height in pixels.
 
     Raises:
-        ConfigError: There is no OpenGL, or no ffmpeg.
+        ConfigError: OpenGL or ffmpeg is missing or does not work.
     """
     require_ffmpeg()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        mujoco.mj_saveModel(reel.model, str(folder / "model.mjb"))
+        mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
         np.savez(
             folder / "episode.npz",
             positions=recording.positions,
             rewards=recording.rewards,
-            seconds=reel.seconds,
+            seconds=recorded.seconds,
             aborted=recording.aborted,
-            title=f"{reel.title}, {recording.name}",
+            title=f"{recorded.title}, {recording.name}",
             size=(width, height),
         )
         _draw(folder)
@@ -65,7 +64,7 @@ def require_ffmpeg() -> None:
     """Checks that films can be encoded.
 
     Raises:
-        ConfigError: What encodes them is not installed.
+        ConfigError: ffmpeg or a Python package is not installed.
     """
     for package in ("imageio_ffmpeg", "PIL"):
         if importlib.util.find_spec(package) is None:
@@ -85,16 +84,16 @@ def require_ffmpeg() -> None:
 
 
 def _draw(folder: Path) -> None:
-    told = os.environ.get("MUJOCO_GL")
-    tried = {}
-    for way in (told,) if told else _WAYS:
+    configured = os.environ.get("MUJOCO_GL")
+    errors = {}
+    for backend in (configured,) if configured else _OPENGL_BACKENDS:
         command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
-        env = {**os.environ, "MUJOCO_GL": way}
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        if done.returncode == 0:
+        env = {**os.environ, "MUJOCO_GL": backend}
+        process = subprocess.run(command, env=env, capture_output=True, text=True)
+        if process.returncode == 0:
             return
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        if done.returncode == os.EX_IOERR:
-            raise ConfigError(_NOT_ENCODED.format(why=last[:200]))
-        tried[way] = last[:200]
-    raise ConfigError(_NO_OPENGL.format(tried="; ".join(f"{way}: {why}" for way, why in tried.items())))
+        error = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
+        if process.returncode == os.EX_IOERR:
+            raise ConfigError(_NOT_ENCODED.format(why=error))
+        errors[backend] = error
+    raise ConfigError(_NO_OPENGL.format(tried="; ".join(f"{backend}: {error}" for backend, error in errors.items())))

@@ -1,4 +1,4 @@
-"""A page that shows episodes from any side, in one file that asks nothing of any server."""
+"""An interactive 3D page of episodes, in one HTML file that loads nothing from a server."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 import numpy as np
 
 from rlstable.io.page_data import embedded
-from rlstable.render.recording import Recording, Reel
+from rlstable.render.recording import RecordedEpisodes, Recording
 from rlstable.render.scene import Mesh, Part, Scene, make_scene, poses
 
-_DIGITS = 5  # of a reward, which is read and not computed with
+_DIGITS = 5  # of a reward; the page only displays rewards
 
 
-def page(reel: Reel) -> str:
-    """The page of some episodes, as HTML."""
-    scene = make_scene(reel.model)
+def page(recorded: RecordedEpisodes) -> str:
+    """The page of episodes, as HTML."""
+    scene = make_scene(recorded.model)
     data = {
-        "title": reel.title,
-        "seconds": reel.seconds,
-        "bodies": int(reel.model.nbody),
+        "title": recorded.title,
+        "seconds": recorded.seconds,
+        "bodies": int(recorded.model.nbody),
         "meshes": [_mesh(mesh) for mesh in scene.meshes],
         "parts": [_part(part) for part in scene.parts],
         "centre": scene.centre.tolist(),
         "extent": scene.extent,
         "followed": scene.followed,
         "floor": _floor(scene),
-        "episodes": [_episode(reel.model, recording) for recording in reel.recordings],
+        "episodes": [_episode(recorded.model, recording) for recording in recorded.recordings],
     }
-    return _template().substitute(title=html.escape(reel.title), data=embedded(data))
+    return _template().substitute(title=html.escape(recorded.title), data=embedded(data))
 
 
 @functools.cache
@@ -42,11 +42,11 @@ def _template() -> string.Template:
 
 
 def _floor(scene: Scene) -> float | None:
-    """How high the floor lies on which shadows fall, where there is a level one that does not move."""
-    levels = [
+    """Height of the floor that receives shadows, in metres; None without a fixed, level floor."""
+    heights = [
         part.position[2] for part in scene.parts if part.checkered and part.body == 0 and abs(part.turn[0]) > 0.999
     ]
-    return float(levels[0]) if levels else None
+    return float(heights[0]) if heights else None
 
 
 def _episode(model: Any, recording: Recording) -> dict[str, Any]:
@@ -67,5 +67,5 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def _text(values: np.ndarray) -> str:
-    """Numbers as the page's script reads them: little-endian, base64."""
+    """Little-endian numbers in base64, the format that the page's script reads."""
     return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Episodes of a saved policy, with everything that is needed to draw them."""
+"""Records episodes of a saved policy, with all data for drawing them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlstable.device.precision import level
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.vector import Episodes, watch_episodes
 from rlstable.guards.env import physics
-from rlstable.policy.environment import make_stage
-from rlstable.policy.evaluator import acting, counts, evaluation_env
+from rlstable.policy.environment import load_policy_environment
+from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
 from rlstable.policy.saved_run import SavedRun
-from rlstable.supervise.memory_plan import exhausted
+from rlstable.supervise.memory_plan import is_out_of_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Recording:
     """One episode.
 
     Attributes:
-        name: Which of those that were played, e.g. `best`.
-        positions: Generalized positions, `[1 + T, nq]`, the first state among them.
-        rewards: Of every action, `[T]`.
-        aborted: Whether it ended because a guard tripped; the bad state itself is left out.
+        name: Name of the episode, for example `best`.
+        positions: Generalized positions of the first state and after every action, `[1 + T, nq]`.
+        rewards: Reward of every action, `[T]`.
+        aborted: Whether a guard ended the episode; the bad state is not recorded.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Recording:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reel:
+class RecordedEpisodes:
     """Some episodes of one policy.
 
     Attributes:
-        title: Of whom.
-        model: The `mujoco.MjModel` that was simulated.
+        title: Environment, physics backend and training step.
+        model: The simulated `mujoco.MjModel`.
         seconds: Simulated time per action.
-        recordings: Best first.
+        recordings: The episodes, best first.
     """
 
     title: str
@@ -59,56 +59,61 @@ class Reel:
     recordings: tuple[Recording, ...]
 
 
-def record(run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0) -> Reel:
-    """Plays episodes and keeps the best, the median and the worst of them.
+def record(
+    run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
+) -> RecordedEpisodes:
+    """Plays episodes and records the best, the median and the worst of them.
 
-    An episode that was aborted is worse than any other.
+    Aborted episodes rank last.
 
     Args:
-        run: Whose.
-        episodes: How many are played; of one or two there is no median.
-        deterministic: The mean action, or a sample.
-        backend: Physics as `env.backend` names it; None for that of the training.
-        seed: Of the first states and the samples.
+        run: Run with the policy.
+        episodes: Number of episodes to play; with one or two there is no median.
+        deterministic: Whether the policy plays the mean action instead of a sample.
+        backend: Physics backend, a value of `env.backend`; None for the backend of training.
+        seed: Seed of the first states and the action samples.
 
     Raises:
-        ConfigError: As for `make_stage`, there is no MuJoCo model that could be drawn, or memory does not suffice.
+        ConfigError: As for `load_policy_environment`, the environment has no MuJoCo model to draw, or the device has
+            not enough memory.
     """
-    stage = make_stage(run, episodes, deterministic, backend)
-    config, name = stage.config, stage.config.env.name
-    model = model_of(stage.env)
+    loaded = load_policy_environment(run, episodes, deterministic, backend)
+    config, name = loaded.config, loaded.config.env.name
+    model = model_of(loaded.env)
     if model is None:
-        raise ConfigError(f"run: {name} has no MuJoCo model, so that there is nothing to draw")
-    env, precision = evaluation_env(config, stage.env), level(config.precision)
+        raise ConfigError(f"run: {name} has no MuJoCo model to draw; choose a run with a MuJoCo environment")
+    env, precision = evaluation_env(config, loaded.env), level(config.precision)
 
     def play(params: Any, statistics: Any, key: jax.Array) -> tuple[Episodes, Any]:
         key_policy, key_resets = jax.random.split(key)
         with precision.narrow():
-            policy = acting(config, run.policy.networks, params, statistics)
+            policy = make_policy(config, run.policy.networks, params, statistics)
             return watch_episodes(env, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
 
     try:
         with precision.compiled(), interruptible():
             played = jax.jit(play)(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
-            found, (positions, rewards) = jax.device_get(played)
+            result, (positions, rewards) = jax.device_get(played)
     except jax.errors.JaxRuntimeError as error:
-        if not exhausted(error):
+        if not is_out_of_memory(error):
             raise
-        raise ConfigError(f"episodes: the device has no memory to play and keep {episodes:,}; choose fewer") from error
+        raise ConfigError(
+            f"episodes: the device has not enough memory to record {episodes:,} episodes; choose fewer"
+        ) from error
     if positions.shape[-1] != model.nq:
         raise ConfigError(f"run: {name} has {positions.shape[-1]} positions and its MuJoCo model {model.nq}")
     recordings = tuple(
-        _recording(label, index, found, positions, rewards, config.env.action_repeat)
-        for label, index in chosen(found).items()
+        _recording(label, index, result, positions, rewards, config.env.action_repeat)
+        for label, index in best_median_worst(result).items()
     )
-    physics_name = "" if stage.backend is None else f", {stage.backend}"
+    physics_name = "" if loaded.backend is None else f", {loaded.backend}"
     title = f"{name}{physics_name}, step {run.step:,}"
-    return Reel(title, model, _seconds(stage.env, model) * config.env.action_repeat, recordings)
+    return RecordedEpisodes(title, model, _seconds(loaded.env, model) * config.env.action_repeat, recordings)
 
 
-def chosen(episodes: Episodes) -> dict[str, int]:
-    """Which episodes are worth a look, by name: the best, the median, the worst."""
-    returns = np.where(counts(episodes), np.asarray(episodes.metrics["reward"], np.float64), -np.inf)
+def best_median_worst(episodes: Episodes) -> dict[str, int]:
+    """Indices of the best, the median and the worst episode, by name."""
+    returns = np.where(valid_episodes(episodes), np.asarray(episodes.metrics["reward"], np.float64), -np.inf)
     order = np.argsort(-returns, kind="stable")
     if len(order) == 1:
         return {"episode": int(order[0])}
@@ -118,8 +123,8 @@ def chosen(episodes: Episodes) -> dict[str, int]:
 
 def _drawable(state: Any) -> tuple[jax.Array, jax.Array]:
     """Positions and reward of a batched state."""
-    inside = physics(state)
-    return (inside.qpos if hasattr(inside, "qpos") else inside.q), state.reward
+    simulated = physics(state)
+    return (simulated.qpos if hasattr(simulated, "qpos") else simulated.q), state.reward
 
 
 def _recording(

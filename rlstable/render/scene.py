@@ -1,4 +1,4 @@
-"""A MuJoCo model as triangles, and where they are at every moment: what a page needs to draw it."""
+"""Converts a MuJoCo model into triangle meshes, and an episode into body poses, for the page."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import mujoco
 import numpy as np
 
 _AROUND, _ALONG = 32, 16  # facets of round shapes
-_ENDLESS = 100.0  # metres of floor to each side, where the model's has no end
-_GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 unless told otherwise
+_INFINITE_FLOOR = 100.0  # metres to each side that are drawn of an infinite floor
+_GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 by default
 
 
 class Mesh(NamedTuple):
-    """Triangles.
+    """A triangle mesh.
 
     Attributes:
-        vertices: `[V, 3]`, float32.
-        normals: Unit vectors, `[V, 3]`, float32.
-        indices: Of the corners, `[3 F]`, uint32.
+        vertices: Points, `[V, 3]`, float32.
+        normals: Unit normals, `[V, 3]`, float32.
+        indices: Vertex numbers of the triangles' corners, `[3 F]`, uint32.
     """
 
     vertices: np.ndarray
@@ -32,13 +32,13 @@ class Part(NamedTuple):
     """A mesh on a body.
 
     Attributes:
-        mesh: Its number.
-        body: The body's number.
-        position: On the body, `[3]`, metres.
-        turn: On the body, a unit quaternion, `[4]`.
-        scale: Of the mesh, `[3]`.
+        mesh: Number of the mesh.
+        body: Number of the body.
+        position: Position in the body's frame, `[3]`, metres.
+        turn: Rotation in the body's frame, a unit quaternion, `[4]`.
+        scale: Scale of the mesh along its axes, `[3]`.
         colour: Red, green, blue and opacity, `[4]`.
-        checkered: Whether it is a floor.
+        checkered: Whether the part is a floor, drawn with a checkered pattern.
     """
 
     mesh: int
@@ -55,11 +55,11 @@ class Scene:
     """Geometry of a scene.
 
     Attributes:
-        meshes: The shapes.
-        parts: Where they are on which body, in which colour.
-        centre: Of the model, `[3]`, metres.
-        extent: Its size, metres.
-        followed: The body that a camera follows, None where the model stays where it is.
+        meshes: Meshes of all parts.
+        parts: Meshes with body, pose and colour.
+        centre: Centre of the model, `[3]`, metres.
+        extent: Size of the model, metres.
+        followed: Number of the body that the camera follows; None if the model does not travel.
     """
 
     meshes: tuple[Mesh, ...]
@@ -70,7 +70,7 @@ class Scene:
 
 
 def make_scene(model: Any) -> Scene:
-    """The scene of a `mujoco.MjModel`; sites, tendons and textures are left out."""
+    """The scene of a `mujoco.MjModel`, without sites, tendons and textures."""
     builder = _Builder(model)
     parts = tuple(part for geom in range(model.ngeom) for part in builder.parts_of(geom))
     centre, extent = np.array(model.stat.center), float(model.stat.extent)
@@ -85,16 +85,16 @@ def poses(model: Any, positions: np.ndarray) -> np.ndarray:
         positions: Generalized positions, `[T, nq]`.
     """
     data = mujoco.MjData(model)
-    found = np.empty((len(positions), model.nbody, 7), np.float32)
-    for moment, position in zip(found, positions, strict=True):
+    result = np.empty((len(positions), model.nbody, 7), np.float32)
+    for pose, position in zip(result, positions, strict=True):
         data.qpos[:] = position
         mujoco.mj_kinematics(model, data)
-        moment[:, :3], moment[:, 3:] = data.xpos, data.xquat
-    return found
+        pose[:, :3], pose[:, 3:] = data.xpos, data.xquat
+    return result
 
 
 def followed_body(model: Any) -> int | None:
-    """The body that goes away: the first with a free joint, or with two joints that slide."""
+    """The body that travels: the first with a free joint or two slide joints; None without such a body."""
     for body in range(1, model.nbody):
         first, count = model.body_jntadr[body], model.body_jntnum[body]
         kinds = model.jnt_type[first : first + count].tolist()
@@ -104,7 +104,7 @@ def followed_body(model: Any) -> int | None:
 
 
 class _Builder:
-    """Makes parts, and every shape once."""
+    """Makes parts, and each mesh only once."""
 
     def __init__(self, model: Any):
         self.meshes: list[Mesh] = []
@@ -112,38 +112,38 @@ class _Builder:
         self._numbers: dict[Any, int] = {}
 
     def parts_of(self, geom: int) -> Iterator[Part]:
-        """A geom's parts; none where it is not to be seen."""
+        """The parts of a geom; none if the geom is invisible."""
         model, kinds = self._model, mujoco.mjtGeom
         kind, colour = model.geom_type[geom], _colour(model, geom)
         if model.geom_group[geom] >= _GROUPS_SHOWN or colour[3] == 0:
             return
         size = np.array(model.geom_size[geom])
         shapes: list[tuple[Any, np.ndarray, np.ndarray]] = []  # key of the mesh, scale, shift along the geom's axis
-        still = np.zeros(3)
+        no_shift = np.zeros(3)
         if kind == kinds.mjGEOM_PLANE:
-            half = np.where(size[:2] > 0, size[:2], _ENDLESS)
-            shapes.append(("plane", np.array([*half, 1.0]), still))
+            half = np.where(size[:2] > 0, size[:2], _INFINITE_FLOOR)
+            shapes.append(("plane", np.array([*half, 1.0]), no_shift))
         elif kind == kinds.mjGEOM_BOX:
-            shapes.append(("box", size, still))
+            shapes.append(("box", size, no_shift))
         elif kind == kinds.mjGEOM_SPHERE:
-            shapes.append(("sphere", np.full(3, size[0]), still))
+            shapes.append(("sphere", np.full(3, size[0]), no_shift))
         elif kind == kinds.mjGEOM_ELLIPSOID:
-            shapes.append(("sphere", size, still))
+            shapes.append(("sphere", size, no_shift))
         elif kind == kinds.mjGEOM_CYLINDER:
-            shapes.append(("cylinder", np.array([size[0], size[0], size[1]]), still))
+            shapes.append(("cylinder", np.array([size[0], size[0], size[1]]), no_shift))
         elif kind == kinds.mjGEOM_CAPSULE:
             end = np.array([0.0, 0.0, size[1]])
-            shapes.append(("tube", np.array([size[0], size[0], size[1]]), still))
+            shapes.append(("tube", np.array([size[0], size[0], size[1]]), no_shift))
             shapes += [("sphere", np.full(3, size[0]), end), ("sphere", np.full(3, size[0]), -end)]
         elif kind == kinds.mjGEOM_MESH:
-            shapes.append((("mesh", int(model.geom_dataid[geom])), np.ones(3), still))
+            shapes.append((("mesh", int(model.geom_dataid[geom])), np.ones(3), no_shift))
         elif kind == kinds.mjGEOM_HFIELD:
-            shapes.append((("hfield", int(model.geom_dataid[geom])), np.ones(3), still))
+            shapes.append((("hfield", int(model.geom_dataid[geom])), np.ones(3), no_shift))
         turn = np.array(model.geom_quat[geom])
         for key, scale, shift in shapes:
-            place = model.geom_pos[geom] + _turned(turn, shift)
+            position = model.geom_pos[geom] + _rotated(turn, shift)
             floor = kind == kinds.mjGEOM_PLANE
-            yield Part(self._mesh(key), int(model.geom_bodyid[geom]), place, turn, scale, colour, floor)
+            yield Part(self._mesh(key), int(model.geom_bodyid[geom]), position, turn, scale, colour, floor)
 
     def _mesh(self, key: Any) -> int:
         if key not in self._numbers:
@@ -154,17 +154,17 @@ class _Builder:
 
 def _colour(model: Any, geom: int) -> np.ndarray:
     material = model.geom_matid[geom]
-    # A geom's own colour wins over its material's where it was given one (MuJoCo's default is 0.5 grey).
-    own = np.array(model.geom_rgba[geom])
-    if material >= 0 and np.allclose(own, [0.5, 0.5, 0.5, 1.0]):
+    # A geom's colour overrides the colour of its material, unless it is MuJoCo's default, 0.5 grey.
+    colour = np.array(model.geom_rgba[geom])
+    if material >= 0 and np.allclose(colour, [0.5, 0.5, 0.5, 1.0]):
         return np.array(model.mat_rgba[material])
-    return own
+    return colour
 
 
-def _turned(turn: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    found = np.empty(3)
-    mujoco.mju_rotVecQuat(found, vector, turn)
-    return found
+def _rotated(quaternion: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    result = np.empty(3)
+    mujoco.mju_rotVecQuat(result, vector, quaternion)
+    return result
 
 
 def _shape(model: Any, key: Any) -> Mesh:
@@ -210,7 +210,7 @@ def _revolved(radii: np.ndarray, heights: np.ndarray) -> np.ndarray:
 
 
 def _strips(rings: int) -> np.ndarray:
-    """Triangles between neighbouring rings, seen from outside."""
+    """Vertex numbers of the triangles between neighbouring rings, with normals outwards."""
     ring, point = np.meshgrid(np.arange(rings - 1), np.arange(_AROUND), indexing="ij")
     a = ring * (_AROUND + 1) + point
     b, c, d = a + 1, a + _AROUND + 1, a + _AROUND + 2
@@ -239,7 +239,7 @@ def _box() -> Mesh:
 
 
 def _model_mesh(model: Any, number: int) -> Mesh:
-    """A mesh asset, with one normal per face: what MuJoCo keeps of normals is indexed by itself."""
+    """A mesh asset with one normal per face, because MuJoCo indexes normals separately from vertices."""
     first, count = model.mesh_vertadr[number], model.mesh_vertnum[number]
     face, faces = model.mesh_faceadr[number], model.mesh_facenum[number]
     vertices = np.array(model.mesh_vert[first : first + count])
@@ -259,7 +259,7 @@ def _height_field(model: Any, number: int) -> Mesh:
 
 
 def _flat(corners: np.ndarray) -> Mesh:
-    """Triangles `[F, 3, 3]` that share nothing."""
+    """A mesh of triangles `[F, 3, 3]` that share no vertices, with one normal per triangle."""
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     lengths = np.linalg.norm(normals, axis=1, keepdims=True)
     normals = np.divide(normals, lengths, out=np.zeros_like(normals), where=lengths > 0)

@@ -15,10 +15,10 @@ from rlstable.config.supervise import X64
 from rlstable.device.precision import level
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
-from rlstable.envs.vector import VectorEnv, inner
+from rlstable.envs.vector import VectorEnv, without_first_state
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, is_key
-from rlstable.supervise.bad_values import Bad, bad_ones, group
+from rlstable.supervise.bad_values import BadNumber, find_bad_numbers, group
 from rlstable.supervise.incident import Incident, limits_of
 
 FLOAT32, FLOAT64, C = "float32", "float64", "C MuJoCo"
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
     engine: str
     arrays: dict[str, np.ndarray]
-    bad: list[Bad]
+    bad: list[BadNumber]
     note: str = ""
 
 
@@ -95,7 +95,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
         if wide and _draws(incident)
         else ""
     )
-    return Outcome(engine, arrays, bad_ones(arrays, limits_of(config)), note)
+    return Outcome(engine, arrays, find_bad_numbers(arrays, limits_of(config)), note)
 
 
 def _draws(incident: Incident) -> bool:
@@ -135,14 +135,14 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
     for frame in range(frames):
         _step_quietly(mujoco, model, data)
         watched = {f"{root}/{name}": np.array(getattr(data, name)) for name in _WATCHED}
-        if not note and (bad := bad_ones(watched, limits)):
+        if not note and (bad := find_bad_numbers(watched, limits)):
             note = f"first in physics step {frame + 1} of {frames}: {bad[0]}"
     arrays = {}
     for path, array in replayed.items():
         own = getattr(data, path.removeprefix(f"{root}/"), None) if path.startswith(f"{root}/") else None
         if isinstance(own, np.ndarray) and own.shape == array.shape:
             arrays[path] = np.array(own)
-    return Outcome(C, arrays, bad_ones(arrays, limits), note)
+    return Outcome(C, arrays, find_bad_numbers(arrays, limits), note)
 
 
 def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:
@@ -179,7 +179,7 @@ def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
 def _inputs(env: Any, config: Config, key: jax.Array) -> Any:
     """A first state as `env.step` takes it."""
     envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
-    return jax.tree.map(lambda x: x[0], inner(envs.reset(key[None])))
+    return jax.tree.map(lambda x: x[0], without_first_state(envs.reset(key[None])))
 
 
 def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray]) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from rlstable.device.packed import PackedRows
 from rlstable.device.transforms import apply_if
 from rlstable.envs import capture
-from rlstable.envs.vector import VectorEnv, inner
+from rlstable.envs.vector import VectorEnv, without_first_state
 from rlstable.ppo.state import Slot
 from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import Factories
@@ -62,17 +62,17 @@ class RecordedEnv(VectorEnv):
         slot = super().empty_slot(state, action_size, devices)
 
         def step(state: Any, action: jax.Array) -> Any:
-            return capture.in_brief(capture.Seen(state, action, state, action, action), self.watched)
+            return capture.history_row(capture.StepRecord(state, action, state, action, action), self.watched)
 
         action = jax.ShapeDtypeStruct((state.reward.shape[0], action_size), jnp.float32)
         with jax.enable_x64(True):  # so that float64 stays what it is
-            shapes = jax.eval_shape(step, inner(state), action)
+            shapes = jax.eval_shape(step, without_first_state(state), action)
         rows = PackedRows.of(jax.tree.map(lambda x: np.zeros((devices * self.length, *x.shape), x.dtype), shapes))
         ring = {kind: x.reshape(devices, self.length, -1) for kind, x in rows.matrices.items()}
         steps = dataclasses.replace(rows, matrices=ring)
         return Recording(slot.taken, slot.clock, slot.record, np.zeros(devices, np.int32), steps)
 
-    def catch(self, incident: Slot, seen: capture.Seen, bad: jax.Array) -> Recording:
+    def catch(self, incident: Slot, seen: capture.StepRecord, bad: jax.Array) -> Recording:
         """Records the step, and catches as in training.
 
         Args:
@@ -85,7 +85,7 @@ class RecordedEnv(VectorEnv):
         written = incident.written[0]
 
         def write(ring: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            row = PackedRows.of(jax.tree.map(lambda x: x[None], capture.in_brief(seen, self.watched)))
+            row = PackedRows.of(jax.tree.map(lambda x: x[None], capture.history_row(seen, self.watched)))
             return {kind: x.at[0, written % self.length].set(row.matrices[kind][0]) for kind, x in ring.items()}
 
         # In a loop, as what is caught is: what is read there has been computed and stored as in training. Read in the

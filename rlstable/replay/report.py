@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstable.replay.engines import FLOAT32, C, Outcome, own_engine
-from rlstable.supervise.bad_values import Bad, bad_ones, group, in_order, magnitude
+from rlstable.supervise.bad_values import BadNumber, find_bad_numbers, group, in_causal_order, magnitude
 from rlstable.supervise.incident import Incident, limits_of
 
 BEFORE, RUN = "before", "in the run"
@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
     incident: Incident
     columns: dict[str, Mapping[str, np.ndarray]]
-    bad: dict[str, list[Bad]]
+    bad: dict[str, list[BadNumber]]
     same: str
     first: str
     conclusion: str
@@ -50,7 +50,7 @@ def judge(incident: Incident, outcomes: list[Outcome]) -> Report:
         **{outcome.engine: outcome.arrays for outcome in outcomes},
     }
     limits = limits_of(incident.config)
-    bad = {name: bad_ones(columns[name], limits) for name in (BEFORE, RUN)}
+    bad = {name: find_bad_numbers(columns[name], limits) for name in (BEFORE, RUN)}
     bad |= {outcome.engine: outcome.bad for outcome in outcomes}
     engines = [outcome.engine for outcome in outcomes]
     return Report(
@@ -66,7 +66,7 @@ def judge(incident: Incident, outcomes: list[Outcome]) -> Report:
 
 def compared(run: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]) -> str:
     """`SAME`, or how far the arrays that both have are apart."""
-    names = [name for name in in_order(run) if name in again]
+    names = [name for name in in_causal_order(run) if name in again]
     different = [name for name in names if run[name].tobytes() != again[name].astype(run[name].dtype).tobytes()]
     different = [
         name for name in different if not np.array_equal(run[name], again[name], equal_nan=_is_float(run[name]))
@@ -93,19 +93,19 @@ def _distance(run: np.ndarray, again: np.ndarray) -> float:
     return float(np.max(np.abs(run - again)[finite], initial=0.0)) / max(magnitude(run), 1e-30)
 
 
-def _first(bad: Mapping[str, list[Bad]], engines: list[str]) -> str:
+def _first(bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
     found = [engine for engine in engines if bad[engine]]
     if not found:
         return "nothing is bad in any of them"
     by_engine = {engine: bad[engine][0].array for engine in found}
-    array = in_order(by_engine.values())[0]
+    array = in_causal_order(by_engine.values())[0]
     where = [engine for engine in found if any(one.array == array for one in bad[engine])]
     without = [engine for engine in engines if engine not in where]
     fine = f", not in {_listed(without)}" if without else ""
     return f"{bad[where[0]][[one.array for one in bad[where[0]]].index(array)]} in {_listed(where)}{fine}"
 
 
-def conclude(incident: Incident, bad: Mapping[str, list[Bad]], engines: list[str]) -> str:
+def conclude(incident: Incident, bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
     """One sentence: where the bad number comes from, and what to do."""
     again, own = [engine for engine in engines if bad[engine]], own_engine(incident)
     if any(one.array == "action" for one in bad[RUN]):
@@ -139,10 +139,12 @@ def _listed(names: list[str]) -> str:
 
 def rows(report: Report) -> list[tuple[str, list[str]]]:
     """The table: quantities in the order in which a bad number travels, each with one cell per column."""
-    names = in_order({name for arrays in report.columns.values() for name, array in arrays.items() if array.size})
+    names = in_causal_order(
+        {name for arrays in report.columns.values() for name, array in arrays.items() if array.size}
+    )
     main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in MAIN]
     others = [one.array for name in report.columns for one in report.bad[name] if one.array not in main]
-    chosen = in_order([*main, *list(dict.fromkeys(others))[:_MOST_OTHERS]])
+    chosen = in_causal_order([*main, *list(dict.fromkeys(others))[:_MOST_OTHERS]])
     return [(name, [_cell(report, column, name) for column in report.columns]) for name in chosen]
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rlstable.replay.history import History
 from rlstable.replay.report import MAIN
-from rlstable.supervise.bad_values import group, in_order, magnitude
+from rlstable.supervise.bad_values import group, in_causal_order, magnitude
 
 _UNUSUAL = 10.0  # times what is usual: the median of the history's first half, since the second may be the trouble
 _LEAST = 8  # steps, of which a median says something
@@ -22,7 +22,7 @@ def magnitudes(history: History) -> dict[str, np.ndarray]:
     """The largest magnitude of every quantity before every step, the bad one last, in the order bad numbers travel."""
     steps = {name.removeprefix("before/"): x for name, x in history.arrays.items()}
     bad = {**history.incident.part("before"), "action": history.incident.arrays["action"]}
-    names = [name for name in in_order(bad) if name in steps and np.issubdtype(bad[name].dtype, np.floating)]
+    names = [name for name in in_causal_order(bad) if name in steps and np.issubdtype(bad[name].dtype, np.floating)]
     return {name: np.array([magnitude(x) for x in [*steps[name], bad[name]]]) for name in names if bad[name].size}
 
 

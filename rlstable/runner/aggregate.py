@@ -1,4 +1,4 @@
-"""Several seeds as one: a row of their rows, and what their returns come to."""
+"""Combines several seeds: one row from their rows, and one result from their results."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from rlstable.supervise.stop_reasons import StopReason
 
 Fields = dict[str, Any]
 
-# What counts up over a run.
-_COUNTED = ("guards/", "supervise/", "training/updates", "training/episodes")
+# Prefixes of metrics that count up over a run.
+_COUNTERS = ("guards/", "supervise/", "training/updates", "training/episodes")
 _RATE = "training/sps"
 _RETURN = "eval/episode_reward"
 
 
 class RowsOfSeeds:
-    """Rows that several seeds log, on their way to one row of all."""
+    """Collects the rows of several seeds until one row of all seeds is complete."""
 
     def __init__(self) -> None:
         self._new: dict[int, Row] = {}
         self._last: dict[int, Row] = {}
 
-    def take(self, seed: int, step: int, row: Row) -> None:
-        """Takes the row of a seed."""
+    def add(self, seed: int, step: int, row: Row) -> None:
+        """Adds the row of a seed."""
         del step
         self._new[seed] = self._last[seed] = row
 
-    def recall(self, seed: int, row: Row) -> None:
-        """Takes the last row of a seed before a resume; its counters continue."""
+    def set_last(self, seed: int, row: Row) -> None:
+        """Sets the last row of a seed before a resume; its counters continue."""
         self._last[seed] = row
 
-    def together(self, training: Collection[int], returns: Iterable[float | None], over: bool = False) -> Row | None:
-        """The row of all, or None as long as one is missing that is not out of the ordinary.
+    def combine(self, training: Collection[int], returns: Iterable[float | None], is_last: bool = False) -> Row | None:
+        """The row of all seeds; None while the row of a training seed is missing.
+
+        With an evaluation, or at the end, the rows of some seeds are enough.
 
         Args:
             training: The seeds that the last iteration trained.
             returns: The latest evaluation of every seed, ended seeds included.
-            over: Whether no other row will come.
+            is_last: Whether this is the last row.
 
         Returns:
-            Counts summed over all seeds, rates summed over training seeds, of every other key the mean over seeds with
-            a number. With an evaluation also `seeds/return_iqm`, `_min` and `_max` of the latest one of each.
+            Counters summed over all seeds, rates summed over training seeds, and means of all other keys over the seeds
+            with a number. With an evaluation also `seeds/return_iqm`, `_min` and `_max` of the latest evaluations.
         """
         new = self._new
         evaluated = any(_RETURN in row for row in new.values())
-        if not new or not (over or evaluated or new.keys() >= set(training)):
+        if not new or not (is_last or evaluated or new.keys() >= set(training)):
             return None
         self._new = {}
         return _row(list(new.values()), list(self._last.values()), list(returns)) | {"seeds/training": len(training)}
@@ -58,14 +60,14 @@ class RowsOfSeeds:
 
 def _row(new: list[Row], last: list[Row], returns: list[float | None]) -> Row:
     row: Row = {}
-    counted_before = [key for own in last for key in own if key.startswith(_COUNTED)]
-    for key in dict.fromkeys([*(key for own in new for key in own), *counted_before]):
-        counted = key.startswith(_COUNTED)
-        values = _numbers(own.get(key) for own in (last if counted else new))
+    counters = [key for seed_row in last for key in seed_row if key.startswith(_COUNTERS)]
+    for key in dict.fromkeys([*(key for seed_row in new for key in seed_row), *counters]):
+        is_counter = key.startswith(_COUNTERS)
+        values = _numbers(seed_row.get(key) for seed_row in (last if is_counter else new))
         if not values:
             row[key] = None
         else:
-            row[key] = sum(values) if counted or key == _RATE else float(np.mean(values))
+            row[key] = sum(values) if is_counter or key == _RATE else float(np.mean(values))
     known = _numbers(returns)
     if _RETURN in row and known:
         row[_RETURN] = float(np.mean(known))
@@ -80,17 +82,17 @@ def fields_of(seeds: Mapping[int, Fields], stop_reason: StopReason | None = None
         seeds: Fields of each seed.
         stop_reason: Stop reason of the whole run; None if each seed has its own.
     """
-    own = list(seeds.values())
-    worst = max(own, key=lambda fields: int(fields["exit_code"])) if stop_reason is None else {}
+    each = list(seeds.values())
+    worst = max(each, key=lambda fields: int(fields["exit_code"])) if stop_reason is None else {}
     return {
         "stop_reason": worst["stop_reason"] if stop_reason is None else stop_reason.name,
         "exit_code": worst["exit_code"] if stop_reason is None else stop_reason.exit_code,
-        "step": max((fields["step"] for fields in own), default=0),
-        "return": _iqm(fields["return"] for fields in own),
-        "best_return": _iqm(fields["best_return"] for fields in own),
-        **_confirmed(own),
-        "seconds": max((fields["seconds"] for fields in own), default=0.0),
-        "rollbacks": sum(fields["rollbacks"] for fields in own),
+        "step": max((fields["step"] for fields in each), default=0),
+        "return": _iqm(fields["return"] for fields in each),
+        "best_return": _iqm(fields["best_return"] for fields in each),
+        **_confirmed(each),
+        "seconds": max((fields["seconds"] for fields in each), default=0.0),
+        "rollbacks": sum(fields["rollbacks"] for fields in each),
         "warnings": _warnings(seeds),
         "seeds": {seed: seeds[seed] for seed in sorted(seeds)},
     }

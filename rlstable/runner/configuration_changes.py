@@ -12,17 +12,17 @@ from rlstable.config.schema import Section
 from rlstable.io.run_folder import read_settings, seed_folders
 
 # Settings that do not change training: where the run starts, logs and caches programs.
-_APART = frozenset({"resume", "seeds", "logging", "compile_cache"})
+_NO_TRAINING = frozenset({"resume", "seeds", "logging", "compile_cache"})
 
 
-class Change(NamedTuple):
-    """A changed setting, as the event `configuration_changed` has it.
+class SettingChange(NamedTuple):
+    """A changed setting: the fields of the event `configuration_changed`.
 
     Attributes:
-        key: Its dotted name.
+        key: Dotted key of the setting.
         old: The value that trained the checkpoint.
         new: The value from now on.
-        how: `edited` if `config.yaml` in the run folder was changed, `typed` if the command changed it.
+        how: `edited` if the user changed `config.yaml` in the run folder, `typed` if the command changed the setting.
     """
 
     key: str
@@ -31,10 +31,10 @@ class Change(NamedTuple):
     how: str
 
 
-def changes(saved: Any, config: Config, run_dir: Path) -> list[Change]:
+def changes(saved: Any, config: Config, run_dir: Path) -> list[SettingChange]:
     """Compares the configuration of a checkpoint with the present one.
 
-    Call it before `config.yaml` is written again. Keys that one of the two versions does not know are left out.
+    Must run before `config.yaml` is written again. Keys that one of the two versions does not know are left out.
 
     Args:
         saved: The configuration in the checkpoint's host data; None in a checkpoint without one.
@@ -43,14 +43,15 @@ def changes(saved: Any, config: Config, run_dir: Path) -> list[Change]:
     """
     if not isinstance(saved, Mapping):
         return []
-    # Seeds that train together take their settings from the folder around theirs.
-    together = [run_dir.parent] if run_dir in seed_folders(run_dir.parent) else []
-    on_disk = [settings for folder in (run_dir, *together) if (settings := _settings(folder)) is not None]
-    return [
-        Change(key, old, new, "edited" if any(value_at(settings, key) == new for settings in on_disk) else "typed")
-        for key, old, new in _differences(saved, config, config.model_dump(mode="json"), "")
-        if key.partition(".")[0] not in _APART
-    ]
+    # Seeds that train together take their settings from the parent folder.
+    parent = [run_dir.parent] if run_dir in seed_folders(run_dir.parent) else []
+    on_disk = [settings for folder in (run_dir, *parent) if (settings := _settings(folder)) is not None]
+    result = []
+    for key, old, new in _differences(saved, config, config.model_dump(mode="json"), ""):
+        if key.partition(".")[0] not in _NO_TRAINING:
+            edited = any(value_at(settings, key) == new for settings in on_disk)
+            result.append(SettingChange(key, old, new, "edited" if edited else "typed"))
+    return result
 
 
 def value_at(settings: Mapping[str, Any], key: str) -> Any:
@@ -64,12 +65,12 @@ def value_at(settings: Mapping[str, Any], key: str) -> Any:
 def _differences(
     saved: Mapping[str, Any], section: Section, present: Mapping[str, Any], prefix: str
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Key, old and new of every value that differs; a mapping that is no section is one value."""
+    """Key, old and new value of every setting that differs; a mapping that is no section is one value."""
     for name in (name for name in present if name in saved):
         value, old, new = getattr(section, name), saved[name], present[name]
         if isinstance(value, Section) and isinstance(old, Mapping):
             yield from _differences(old, value, new, f"{prefix}{name}.")
-        elif old != new and json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):  # NaN is like NaN
+        elif old != new and json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):  # NaN equals NaN
             yield f"{prefix}{name}", old, new
 
 
@@ -77,4 +78,4 @@ def _settings(folder: Path) -> dict[str, Any] | None:
     try:
         return read_settings(folder)
     except ConfigError:
-        return None  # lost or damaged; the checkpoint is there all the same
+        return None  # `config.yaml` is missing or damaged; the checkpoint has the settings too

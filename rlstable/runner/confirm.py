@@ -30,10 +30,10 @@ class Candidate(NamedTuple):
 
     Attributes:
         run: The run that saved it.
-        iteration: Its number.
-        step: Environment steps trained by then.
+        iteration: Iteration of the checkpoint.
+        step: Environment steps trained until the checkpoint.
         score: Return of its single evaluation in training; None if it was not evaluated.
-        policy: Its policy, in the fresh episodes.
+        policy: Its policy, with the random key of the fresh episodes.
     """
 
     run: SeedRun
@@ -55,73 +55,73 @@ def confirm(
     `best_not_confirmed`. Training states, checkpoints and random keys do not change.
 
     Args:
-        runs: Runs that end now, all of one configuration apart from their seed.
+        runs: Runs that end now, with the same configuration except for the seed.
         evaluate: Evaluates policies, as `Evaluator.evaluate`.
         batch: Number of policies that `evaluate` takes.
         requested_stop: Gives the stop reason that a signal or the clock requests, from the seconds of the next
             evaluation.
     """
     due = [run for run in runs if _is_due(run)]
-    waiting = (candidate for run in due for candidate in _candidates(run))
+    candidates = (candidate for run in due for candidate in _candidates(run))
     returns: dict[SeedRun, list[tuple[float, Candidate]]] = {run: [] for run in due}
     seconds = 0.0
     try:
-        while part := list(itertools.islice(waiting, batch)):
+        while part := list(itertools.islice(candidates, batch)):
             stop_reason = requested_stop(seconds)
             if stop_reason is not None:
-                return _give_up(due, because=stop_reason.name)
+                return _log_not_confirmed(due, because=stop_reason.name)
             started = time.perf_counter()
             policies = [candidate.policy for candidate in part]
-            found = evaluate(policies + policies[-1:] * (batch - len(part)))
+            evaluations = evaluate(policies + policies[-1:] * (batch - len(part)))
             seconds = time.perf_counter() - started
-            for candidate, evaluation in zip(part, found, strict=False):
+            for candidate, evaluation in zip(part, evaluations, strict=False):
                 value = evaluation["eval/episode_reward"]
                 # If every episode was aborted, there is no return to compare.
                 returns[candidate.run].append((-np.inf if value is None else value, candidate))
     except Exception as error:  # training is complete, and its stop reason must not change
-        return _give_up(due, error=f"{type(error).__name__}: {error}")
+        return _log_not_confirmed(due, error=f"{type(error).__name__}: {error}")
     for run in due:
         _record(run, returns[run])
 
 
 def _is_due(run: SeedRun) -> bool:
-    """Whether there is a best policy to confirm that is not confirmed already."""
+    """Whether the run has a best policy that is not confirmed yet."""
     config = run.config.checkpoint
     if not config.enabled or not config.confirm_best or not run.checkpoints.ranked():
         return False
     if run.confirmed.get("confirmed_iteration") in run.checkpoints.all():
-        return False  # a finished run was started again and has nothing more to train
+        return False  # a finished run was resumed, and there is nothing left to train
     run.confirmed = {}
     return True
 
 
 def _candidates(run: SeedRun) -> Iterator[Candidate]:
-    """The checkpoints to evaluate again, read one by one; damaged ones are reported and left out."""
+    """Reads the checkpoints to evaluate again, one by one; damaged checkpoints are logged and left out."""
     scores = dict(run.checkpoints.ranked())
     best = list(scores)[: run.config.checkpoint.confirm_best]
-    like = run.in_fresh_episodes
+    template = run.in_fresh_episodes
     for iteration in dict.fromkeys([*best, *run.checkpoints.all()[-1:]]):
         try:
             arrays, host = restore_policy(run.run_dir, iteration, lambda kind, fields: run.event(kind, **fields))
         except ConfigError:
             continue
-        yield Candidate(run, iteration, int(host["step"]), scores.get(iteration), _policy_of(arrays, like))
+        yield Candidate(run, iteration, int(host["step"]), scores.get(iteration), _policy_of(arrays, template))
 
 
-def _policy_of(arrays: dict[str, Any], like: PolicySnapshot) -> PolicySnapshot:
-    """The saved arrays of a policy in the structure, types and places of a policy to evaluate."""
-    statistics = dataclasses.replace(like.statistics, **arrays["statistics"])
-    saved = like._replace(params={**like.params, "policy": arrays["params"]}, statistics=statistics)
+def _policy_of(arrays: dict[str, Any], template: PolicySnapshot) -> PolicySnapshot:
+    """The saved arrays of a policy, with the structure, dtypes and shardings of a policy to evaluate."""
+    statistics = dataclasses.replace(template.statistics, **arrays["statistics"])
+    saved = template._replace(params={**template.params, "policy": arrays["params"]}, statistics=statistics)
     return jax.tree.map(
-        lambda x, old: x if x is old else jax.device_put(np.asarray(x, old.dtype), old.sharding), saved, like
+        lambda x, old: x if x is old else jax.device_put(np.asarray(x, old.dtype), old.sharding), saved, template
     )
 
 
 def _record(run: SeedRun, returns: list[tuple[float, Candidate]]) -> None:
-    """Records the candidate with the highest return; the later one of equals."""
-    value, best = max(returns, key=lambda found: (found[0], found[1].iteration), default=(-np.inf, None))
+    """Records the candidate with the highest return; of equal candidates, the latest one."""
+    value, best = max(returns, key=lambda pair: (pair[0], pair[1].iteration), default=(-np.inf, None))
     if best is None or not np.isfinite(value):
-        return _give_up([run], because="no candidate has a return")
+        return _log_not_confirmed([run], because="no candidate has a return")
     episodes = run.config.eval.num_envs
     run.confirmed = {
         "confirmed_return": float(value),
@@ -133,7 +133,7 @@ def _record(run: SeedRun, returns: list[tuple[float, Candidate]]) -> None:
     run.event("best_confirmed", **fields, candidates=len(returns), episodes=episodes)
 
 
-def _give_up(runs: Sequence[SeedRun], **why: str) -> None:
-    """Reports that the best single evaluation decides, since nothing was confirmed."""
+def _log_not_confirmed(runs: Sequence[SeedRun], **reason: str) -> None:
+    """Logs that no policy was confirmed, so that the best single evaluation decides."""
     for run in runs:
-        run.event("best_not_confirmed", **why)
+        run.event("best_not_confirmed", **reason)

@@ -1,4 +1,4 @@
-"""Decides what follows an iteration: continue, end with the best policy, roll back, or stop. Changes no state."""
+"""Decides after an iteration: continue, end with the best policy, roll back, or stop. Changes no state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rlstable.config import Config
 from rlstable.config.supervise import Remedy
 from rlstable.ppo.state import Metrics
 from rlstable.runner.host_state import HostState
-from rlstable.supervise.recovery import Plan, Recovery
+from rlstable.supervise.ladder import NeedsOwnProgram
+from rlstable.supervise.recovery import Recovery, RetryPlan
 from rlstable.supervise.stop_reasons import StopReason
 
 
@@ -28,19 +29,21 @@ class Decision(NamedTuple):
 
     Attributes:
         action: The action.
-        cause: Stop reason that the iteration asks for; None if the iteration was in order.
+        cause: Stop reason that the iteration asks for; None if nothing failed.
         stop_reason: The stop reason of `STOP`.
-        plan: The plan of `ROLL_BACK`; of `STOP` a plan without a remedy.
+        plan: The plan of `ROLL_BACK`; of `STOP` a plan without a remedy, None with `needs_own_program`.
+        program: With `needs_own_program`, the reason why the seed needs another program.
     """
 
     action: Action
     cause: StopReason | None = None
     stop_reason: StopReason | None = None
-    plan: Plan | None = None
+    plan: RetryPlan | None = None
+    program: str | None = None
 
 
 def cause_of(metrics: Metrics, host: HostState, config: Config, collapsed: bool) -> StopReason | None:
-    """The stop reason that an iteration asks for, None if the iteration was in order.
+    """The stop reason that an iteration asks for; None if nothing failed.
 
     A run must not complete with a bad or untrained state.
 
@@ -69,17 +72,15 @@ def decide(
     recovery: Recovery,
     applicable: Callable[[Remedy], bool],
 ) -> Decision:
-    """Decides what follows an iteration.
+    """Decides after an iteration whether to continue, roll back or stop.
 
     Args:
         cause: From `cause_of`.
         finished: Whether all steps are trained.
         host: After the iteration.
         recovery: Chooses the remedy.
-        applicable: Whether a remedy can change anything now.
-
-    Raises:
-        NeedsOwnProgram: The next remedy needs a program that the other seeds do not share.
+        applicable: Returns whether a remedy can change anything now; raises `NeedsOwnProgram` if the remedy needs a
+            program that the other seeds do not share.
     """
     if cause is None:
         return Decision(Action.CONTINUE)
@@ -87,7 +88,10 @@ def decide(
     if collapse and finished:  # no steps are left in which the run could recover
         return Decision(Action.END_WITH_BEST_POLICY, cause)
     at = host.iteration + host.attempts.lost_iterations
-    plan = recovery.plan(host.attempts, cause.name, at, applicable, collapse)
+    try:
+        plan = recovery.plan(host.attempts, cause.name, at, applicable, collapse)
+    except NeedsOwnProgram as error:
+        return Decision(Action.STOP, cause, StopReason.needs_own_program, program=str(error))
     if plan.remedy is not None:
         return Decision(Action.ROLL_BACK, cause, plan=plan)
     exhausted = bool(plan.attempts.recent) and not collapse and cause is not StopReason.physics_unstable

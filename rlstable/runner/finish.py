@@ -21,7 +21,7 @@ from rlstable.report.run_record import read_record, read_records
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command, describe, describe_warnings
 
 
-def close(
+def finish_files(
     stop_reason: StopReason,
     fields: Mapping[str, Any],
     run_dir: Path,
@@ -31,11 +31,11 @@ def close(
     saved: bool,
     taken: bool = False,
 ) -> None:
-    """Writes `result.json` and the page, and prints the summary. What cannot be written is said and ends nothing.
+    """Writes `result.json` and the report page and prints the summary. A file that cannot be written is only reported.
 
     Args:
         stop_reason: Why the run stopped.
-        fields: Of `result.json`, see `stop_reasons.describe`.
+        fields: Fields of `result.json`, see `stop_reasons.describe`.
         run_dir: The run folder.
         console: The console.
         report: Whether to write the report page.
@@ -50,8 +50,8 @@ def close(
         console.message(f"result.json could not be written: {error}")
     if report and not taken:
         try:
-            stories = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
-            write_atomically(run_dir / "report.html", page(stories))
+            records = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
+            write_atomically(run_dir / "report.html", page(records))
         except Exception as error:
             console.message(f"report.html could not be written: {type(error).__name__}: {error}")
     seeds = fields.get("seeds")
@@ -60,9 +60,9 @@ def close(
         saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
         policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
     rows = describe(stop_reason, fields, run_dir, policy if saved else None)
-    for seed, own in (seeds or {}).items():
+    for seed, seed_fields in (seeds or {}).items():
         folder = seed_folder(run_dir, seed)
-        given_up = StopReason[own["stop_reason"]] in GIVEN_UP
-        if given_up and own["stop_reason"] != StopReason.needs_own_program.name and has_checkpoint(folder):
+        seed_reason = StopReason[seed_fields["stop_reason"]]
+        if seed_reason in GIVEN_UP and seed_reason is not StopReason.needs_own_program and has_checkpoint(folder):
             rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
     console.summary(rows + describe_warnings(fields))

@@ -1,4 +1,4 @@
-"""The folder of a run: with several seeds it has rows, events and the result of all, beside one folder per seed."""
+"""The run folder: with several seeds it has rows, events and a result of all seeds, and one folder per seed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.report.run_record import last_row
 from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
-from rlstable.runner.finish import close
+from rlstable.runner.finish import finish_files
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, stays_ended
 
-# Opens a seed: its configuration, folder, callback and console.
+# Opens a seed from its configuration, folder, callback and console.
 OpenSeed = Callable[[Config, Path, Callback | None, Console], SeedRun]
 
 
@@ -67,18 +67,18 @@ class SingleFolder:
         """Logs an event of the whole run; here the seed logs it."""
 
     def wait(self) -> None:
-        """Waits until the rows and events of the whole run are written; a saved seed must not be ahead of them."""
+        """Waits until the rows and events of the whole run are written; seeds are saved after them."""
 
     def ensure(self) -> None:
         """Writes the folder again if files are missing; here the seed does it when it saves."""
 
-    def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], over: bool) -> bool:
+    def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], is_last: bool) -> bool:
         """Logs a row of all seeds if it is complete; here the seed has logged it.
 
         Args:
             training: The seeds that the last iteration trained.
             unfinished: All seeds that have not ended.
-            over: Whether no other row will come.
+            is_last: Whether this is the last row.
 
         Returns:
             Whether the callback asks the run to stop.
@@ -86,7 +86,7 @@ class SingleFolder:
         return False
 
     def end_seed(self, seed: int, run: SeedRun, stop_reason: StopReason) -> None:
-        """Ends one seed and keeps its result."""
+        """Ends one seed and records its result."""
         _, self.results[seed] = run.finish(stop_reason)
 
     def finish(self, stop_reason: StopReason | None, advice: str | None) -> Result:
@@ -94,7 +94,7 @@ class SingleFolder:
 
         Args:
             stop_reason: Stop reason of the whole run; None if each seed has its own.
-            advice: Advice on it, if any.
+            advice: Advice on the stop reason; None if there is none.
         """
         (result,) = self.results.values()
         return result
@@ -132,7 +132,7 @@ class FleetFolder(SingleFolder):
             for seed in config.each_seed:
                 folder = seed_folder(self._run_dir, seed)
                 if resumes:
-                    self._rows.recall(seed, last_row(folder))
+                    self._rows.set_last(seed, last_row(folder))
                     fields = read_result(folder)
                     if fields is not None and stays_ended(fields, config):
                         self._fields[seed] = fields
@@ -140,7 +140,7 @@ class FleetFolder(SingleFolder):
                         continue
                 console = SeedConsole(self._console, seed, shown)
                 seeds[seed] = open_seed(
-                    config.of_seed(seed, group), folder, functools.partial(self._rows.take, seed), console
+                    config.of_seed(seed, group), folder, functools.partial(self._rows.add, seed), console
                 )
             self._open_files(list(seeds.values()))
         except BaseException:
@@ -167,12 +167,12 @@ class FleetFolder(SingleFolder):
             self._folder_check.ensure()
         forget_result(self._run_dir)
 
-    def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], over: bool) -> bool:
+    def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], is_last: bool) -> bool:
         """Logs a row of all seeds, once every training seed has logged its row."""
         unfinished = list(unfinished)
         self._step = max(self._step, min((run.host.logged_step for run in unfinished), default=0))
         returns = [fields["return"] for fields in self._fields.values()]
-        row = self._rows.together(training, [*returns, *(run.host.last_return for run in unfinished)], over)
+        row = self._rows.combine(training, [*returns, *(run.host.last_return for run in unfinished)], is_last)
         if row is None:
             return False
         if "eval/episode_reward" in row:
@@ -199,7 +199,7 @@ class FleetFolder(SingleFolder):
             stop_reason = StopReason[fields["stop_reason"]]
             saved = any(map(has_checkpoint, seed_folders(self._run_dir)))
             report = self._config.logging.report
-            close(stop_reason, fields, self._run_dir, self._console, report=report, saved=saved)
+            finish_files(stop_reason, fields, self._run_dir, self._console, report=report, saved=saved)
             results = tuple(self.results[seed] for seed in self._config.each_seed if seed in self.results)
             return Result(stop_reason, self._run_dir, self._step, self._last_evaluation, self.history, results)
 
@@ -213,25 +213,29 @@ class FleetFolder(SingleFolder):
     def _open_files(self, seeds: list[SeedRun]) -> None:
         assert self._lock is not None
         settings = self._config.model_dump(mode="json")
-        machine = seeds[0].machine if seeds else None
+        machine = seeds[0].programs.machine if seeds else None
         self._folder_check = FolderCheck(self._run_dir, self._lock, self._logbook, settings, machine, self.event)
-        remember(self._run_dir / "config.yaml", self._config)  # if that is impossible, every seed logs it
+        remember(self._run_dir / "config.yaml", self._config)  # if this fails, every seed logs it
         steps = [run.host.logged_step for run in seeds]
         self._step = max(steps, default=0)
-        # Some seeds may have to repeat iterations whose rows exist; the repeated rows are the same.
+        # Some seeds may repeat iterations that are logged already; the repeated rows are the same.
         self._logbook.start(None, max(steps) if steps and self._config.resume is not None else None)
 
     def _require_the_same_seeds(self) -> None:
-        """Checks that no saved seed would be left behind."""
+        """Checks that the configuration has every saved seed.
+
+        Raises:
+            ConfigError: A saved seed is missing.
+        """
         saved = [seed_of(folder) for folder in seed_folders(self._run_dir) if has_checkpoint(folder)]
         if not set(saved) <= set(self._config.each_seed):
             raise ConfigError(
-                f"seeds: {self._run_dir} holds seeds {min(saved)} to {max(saved)}, and not all of them are among those "
-                f"from {self._config.seed} on; set seed={min(saved)} seeds={max(saved) - min(saved) + 1}, or more"
+                f"seeds: {self._run_dir} holds seeds {min(saved)} to {max(saved)}, and the configured seeds from "
+                f"{self._config.seed} on lack some; set seed={min(saved)} seeds={max(saved) - min(saved) + 1}, or more"
             )
 
 
 def _without_wandb(config: Config) -> Config:
-    """For the rows of all seeds together: Weights & Biases has the rows of each seed, as a group."""
+    """The configuration for the rows of all seeds: Weights & Biases receives the rows of each seed, as a group."""
     wandb = config.logging.wandb.model_copy(update={"mode": "disabled"})
     return config.model_copy(update={"logging": config.logging.model_copy(update={"wandb": wandb})})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rlstable.supervise.incident import Caught
-from rlstable.supervise.ladder import Rungs
+from rlstable.supervise.incident import IncidentMemory
+from rlstable.supervise.ladder import LadderMemory
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
@@ -16,11 +16,11 @@ from rlstable.supervise.tally import Tally
 
 @dataclasses.dataclass
 class HostState:
-    """The little that lives on the host; saved with the training state.
+    """Counts and memories of a run on the host; saved with the training state.
 
     Attributes:
         iteration: Iterations done, rolled back iterations not included.
-        step: Environment steps trained, rolled back steps not included. A number that outlives the donated state.
+        step: Environment steps trained, rolled back steps not included; valid after the training state is donated.
         episodes: Training episodes that ended.
         last_return: Return of the last evaluation; None if every episode was aborted.
         best_return: Return of the best evaluation so far.
@@ -28,7 +28,7 @@ class HostState:
         drawn: Whether the pool of clean first states was used since its last refill.
         elapsed: Seconds of training so far, over all processes.
         evaluated: Seconds of evaluation so far, over all processes.
-        wandb_run_id: For resuming the same wandb run.
+        wandb_run_id: Run ID of Weights & Biases, for a resume; None without it.
         attempts: Memory of recovery.
         rungs: Memory of the precision ladder.
         plan: The memory plan.
@@ -49,32 +49,32 @@ class HostState:
     evaluated: float = 0.0
     wandb_run_id: str | None = None
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
-    rungs: Rungs = dataclasses.field(default_factory=Rungs)
+    rungs: LadderMemory = dataclasses.field(default_factory=LadderMemory)
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
-    incidents: Caught = dataclasses.field(default_factory=Caught)
+    incidents: IncidentMemory = dataclasses.field(default_factory=IncidentMemory)
     watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
     signs: SignMemory = dataclasses.field(default_factory=SignMemory)
     tally: Tally = dataclasses.field(default_factory=Tally)
 
     @property
     def logged_step(self) -> int:
-        """Environment steps trained, rolled back steps included: never runs backwards."""
+        """Environment steps trained, rolled back steps included; never decreases."""
         return self.step + self.attempts.lost_steps
 
-    def become(self, other: HostState) -> None:
-        """Takes every field of another host state."""
+    def copy_from(self, other: HostState) -> None:
+        """Copies every field of another host state."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(other, field.name))
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
-        """The state in a checkpoint of any version: missing fields have their defaults, unknown ones are ignored."""
+        """The host state in a checkpoint of any version; missing fields have defaults, unknown fields are ignored."""
         known = {field.name for field in dataclasses.fields(cls)}
         saved = {name: value for name, value in saved.items() if name in known}
-        kinds = {"attempts": Attempts, "rungs": Rungs, "plan": MemoryPlan, "incidents": Caught}
-        kinds["tally"] = Tally
+        kinds = {"attempts": Attempts, "rungs": LadderMemory, "plan": MemoryPlan}
+        kinds |= {"incidents": IncidentMemory, "tally": Tally}
         if "watch" not in saved and saved.get("best_return") is not None:
-            # Saved without a return watch: the return at the start is unknown, so all of the return counts.
+            # Saved without a return watch: the first return is unknown, so the whole return counts as gained.
             start = min(0.0, 2.0 * saved["best_return"])
             watch = {"training": {"start": start}, "evaluation": {"start": start}}
             saved = {**saved, "watch": {**watch, "best_evaluation": saved["best_return"]}}

@@ -1,4 +1,4 @@
-"""Random keys of one seed for everything that is drawn between two iterations."""
+"""Random keys of one seed for the draws outside the training program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SeedKeys:
     """Random keys of one seed, each a function of the seed and of counts in the host state.
 
     Attributes:
-        init: For parameters and what training draws.
+        init: For parameters and for training.
         resets: For the first states of the environments.
         rollback: For resets after a rollback.
 

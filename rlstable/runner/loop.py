@@ -17,10 +17,12 @@ from rlstable.config import Config, ConfigError
 from rlstable.device.sharding import fetch
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
-from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, make_evaluator
+from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
+from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
+from rlstable.runner.evaluation import compare_with_best, evaluate
 from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
@@ -30,7 +32,7 @@ from rlstable.runner.setup_cache import Factories, LogEvent
 from rlstable.runner.slots import Slots
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.ladder import Level
-from rlstable.supervise.memory_plan import OutOfMemory, exhausted, smallest
+from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory, smallest
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -49,11 +51,11 @@ class TrainingLoop:
     Args:
         config: The configuration.
         run_dir: The run folder.
-        callback: Called as `callback(step, row)` with every row, of several seeds with every row of all seeds
+        callback: Called as `callback(step, row)` with every row, with several seeds only with rows of all seeds
             together; returning True stops the run.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
-        signals: Signals that are already caught; None to catch them from `run` on.
-        factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` has its own.
+        signals: Signals that are already caught; None to catch them during `run`.
+        factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` passes others.
 
     Raises:
         ConfigError: The configuration, the environment or the folder is unusable.
@@ -73,7 +75,7 @@ class TrainingLoop:
         several = config.seeds > 1
         title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
         self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
-        self._stop_request = StopRequest(self._console, self._leave, signals, config.supervise.max_wall_time)
+        self._stop_request = StopRequest(self._console, self._save_and_end, signals, config.supervise.max_wall_time)
         self._slots = Slots(config.each_seed)
         self._last_seconds = 0.0
         self._advice: str | None = None
@@ -81,7 +83,7 @@ class TrainingLoop:
         mesh = mesh_of(config)
         if several and mesh.size > 1:
             raise ConfigError(
-                f"seeds: {config.seeds} train together on one device, here are {mesh.size}; set devices=1"
+                f"seeds: {config.seeds} seeds train together on one device, not on {mesh.size}; set devices=1"
             )
         self._folder = (FleetFolder if several else SingleFolder)(config, self.run_dir, callback, self._console)
         if several:
@@ -106,24 +108,24 @@ class TrainingLoop:
 
     def run(self) -> Result:
         """Trains every seed until it stops. However the run ends, the run folder has the stop reason."""
-        with self._stop_request.listening():
+        with self._stop_request.catching_signals():
             return self._run()
 
     def advance(self) -> dict[int, StopReason]:
-        """Runs one iteration and what is due after it; returns the stop reasons of the seeds that have ended."""
+        """Runs one iteration and the steps due after it; returns the stop reasons of the seeds that have ended."""
         training = self._training
         iterate = self._slots.program(training, self._unfinished)
         if any(run.schedule.evaluates_next for run in training.values()):
-            # Between two iterations: a signal during compilation saves the present state.
-            self._evaluator.prepare(self._slots.policies(training))
+            # Compile before the iteration: a signal during compilation saves the present state.
+            self._evaluator.prepare(list(self._slots.policies(training).values()))
         started = time.perf_counter()
         number = max(run.host.iteration for run in training.values()) + 1
         try:
             with self._console.working(f"iteration {number}", self._last_seconds or None), interruptible():
                 results = iterate.each(self._slots.states(training))
-                metrics = fetch(self._slots.put(results, training))
+                metrics = fetch(self._slots.store(results, training))
         except jax.errors.JaxRuntimeError as error:
-            if not exhausted(error):
+            if not is_out_of_memory(error):
                 raise
             for run in training.values():
                 run.shrink_after_oom()
@@ -133,7 +135,7 @@ class TrainingLoop:
         return self._finish_iteration(iterate, training, metrics)
 
     def close(self) -> None:
-        """Releases the folders, as `run` does at its end, for a run that is not started. May be called again."""
+        """Releases the folders if `run` is not called; `run` releases them itself. May be called again."""
         for run in self.seeds.values():
             run.close()
         self._folder.close()
@@ -142,12 +144,12 @@ class TrainingLoop:
         stop_reason: StopReason | None = StopReason.error
         try:
             self._train()
-            stop_reason = None  # every seed has its own
+            stop_reason = None  # each seed has a stop reason
         except OutOfMemory as error:
             self._advice = str(error)
             stop_reason = StopReason.out_of_memory
         except KeyboardInterrupt:
-            stop_reason = StopReason.interrupted  # the second one, which does not wait for the iteration
+            stop_reason = StopReason.interrupted  # the second signal does not wait for the iteration
             raise
         except Exception as error:
             for log_event in (self._folder.event, *(run.event for run in self._unfinished.values())):
@@ -158,18 +160,19 @@ class TrainingLoop:
         return result
 
     def _train(self) -> None:
-        trained = [seed for seed, run in self._unfinished.items() if run.schedule.finished]
-        self._end(dict.fromkeys(trained, StopReason.completed))
+        completed = [seed for seed, run in self._unfinished.items() if run.schedule.finished]
+        self._end(dict.fromkeys(completed, StopReason.completed))
         if not self._unfinished:
             return
         training = self._training
         self._slots.fill(training)
         if any(run.schedule.evaluates for run in training.values()):
-            self._evaluator.begin(self._slots.policies(training))  # compiles while the iteration is traced
+            # Compiles while the iteration is traced.
+            self._evaluator.begin(list(self._slots.policies(training).values()))
         self._slots.program(training, self._unfinished)
-        stopped = self._stop_request.stop_reason  # before or during the compilation
-        if stopped is not None:
-            self._end(dict.fromkeys(self._unfinished, stopped))
+        requested = self._stop_request.stop_reason  # before or during the compilation
+        if requested is not None:
+            self._end(dict.fromkeys(self._unfinished, requested))
         while self._unfinished:
             self.advance()
 
@@ -182,10 +185,10 @@ class TrainingLoop:
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
         if self.config.seeds == 1:
             self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
-        evaluations = self._evaluate(due, training)
-        self._compare(
-            [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))], training
-        )
+        evaluations = evaluate(self._evaluator, self._slots, training, due) if due else {}
+        suspects = [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))]
+        if suspects:
+            compare_with_best(self._evaluator, self._slots, training, suspects)
         # Once for all seeds, or some would stop an iteration before the others.
         requested = self._stop_request.requested(self._last_seconds)
         finished = {
@@ -193,18 +196,18 @@ class TrainingLoop:
             for seed, run in training.items()
         }
         waiting = self._unfinished.keys() - training.keys()
-        over = all(finished.values()) and (requested is not None or not waiting)
-        if not waiting and self._folder.row(training, self._unfinished.values(), over):
+        is_last = all(finished.values()) and (requested is not None or not waiting)
+        if not waiting and self._folder.row(training, self._unfinished.values(), is_last):
             requested = requested or StopReason.stopped
         requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
         stop_reasons = {seed: finished.get(seed) or requested for seed in self._unfinished}
-        # Every seed is saved before the first one ends, which takes time. Seeds that wait are as they were saved.
+        # Save every seed before the first one ends, since ending takes time. Waiting seeds are saved already.
         for seed, run in training.items():
             if stop_reasons[seed] is not None:
                 run.saving.save_if_due(run.state)
         ended = self._end({seed: reason for seed, reason in sorted(stop_reasons.items()) if reason is not None})
         for seed in ended.keys() & training.keys():
-            self._slots.leave(seed, training[seed].state)
+            self._slots.keep_last_state(seed, training[seed].state)
         return ended
 
     def _finish_seed(
@@ -212,43 +215,13 @@ class TrainingLoop:
     ) -> StopReason | None:
         """Finishes the iteration of one seed; with several seeds, an error ends this seed alone."""
         try:
-            return run.finish_iteration(metrics, evaluation, requested)
+            return finish_iteration(run, metrics, evaluation, requested)
         except Exception as error:
             if self.config.seeds == 1:
                 raise
             traceback.print_exc()
             run.event("error", message=f"{type(error).__name__}: {error}")
             return StopReason.error
-
-    def _evaluate(self, due: list[int], training: dict[int, SeedRun]) -> dict[int, EvaluationMetrics]:
-        """Evaluates all slots and returns the metrics of some seeds: fewer slots would need another program."""
-        if not due:
-            return {}
-        try:
-            found = self._evaluator.evaluate(self._slots.policies(training))
-        except OutOfMemory:
-            for run in training.values():
-                run.saving.save_if_good(run.state)  # the run ends with everything that was learned
-            raise
-        return {seed: metrics for seed, metrics in zip(self.config.each_seed, found, strict=True) if seed in due}
-
-    def _compare(self, suspected: list[int], training: dict[int, SeedRun]) -> None:
-        """Plays the best and the present policies of some seeds in the same episodes, all slots each time.
-
-        Without memory for these episodes, nothing is compared.
-        """
-        if not suspected:
-            return
-        slots = dict(zip(self.config.each_seed, self._slots.policies(training), strict=True))
-        sides = {seed: training[seed].return_check.sides(training[seed].state) for seed in suspected}
-        with contextlib.suppress(OutOfMemory):
-            best, present = (
-                self._evaluator.play(list((slots | {seed: pair[side] for seed, pair in sides.items()}).values()))
-                for side in (0, 1)
-            )
-            for seed, of_best, of_present in zip(self.config.each_seed, best, present, strict=True):
-                if seed in suspected:
-                    training[seed].return_check.compare(of_best, of_present)
 
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
@@ -269,11 +242,12 @@ class TrainingLoop:
         self._folder.end_seed(seed, run, stop_reason)
 
     def _agree_on_program(self) -> None:
-        """Ends resumed seeds that need another program; the others take the smallest memory plan of any seed."""
+        """Ends resumed seeds that need another program; the other seeds take the smallest memory plan of any seed."""
         precision = self.config.precision
         for seed, run in self._unfinished.items():
-            if run.supervisor.level != Level(precision.matmul, precision.network):
-                self._end_seed(seed, run.needs_own_program(f"it is at the precision {run.supervisor.level} by now"))
+            level = run.programs.level
+            if level != Level(precision.matmul, precision.network):
+                self._end_seed(seed, run.needs_own_program(f"its precision is now {level}"))
         plan = smallest([run.host.plan for run in self._unfinished.values()])
         for run in self._unfinished.values():
             run.take_plan(plan)
@@ -285,14 +259,14 @@ class TrainingLoop:
 
     @property
     def _training(self) -> dict[int, SeedRun]:
-        """The seeds of the next iteration; after a crash, seeds that were saved earlier catch up first."""
+        """The seeds of the next iteration; after a crash, the seeds with the oldest checkpoints catch up first."""
         unfinished = self._unfinished
         behind = min(run.host.logged_step for run in unfinished.values()) + self.config.env_steps_per_iteration
         return {seed: run for seed, run in unfinished.items() if run.host.logged_step < behind}
 
     @property
     def _evaluator(self) -> Evaluator:
-        return next(iter(self.seeds.values())).supervisor.evaluator
+        return next(iter(self.seeds.values())).programs.evaluator
 
     def _make_evaluator(
         self, config: Config, networks: Networks, compiling: Compiling, _: LogEvent, single: Any
@@ -300,7 +274,7 @@ class TrainingLoop:
         """The evaluator of all seeds; its events are logged for the whole run."""
         return make_evaluator(config, networks, compiling, self._folder.event, single)
 
-    def _leave(self, stop_reason: StopReason) -> None:
+    def _save_and_end(self, stop_reason: StopReason) -> None:
         """Saves good states that are not saved, and ends the run; called by another thread during compilation."""
         self._folder.wait()
         for run in self._unfinished.values():

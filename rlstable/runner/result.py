@@ -21,9 +21,9 @@ class Result:
         stop_reason: Why the run stopped.
         run_dir: The run folder.
         step: Environment steps trained, rolled back steps not included.
-        metrics: Metrics of the last evaluation; None for a number that does not exist.
-        history: Logged rows, `step` among their keys; rows of long runs are thinned (docs/metrics.md).
-        seeds: Result of each seed, if several trained together; metrics and history are then those of all seeds.
+        metrics: Metrics of the last evaluation; a missing number is None.
+        history: Logged rows with the key `step`; rows of long runs are thinned (docs/metrics.md).
+        seeds: Result of each seed if several seeds trained together; metrics and history then combine all seeds.
     """
 
     stop_reason: StopReason
@@ -41,6 +41,6 @@ class Result:
 
     @property
     def policy(self) -> Policy:
-        """The best policy of the run, of several seeds the policy of the best seed."""
+        """The best policy of the run; with several seeds, the policy of the best seed."""
         folder = (best_seed(self.run_dir) or self.seeds[0].run_dir) if self.seeds else self.run_dir
         return load_policy(folder)

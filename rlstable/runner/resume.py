@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +17,13 @@ from rlstable.ppo.state import TrainState
 from rlstable.runner import renamed_guards
 from rlstable.runner.configuration_changes import changes, value_at
 from rlstable.runner.host_state import HostState
+from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.supervisor import Supervisor
-from rlstable.supervise.ladder import Level, Rungs
+from rlstable.supervise.ladder import LadderMemory, Level
 from rlstable.supervise.memory_plan import MemoryPlan
-from rlstable.supervise.snapshots import NAMES, Saved
+from rlstable.supervise.snapshots import NAMES, SavedState, template
 
-# Parts that older checkpoints lack: numbers of `Tuning`, and the states to go back to.
+# Parts that older checkpoints lack: numbers of `Tuning`, and the snapshots.
 _LATER = (
     "tuning/clip_scale", "tuning/policy_rate_scale", "tuning/critic_rate_scale", "tuning/policy_hold", *NAMES,
 )  # fmt: skip
@@ -35,24 +37,24 @@ _PLANNED_FOR = (
 def resume(
     checkpoints: Checkpoints,
     config: Config,
-    devices: int,
+    programs: SeedPrograms,
     supervisor: Supervisor,
     host: HostState,
-    fresh: TrainState,
+    first_state: TrainState,
     key: Callable[[], jax.Array],
     event: Callable[..., None],
 ) -> TrainState:
     """Reads the newest readable checkpoint.
 
-    Numbers that schedules and searches moved are kept; newly typed numbers start from here.
+    Numbers that schedules and searches moved are kept; numbers that the user has changed start from here.
 
     Args:
         checkpoints: The run's checkpoints.
         config: The present configuration.
-        devices: Number of devices.
-        supervisor: Receives the saved level and snapshots.
+        programs: Receives the saved precision level.
+        supervisor: Receives the saved snapshots.
         host: Receives the saved host state.
-        fresh: A training state before its first iteration.
+        first_state: A training state before its first iteration.
         key: Returns the random key for resets.
         event: Called as `event(kind, **fields)`.
 
@@ -62,60 +64,77 @@ def resume(
     Raises:
         ConfigError: There is no readable checkpoint, or it does not fit the configuration.
     """
-    new = config.model_dump(mode="json")
+    folder, new = checkpoints.directory.parent, config.model_dump(mode="json")
 
-    def like(saved: Mapping[str, Any]) -> Saved:
-        """The shapes of the saved training state, at the level and size of its training."""
-        if saved["devices"] != devices:
-            raise ConfigError(
-                f"devices: the run in {checkpoints.directory.parent} was trained on {saved['devices']} devices, here "
-                f"are {devices}; its environments and random numbers are theirs, so resume it with "
-                f"devices={saved['devices']}"
-            )
-        host.become(HostState.of(saved["host"]))
-        num_envs = _num_envs(saved)
-        configured = [saved["config"]["precision"][key] for key in Level._fields]
-        if configured != [new["precision"][key] for key in Level._fields]:
-            host.rungs = Rungs()  # another precision is configured, so the ladder starts at its lowest level
-        if any(_differs(value_at(saved["config"], path), value_at(new, path)) for path in _PLANNED_FOR):
-            host.plan = MemoryPlan()
-        supervisor.recall()
-        state = supervisor.like(Level(*saved.get("level", configured)), num_envs)
-        # Values, not shapes: numbers that an old checkpoint lacks have their first value. Slots are not saved.
-        beside = {name: getattr(state, name) | {"tuning": fresh.tuning} for name in NAMES}
-        state = dataclasses.replace(state, tuning=fresh.tuning, incident=None, **beside)
-        return renamed_guards.under_old_names(state) if renamed_guards.has_old_names(saved["config"]) else state
+    def template_of(saved: Mapping[str, Any]) -> SavedState:
+        _read_host_state(saved, new, folder, programs, host)
+        return _template(saved, programs, first_state)
 
-    tree, saved = checkpoints.restore(like, later=_LATER)
+    tree, saved = checkpoints.restore(template_of, later=_LATER)
     if renamed_guards.has_old_names(saved["config"]):
         tree = renamed_guards.under_new_names(tree)
     saved = {**saved, "config": updated(saved["config"])}
     old = saved["config"]
-    retyped = {
+    changed = {
         "learning_rate": old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"],
         "epochs": old["ppo"]["num_updates_per_batch"] != new["ppo"]["num_updates_per_batch"],
         "loss_scale": old["precision"] != new["precision"],
     }
-    tuning = {name: getattr(fresh.tuning, name) for name, changed in retyped.items() if changed}
+    tuning = {name: getattr(first_state.tuning, name) for name, is_changed in changed.items() if is_changed}
     state = supervisor.read(tree, {name: saved.get(name) for name in NAMES}, **tuning)
-    other_envs = _num_envs(saved) != supervisor.num_envs
-    if other_envs:
-        state = supervisor.setup.reset_envs_and_pool(state, key())
-        event("environments_redrawn", num_envs=supervisor.num_envs)
-    if other_envs or retyped["loss_scale"]:
-        state = supervisor.to_current_level(state, key())
-    state = supervisor.setup.with_empty_slots(state)
+    envs_changed = _num_envs(saved) != programs.num_envs
+    if envs_changed:
+        state = programs.setup.reset_envs_and_pool(state, key())
+        event("environments_redrawn", num_envs=programs.num_envs)
+    if envs_changed or changed["loss_scale"]:
+        state = programs.to_current_level(state, key())
+    state = programs.setup.with_empty_slots(state)
     event("resumed", iteration=host.iteration, version=saved["version"])
-    for change in changes(saved.get("config"), config, checkpoints.directory.parent):
+    for change in changes(saved.get("config"), config, folder):
         event("configuration_changed", **change._asdict())
-    different = differences(saved.get("versions", {"rlstable": saved["version"]}), supervisor.versions)
-    if different:
-        event("versions_changed", **different)
+    changed_versions = differences(saved.get("versions", {"rlstable": saved["version"]}), programs.versions)
+    if changed_versions:
+        event("versions_changed", **changed_versions)
     return state
 
 
+def _read_host_state(
+    saved: Mapping[str, Any], new: Mapping[str, Any], folder: Path, programs: SeedPrograms, host: HostState
+) -> None:
+    """Takes the host state of a checkpoint, without the parts that the present configuration `new` replaces.
+
+    Raises:
+        ConfigError: The run was trained on another number of devices.
+    """
+    if saved["devices"] != programs.mesh.size:
+        raise ConfigError(
+            f"devices: the run in {folder} was trained on {saved['devices']} devices, not on {programs.mesh.size}, and "
+            f"its environments and random numbers depend on the number; resume it with devices={saved['devices']}"
+        )
+    host.copy_from(HostState.of(saved["host"]))
+    if _saved_level(saved) != [new["precision"][key] for key in Level._fields]:
+        host.rungs = LadderMemory()  # another precision is configured, so the ladder starts at its lowest level
+    if any(_differs(value_at(saved["config"], path), value_at(new, path)) for path in _PLANNED_FOR):
+        host.plan = MemoryPlan()
+    programs.reload_ladder()
+
+
+def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: TrainState) -> SavedState:
+    """The shapes of the saved training state, at the level and size of its training."""
+    state = template(programs.shapes(Level(*saved.get("level", _saved_level(saved))), _num_envs(saved)))
+    # Values, not shapes: numbers that an old checkpoint lacks have their first value. Slots are not saved.
+    snapshots = {name: getattr(state, name) | {"tuning": first_state.tuning} for name in NAMES}
+    state = dataclasses.replace(state, tuning=first_state.tuning, incident=None, **snapshots)
+    return renamed_guards.under_old_names(state) if renamed_guards.has_old_names(saved["config"]) else state
+
+
+def _saved_level(saved: Mapping[str, Any]) -> list[str]:
+    """The precision level of the saved configuration."""
+    return [saved["config"]["precision"][key] for key in Level._fields]
+
+
 def _num_envs(saved: Mapping[str, Any]) -> int:
-    """How many environments a checkpoint has; an older one says it in its plan and its configuration."""
+    """Number of environments of a checkpoint; older checkpoints have it in their plan and configuration."""
     configured: int = saved["config"]["ppo"]["num_envs"]
     return int(saved.get("num_envs", HostState.of(saved["host"]).plan.num_envs or configured))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlstable.config import Config
 from rlstable.envs.vector import Episodes
-from rlstable.policy.evaluator import PolicySnapshot, policy_of, returns_of
+from rlstable.policy.evaluator import PolicySnapshot, returns_of, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.keys import SeedKeys
@@ -20,12 +20,12 @@ from rlstable.supervise.snapshots import Snapshots
 class ReturnCheck:
     """The return watch of one seed; does nothing if the watch or recovery is off.
 
-    Per iteration call `train`, `suspects`, then `compare` if it is suspected, and at the end `keep`.
+    Each iteration calls `train` and `suspects`, then `compare` if `suspects` returned True, and at the end `keep`.
 
     Attributes:
         enabled: Whether the return is watched.
         collapsed: Whether this iteration's comparison has confirmed a collapse.
-        best_return: Return of the best policy in the episodes of that comparison.
+        best_return: Return of the best policy in the episodes of the comparison; None before the first collapse.
 
     Args:
         config: The whole configuration.
@@ -59,7 +59,7 @@ class ReturnCheck:
         self._is_best = None
         if self.enabled and self._healthy:
             self._is_best = self._watch.train(float(metrics.values["episode/sum_reward"]), episodes)
-            self._snapshots.look(self._is_best)
+            self._snapshots.promote_candidate(self._is_best)
 
     def suspects(self, evaluation: Row) -> bool:
         """Whether the return may have collapsed, so that `compare` must decide.
@@ -77,32 +77,32 @@ class ReturnCheck:
         best = self._snapshots.best
         return (self._watch.suspects or ends_below) and not best.empty and best.iteration < self._host.iteration
 
-    def sides(self, state: TrainState) -> tuple[PolicySnapshot, PolicySnapshot]:
-        """The best policy and the present one, to be played in the same fresh episodes for `compare`."""
+    def policy_pair(self, state: TrainState) -> tuple[PolicySnapshot, PolicySnapshot]:
+        """The best and the present policy with the same random key, for the episodes of `compare`."""
         key = self._keys.comparison
         params, statistics = self._snapshots.best.policy
-        return PolicySnapshot(params, statistics, key), policy_of(state, key)
+        return PolicySnapshot(params, statistics, key), snapshot_of(state, key)
 
     def compare(self, best: Episodes, present: Episodes) -> None:
-        """Decides whether the return has collapsed, from paired episodes of the policies of `sides`."""
-        of_best, of_present = returns_of(best), returns_of(present)
+        """Decides whether the return has collapsed, from paired episodes of the policies of `policy_pair`."""
+        best_returns, present_returns = returns_of(best), returns_of(present)
         returns = {
-            "best_return": _mean(of_best),
-            "return": _mean(of_present),
+            "best_return": _mean(best_returns),
+            "return": _mean(present_returns),
             "best_iteration": self._snapshots.best.iteration,
         }
-        worse = self._watch.is_worse(of_best, of_present, self._finished)
+        worse = self._watch.is_worse(best_returns, present_returns, self._finished)
         self.collapsed = worse is True
         if worse:
-            self._watch.confirmed()
+            self._watch.confirm()
             self._event("guard_tripped", guard="return_watch", collapsed=1)
             self._event("return_collapsed", **returns)
-            self.best_return = _mean(of_best)
+            self.best_return = _mean(best_returns)
         elif worse is None:
-            self._watch.wait()
+            self._watch.reset_test()
             self._event("return_fall_unclear", **returns)
         else:
-            self._watch.refute(of_best, of_present)
+            self._watch.refute(best_returns, present_returns)
             self._event("return_fall_refuted", **returns)
 
     def keep(self, state: TrainState) -> None:

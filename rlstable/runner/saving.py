@@ -18,11 +18,12 @@ from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.seed_log import SeedLog
-from rlstable.runner.supervisor import Supervisor
+from rlstable.runner.seed_programs import SeedPrograms
+from rlstable.supervise.snapshots import Snapshots
 from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
 _ROOM = 2  # checkpoints that must still fit on the disk
-_LEAST_SIZE = 128 * 1024  # bytes of the smallest checkpoint, most of it JSON and the ends of blocks
+_LEAST_SIZE = 128 * 1024  # bytes of the smallest checkpoint, most of them JSON and padding of disk blocks
 _MEGABYTE = 1024 * 1024
 NOTHING_SAVED = "nothing_saved"
 
@@ -36,7 +37,8 @@ class Saving:
     Args:
         config: The whole configuration.
         host: The run's host state, saved beside the training state.
-        supervisor: Holds the snapshots, saved with the training state.
+        programs: Precision level, sizes and versions, saved as metadata.
+        snapshots: The states that the run may roll back to, saved with the training state.
         log: Logs events; its record is complete before a state is saved.
         checkpoints: The checkpoints on disk.
         folder_check: Checks that the run folder is in place.
@@ -46,7 +48,8 @@ class Saving:
         self,
         config: Config,
         host: HostState,
-        supervisor: Supervisor,
+        programs: SeedPrograms,
+        snapshots: Snapshots,
         log: SeedLog,
         checkpoints: Checkpoints,
         folder_check: FolderCheck,
@@ -54,30 +57,31 @@ class Saving:
         self.folder_check = folder_check
         self._config = config
         self._host = host
-        self._supervisor = supervisor
+        self._programs = programs
+        self._snapshots = snapshots
         self._log = log
         self._checkpoints = checkpoints
         self._failures = 0
-        self._tight = False
-        self._healthy = self._due = False
-        self._good: tuple[int, int] | None = None
+        self._nearly_full = False
+        self._healthy = self._unsaved = False
+        self._last_good: tuple[int, int] | None = None  # iteration and environment steps
         self._last_score: float | None = None
         self._steps: dict[int, int] = {}  # environment steps by iteration, of the checkpoints of this process
-        self._begun_at = host.step
+        self._first_step = host.step
 
-    def iteration(self, healthy: bool) -> None:
+    def record_iteration(self, healthy: bool) -> None:
         """Records an iteration, not saveable yet: the evaluation and reset due after it have not happened."""
-        self._due, self._healthy = False, healthy
+        self._unsaved, self._healthy = False, healthy
 
     def finish_iteration(self) -> None:
         """Records that the state of the iteration may be saved, if it is good."""
-        self._due = self._healthy
+        self._unsaved = self._healthy
         if self._healthy:
-            self._good = self._host.iteration, self._host.step
+            self._last_good = self._host.iteration, self._host.step
 
     def save_if_due(self, state: TrainState) -> None:
         """Saves a good state that is not saved, between two iterations."""
-        if self._due:
+        if self._unsaved:
             self.save(state, None)
 
     def save_if_good(self, state: TrainState) -> None:
@@ -86,7 +90,7 @@ class Saving:
             self.save(state, None)
 
     def save(self, state: TrainState, score: float | None) -> None:
-        """Saves a state, in a run folder that is written again first if it is gone.
+        """Saves a state. If the run folder is missing, it is written again first.
 
         Args:
             state: The training state.
@@ -96,14 +100,14 @@ class Saving:
             return
         host, logbook = self._host, self._log.logbook
         host.wandb_run_id = logbook.wandb_run_id
-        saved, origins = self._supervisor.snapshots.save(state, host.iteration)
+        saved, origins = self._snapshots.save(state, host.iteration)
         saved = dataclasses.replace(saved, incident=None)
-        policy, beside = policy_arrays(state), {**self._beside(score), **origins}
-        logbook.wait()  # a run that resumes from here has all rows until here
-        self._good = host.iteration, host.step
+        policy, metadata = policy_arrays(state), {**self._metadata(score), **origins}
+        logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
+        self._last_good = host.iteration, host.step
         self._checkpoints.wait()
         on_disk = self._checkpoints.on_disk()
-        self._steps = {i: at for i, at in self._steps.items() if i in on_disk} | {host.iteration: host.step}
+        self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {host.iteration: host.step}
         try:
             if self.folder_check.ensure():
                 self._checkpoints.reopen()
@@ -112,46 +116,47 @@ class Saving:
                 self._checkpoints.abandon()
             self._checkpoints.refuse(host.iteration, error)
         else:
-            self.look_at_room(saved)
-            self._checkpoints.save(host.iteration, saved, policy, beside, score=score)
-        self._last_score, self._due = score, False
+            self.warn_if_disk_nearly_full(saved)
+            self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
+        self._last_score, self._unsaved = score, False
 
-    def _beside(self, score: float | None) -> dict[str, Any]:
+    def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""
-        setup, versions = self._supervisor.setup, self._supervisor.versions
+        programs = self._programs
+        setup = programs.setup
         return {
             "host": dataclasses.asdict(self._host),
             "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul),
             "config": self._config.model_dump(mode="json"),
-            "devices": self._supervisor.devices,
-            "num_envs": self._supervisor.num_envs,
-            "level": self._supervisor.level,
+            "devices": programs.mesh.size,
+            "num_envs": programs.num_envs,
+            "level": programs.level,
             "backend": setup.loaded.backend,
             "step": self._host.step,
             "return": score,
             "version": __version__,
-            "versions": versions,
+            "versions": programs.versions,
         }
 
-    def look_at_room(self, state: Any) -> None:
-        """Warns when the disk has room for fewer than two more checkpoints; again only after there was room for more.
+    def warn_if_disk_nearly_full(self, state: Any) -> None:
+        """Warns if the disk has room for fewer than two more checkpoints; again only after there was room for three.
 
         Args:
             state: The training state, by whose size the first checkpoint is estimated.
         """
         if not self._config.checkpoint.enabled:
             return
-        steps = self._checkpoints.on_disk()
-        sizes = [size_of(self._checkpoints.directory / str(step)) for step in steps[-1:]]
+        iterations = self._checkpoints.on_disk()
+        sizes = [size_of(self._checkpoints.directory / str(iteration)) for iteration in iterations[-1:]]
         needed = max(sizes or [sum(leaf.nbytes for leaf in jax.tree.leaves(state)), _LEAST_SIZE])
         free = free_bytes(self._checkpoints.directory)
-        tight = free is not None and free < _ROOM * needed
-        if tight and not self._tight and free is not None:
+        nearly_full = free is not None and free < _ROOM * needed
+        if nearly_full and not self._nearly_full and free is not None:
             megabytes = {"free_mb": round(free / _MEGABYTE, 1), "checkpoint_mb": round(needed / _MEGABYTE, 1)}
             self._log.event("disk_nearly_full", **megabytes)
-        self._tight = tight or (self._tight and free is not None and free < (_ROOM + 1) * needed)
+        self._nearly_full = nearly_full or (self._nearly_full and free is not None and free < (_ROOM + 1) * needed)
 
-    def hear(self, kind: str) -> None:
+    def on_checkpoint_event(self, kind: str) -> None:
         """Counts failed saves, and warns at growing intervals how many steps are not saved.
 
         Args:
@@ -166,26 +171,26 @@ class Saving:
             steps, folder = self._since_saved(), self._checkpoints.directory.parent
             text = (
                 f"no good state was saved in the last {steps:,} steps, {self._failures:,} saves in a row have failed; "
-                f"make room on the disk of {folder}, or see that it can be written"
+                f"make room on the disk of {folder}, or check its permissions"
             )
-            self._host.signs.say(NOTHING_SAVED, self._host.logged_step, text)
+            self._host.signs.add(NOTHING_SAVED, self._host.logged_step, text)
             self._log.event("sign", sign=NOTHING_SAVED, text=text, value=steps)
 
     @property
     def vanished(self) -> bool:
-        """Whether files that were written are no longer in the run folder; waits for a save under way."""
+        """Whether files of the run folder were deleted or moved; waits until a running save ends."""
         self._checkpoints.wait()
         return not self._checkpoints.failing and (bool(self._since_saved()) or not self.folder_check.whole)
 
     def unsaved_steps(self) -> int:
-        """Environment steps up to the last good state that no checkpoint has; waits for a save under way."""
+        """Environment steps up to the last good state that no checkpoint has; waits until a running save ends."""
         if not self._config.checkpoint.enabled:
             return 0
         self._checkpoints.wait()
         return self._since_saved()
 
     def final_stop_reason(self, stop_reason: StopReason, state: TrainState) -> StopReason:
-        """The stop reason after a check of what is saved; `not_saved` replaces one that promises the last state.
+        """The stop reason after a check of the saved states; `not_saved` if the last state was promised but not saved.
 
         May be called again with the result.
 
@@ -195,37 +200,37 @@ class Saving:
         """
         if self._config.checkpoint.enabled:
             if stop_reason in SAVED and self._healthy and self.vanished:
-                self.save(state, self._last_score)  # into a run folder that is written again
-            stop_reason = self._by_what_is_saved(stop_reason)
+                self.save(state, self._last_score)  # writes the run folder again
+            stop_reason = self._unless_not_saved(stop_reason)
         if stop_reason.succeeded and not finite(policy_arrays(state)):
             stop_reason = StopReason.state_not_finite
         return stop_reason
 
-    def _by_what_is_saved(self, asked: StopReason) -> StopReason:
-        """The stop reason, or `not_saved` if no checkpoint has what the stop reason promises.
+    def _unless_not_saved(self, stop_reason: StopReason) -> StopReason:
+        """The stop reason, or `not_saved` if no checkpoint has the state that the stop reason promises.
 
         If the last state was bad, so that it was not saved, a best policy in the folder is enough. If no state
         was ever good, nothing is saved.
         """
-        if asked not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):
-            return asked
+        if stop_reason not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):
+            return stop_reason
         # A job that is queued again after exit code 75 resumes from the newest checkpoint.
-        known = self._checkpoints.best() is not None or (asked is StopReason.time_limit and not self._nothing_on_disk)
-        enough = not self._checkpoints.failing and known
-        return asked if enough else StopReason.not_saved
+        resumes = stop_reason is StopReason.time_limit and not self._nothing_on_disk
+        has_policy = self._checkpoints.best() is not None or resumes
+        return stop_reason if has_policy and not self._checkpoints.failing else StopReason.not_saved
 
     @property
     def advice(self) -> str:
         """Advice for a run that ended without saving its last state."""
         folder = self._checkpoints.directory.parent
         if not self._checkpoints.failing and self._nothing_on_disk:
-            return "No state of this run was good, so none was saved; look at the guards that tripped."
+            return "No state of this run was good, so none was saved; see the events guard_tripped in events.jsonl."
         if not self._checkpoints.failing:
-            return "The last states were bad, and no good one before them was saved; use checkpoint=frequent."
-        room = f"Make room on the disk of {folder}, or see that it can be written"
+            return "The last states were bad, and no earlier good state was saved; set checkpoint=frequent."
+        room = f"Make room on the disk of {folder}, or check its permissions"
         if self._nothing_on_disk:
-            return f"{room}; nothing of this run is saved, so train again."
-        return f"{room}; then {command('train', folder, 'resume=')} trains the steps again that are not saved."
+            return f"{room}; no state of this run is saved, so train again."
+        return f"{room}; then {command('train', folder, 'resume=')} trains the unsaved steps again."
 
     @property
     def _nothing_on_disk(self) -> bool:
@@ -236,10 +241,10 @@ class Saving:
 
     def _since_saved(self) -> int:
         """Environment steps from the newest checkpoint on disk to the last good state."""
-        if self._good is None:
+        if self._last_good is None:
             return 0
-        saved = [self._steps.get(iteration, self._begun_at) for iteration in self._on_disk()]
-        return max(self._good[1] - max(saved, default=0), 0)
+        saved = [self._steps.get(iteration, self._first_step) for iteration in self._on_disk()]
+        return max(self._last_good[1] - max(saved, default=0), 0)
 
 
 def finite(policy: Mapping[str, Any]) -> bool:

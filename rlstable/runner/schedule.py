@@ -10,7 +10,7 @@ from rlstable.runner.host_state import HostState
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Decides when a run evaluates, resets environments and refills the pool of first states.
+    """Decides when a run logs, evaluates, resets environments and refills the pool of first states.
 
     Attributes:
         config: The configuration.
@@ -27,7 +27,7 @@ class Schedule:
 
     @property
     def evaluates(self) -> bool:
-        """Whether an evaluation is still to come."""
+        """Whether the rest of the run has an evaluation."""
         return self._crossed(self.host.step, self.config.total_steps, self.config.eval.num_evals)
 
     @property
@@ -53,10 +53,10 @@ class Schedule:
 
     @property
     def logs(self) -> bool:
-        """Whether a row is due after this iteration in any case."""
+        """Whether a row is due after this iteration, with or without an evaluation."""
         return self.host.iteration % self.config.logging.log_every == 0
 
     def _crossed(self, before: int, after: int, times: int) -> bool:
-        """Whether one of `times` equal parts of the run ended in between."""
+        """Whether one of `times` equal parts of the run ended between two steps."""
         total = self.config.total_steps
         return min(after, total) * times // total > min(before, total) * times // total

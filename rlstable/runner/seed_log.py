@@ -31,7 +31,7 @@ class SeedLog:
         history: Logged rows; rows of long runs are thinned (`io.thinning`).
         last_evaluation: Metrics of the last evaluation.
         stopped_by_callback: Whether the callback asked the run to stop.
-        logbook: The outputs.
+        logbook: Writes rows and events to all outputs.
         telemetry: Metrics of the iterations since the last row; exists after `start`.
 
     Args:
@@ -48,18 +48,18 @@ class SeedLog:
         self._config = config
         self._callback = callback
         self._host = host
-        broken = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
-        self.logbook = Logbook(config, run_dir, console, broken)
+        failing_sinks = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
+        self.logbook = Logbook(config, run_dir, console, failing_sinks)
         self._signs = Signs(config, self.event)
         self.history: list[Row] = History()
         self.last_evaluation: Row = {}
         self.stopped_by_callback = False
 
     def start(self, ppo: PPO) -> None:
-        """Opens the outputs, once the step that the run starts from is known.
+        """Opens the outputs. Must run when the first step of the run is known.
 
         Args:
-            ppo: Names the guards and their causes.
+            ppo: For the names of guards and causes.
         """
         self._update_guards = ppo.update_guards
         self.telemetry = Telemetry(self._config, ppo)
@@ -77,7 +77,7 @@ class SeedLog:
         """
         host, config = self._host, self._config
         if bool(metrics.healthy):
-            self._signs.look(host.signs, host.iteration, host.logged_step, metrics.values)
+            self._signs.record_iteration(host.signs, host.iteration, host.logged_step, metrics.values)
         trips = self.telemetry.trips(metrics)
         transitions = config.env_steps_per_iteration // config.env.action_repeat
         minibatches = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
@@ -92,8 +92,8 @@ class SeedLog:
         self.last_evaluation = row = {**metrics, "eval/walltime": host.evaluated}
         value = row["eval/episode_reward"]
         host.last_return = value
-        self._signs.evaluate(host.signs, host.logged_step, metrics)
-        host.tally.evaluate(value)
+        self._signs.record_evaluation(host.signs, host.logged_step, metrics)
+        host.tally.count_evaluation(value)
         if value is None:
             self.event("evaluation_void", aborted_share=row["eval/aborted_share"])
         elif host.best_return is None or value > host.best_return:
@@ -118,14 +118,14 @@ class SeedLog:
             self.stopped_by_callback = True
 
     def result(
-        self, stop_reason: StopReason, cause: StopReason | None, advice_given: str | None, more: dict[str, Any]
+        self, stop_reason: StopReason, cause: StopReason | None, run_advice: str | None, more: dict[str, Any]
     ) -> dict[str, Any]:
         """The fields of `result.json`.
 
         Args:
             stop_reason: Why the run ended.
             cause: Cause of the last failed iteration, None if none failed.
-            advice_given: Advice of the part that ended the run; None if there is none.
+            run_advice: Advice of the component that ended the run; None if there is none.
             more: Fields `confirmed_*` and `unsaved_steps`, if any.
         """
         host = self._host
@@ -138,12 +138,12 @@ class SeedLog:
             **more,
             "seconds": round(host.elapsed, 1),
             "rollbacks": host.attempts.count,
-            "signs": host.signs.said,
+            "signs": host.signs.logged,
             "warnings": [warning._asdict() for warning in warnings_of(host.tally)],
         }
         if cause is not None and stop_reason in (cause, StopReason.recovery_exhausted):
             fields["cause"] = cause.name
-            advice_given = advice.paragraph(cause, host.attempts, host.signs.said, host.tally)
-        if advice_given is not None:
-            fields["advice"] = advice_given
+            run_advice = advice.paragraph(cause, host.attempts, host.signs.logged, host.tally)
+        if run_advice is not None:
+            fields["advice"] = run_advice
         return fields

@@ -1,11 +1,10 @@
-"""One seed of a run on the host: its training state, its log, its checkpoints, and what follows each iteration."""
+"""One seed of a run on the host: its training state, its log and its checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
-from rlstable.compilation.xla import dispatch_inline, keep_programs
+from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
 from rlstable.config import Config
 from rlstable.device import sharding
-from rlstable.envs.capture import causes_of
+from rlstable.envs.capture import cause_names
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
@@ -26,24 +25,24 @@ from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
 from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir
 from rlstable.io.trusted_folders import remember
-from rlstable.policy.evaluator import PolicySnapshot, policy_of
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, Slot, TrainState
-from rlstable.runner.decision import Action, Decision, cause_of
-from rlstable.runner.finish import close
+from rlstable.runner.decision import Decision
+from rlstable.runner.finish import finish_files
 from rlstable.runner.host_state import HostState
 from rlstable.runner.keys import SeedKeys
-from rlstable.runner.result import Result, Row
+from rlstable.runner.result import Result
 from rlstable.runner.resume import resume
 from rlstable.runner.return_check import ReturnCheck
 from rlstable.runner.saving import Saving
 from rlstable.runner.schedule import Schedule
 from rlstable.runner.seed_log import Callback, SeedLog
+from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import Factories
 from rlstable.runner.stopping import StopRequest
 from rlstable.runner.supervisor import Supervisor
 from rlstable.supervise.incident import Incidents
-from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.stop_reasons import StopReason, command
 
@@ -54,15 +53,15 @@ def mesh_of(config: Config) -> Mesh:
     """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards."""
     kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
     if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
-        dispatch_inline()
+        disable_async_dispatch()
     return sharding.make_mesh(config.devices)
 
 
 class SeedRun:
     """One seed of a run; the training loop calls its methods around each iteration.
 
-    After an iteration the loop calls `record_iteration`, evaluates if that returns True, then `finish_iteration`; at
-    the end `finish`.
+    After an iteration the loop calls `record_iteration`, evaluates if that returns True, then calls
+    `after_iteration.finish_iteration`; at the end of the run it calls `finish`.
 
     Attributes:
         config: The configuration, with this seed.
@@ -71,11 +70,14 @@ class SeedRun:
         host: The host state, saved beside the training state.
         log: Rows and events.
         checkpoints: The checkpoints on disk.
-        supervisor: Rolls back, changes precision and memory.
+        keys: The random keys.
+        programs: The training setup and the evaluator.
+        supervisor: Decides, rolls back and follows the precision ladder.
         saving: Saves the states.
         schedule: Decides what is due after an iteration.
         return_check: Watches the return.
-        advice: Advice on the stop reason, None if there is none.
+        cause: Cause of the last failed iteration; None if none failed.
+        advice: Advice on the stop reason; None if there is none.
         confirmed: Fields `confirmed_*` of `result.json`; empty if no best policy is confirmed.
 
     Args:
@@ -84,7 +86,7 @@ class SeedRun:
         callback: Called as `callback(step, row)` with every logged row; returning True stops the seed.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         console: The console.
-        stop_request: Hears signals while a program compiles.
+        stop_request: Reacts to signals while a program compiles.
         factories: Factories of setups and evaluators; None for an ordinary run.
 
     Raises:
@@ -106,22 +108,23 @@ class SeedRun:
         self.config = config
         self.run_dir = run_dir
         self.host = HostState()
+        self.cause: StopReason | None = None
         self.advice: str | None = None
         self.confirmed: dict[str, Any] = {}
         self.schedule = Schedule(config, self.host)
         self._fault = config.fault.of_seed(config.seed)
         self._console = console
-        self._mesh = mesh_of(config)
-        config.require_devices(self._mesh.size)
-        not_kept = keep_programs(config.compile_cache)
-        self._cause: StopReason | None = None
-        self._before = 0
-        self._continued = self._healthy = False
-        self._keys = SeedKeys(config.seed, self.host)
+        mesh = mesh_of(config)
+        config.require_devices(mesh.size)
+        cache_error = enable_program_cache(config.compile_cache)
+        self._step_before = 0
+        self._has_iterated = False
+        self.keys = SeedKeys(config.seed, self.host)
         self.log = SeedLog(config, run_dir, callback, console, self.host)
         self.event = self.log.event
-        self.supervisor = Supervisor(config, self._mesh, more, stop_request.compiling, self.event, self.host, factories)
-        setup = self.supervisor.setup  # an unusable environment is an error before the folder is made
+        self.programs = SeedPrograms(config, mesh, more, stop_request.compiling, self.event, self.host, factories)
+        self.supervisor = Supervisor(config, self.programs, self.event, self.host)
+        setup = self.programs.setup  # an unusable environment is an error before the folder is made
         self.checkpoints = self._open_checkpoints()
         self._lock: RunLock | None = None
         self._opened = False
@@ -129,51 +132,53 @@ class SeedRun:
             resumes, self._lock = open_run_dir(run_dir, config.resume, 1)
             if self._lock.unsupported is not None:
                 self.event("lock_unsupported", error=self._lock.unsupported)
-            if not_kept is not None:
-                self.event("compile_cache_unusable", error=not_kept)
+            if cache_error is not None:
+                self.event("compile_cache_unusable", error=cache_error)
             if config.env.backend == "auto":
                 _log_backend(setup, self.event)
-            # A resumed seed and seeds that share a program ask for another program.
-            ahead = not resumes and not self.supervisor.shared
-            self.state: TrainState = setup.first_state(self._keys.init, self._keys.resets, self._fault, ahead)
-            if resumes:
-                parts = self.checkpoints, config, self._mesh.size, self.supervisor, self.host
-                self.state = resume(*parts, self.state, functools.partial(self._keys.between, 2), self.event)
-                self.confirmed = confirmed_of(run_dir)
-            else:
-                self.supervisor.keep(self.state)
-            self.return_check = ReturnCheck(config, self.host, self._keys, self.supervisor.snapshots, self.event)
-            causes = causes_of(self.supervisor.setup.env.guards)
-            self._incidents = Incidents(
-                run_dir, config, causes, self.supervisor.versions, self.host.incidents, self.event
-            )
-            settings = config.model_dump(mode="json")
-            folder_check = FolderCheck(run_dir, self._lock, self.log.logbook, settings, self.machine, self.event)
-            self.saving = Saving(config, self.host, self.supervisor, self.log, self.checkpoints, folder_check)
-            not_remembered = remember(run_dir / "config.yaml", config)
-            if not_remembered is not None:
-                self.event("folder_not_remembered", error=not_remembered)
-            self.log.start(self.supervisor.setup.ppo)
-            self.saving.look_at_room(self.state)
+            self._initialize_state(setup, resumes)
+            self._open_files(self._lock)
             self._opened = True
         except BaseException:
             self.close()
             raise
 
-    @property
-    def machine(self) -> dict[str, Any]:
-        """Device and versions, for `machine.json`."""
-        return {**self.supervisor.versions, "devices": self._mesh.size, "processors": os.cpu_count()}
+    def _initialize_state(self, setup: TrainingSetup, resumes: bool) -> None:
+        """Makes the first state of a new run, or reads the state of a resumed one."""
+        # A resumed seed and seeds that share a program ask for another program.
+        ahead = not resumes and not self.programs.shared
+        self.state: TrainState = setup.first_state(self.keys.init, self.keys.resets, self._fault, ahead)
+        if resumes:
+            args = self.checkpoints, self.config, self.programs, self.supervisor, self.host
+            self.state = resume(*args, self.state, functools.partial(self.keys.between, 2), self.event)
+            self.confirmed = confirmed_of(self.run_dir)
+        else:
+            self.supervisor.keep(self.state)
+
+    def _open_files(self, lock: RunLock) -> None:
+        """Writes the first files of the run folder and opens the log."""
+        config, host, programs, snapshots = self.config, self.host, self.programs, self.supervisor.snapshots
+        self.return_check = ReturnCheck(config, host, self.keys, snapshots, self.event)
+        causes = cause_names(programs.setup.env.guards)
+        self._incidents = Incidents(self.run_dir, config, causes, programs.versions, host.incidents, self.event)
+        settings = config.model_dump(mode="json")
+        folder_check = FolderCheck(self.run_dir, lock, self.log.logbook, settings, programs.machine, self.event)
+        self.saving = Saving(config, host, programs, snapshots, self.log, self.checkpoints, folder_check)
+        trust_error = remember(self.run_dir / "config.yaml", config)
+        if trust_error is not None:
+            self.event("folder_not_remembered", error=trust_error)
+        self.log.start(programs.setup.ppo)
+        self.saving.warn_if_disk_nearly_full(self.state)
 
     @property
     def policy_snapshot(self) -> PolicySnapshot:
         """The present policy, for the evaluation episodes of this iteration."""
-        return policy_of(self.state, self._keys.evaluation)
+        return snapshot_of(self.state, self.keys.evaluation)
 
     @property
     def in_fresh_episodes(self) -> PolicySnapshot:
         """The present policy, for episodes that no evaluation of training plays."""
-        return policy_of(self.state, self._keys.fresh_evaluation)
+        return snapshot_of(self.state, self.keys.fresh_evaluation)
 
     def record_iteration(self, metrics: Metrics, seconds: float) -> bool:
         """Records an iteration, after `state` was replaced by its result.
@@ -185,18 +190,18 @@ class SeedRun:
         Returns:
             Whether an evaluation is due, for `finish_iteration`.
         """
-        evaluates = self.schedule.evaluates_next and bool(metrics.healthy)
-        if not self._continued:
-            self._continued = True
+        healthy = bool(metrics.healthy)
+        evaluates = self.schedule.evaluates_next and healthy
+        if not self._has_iterated:
+            self._has_iterated = True
             forget_result(self.run_dir)  # not sooner: a run that cannot start loses nothing
             self.confirmed = {}
         host = self.host
-        self._before, host.step = host.step, int(metrics.counters.env_steps)
-        self._healthy = bool(metrics.healthy)
-        self.saving.iteration(self._healthy)
+        self._step_before, host.step = host.step, int(metrics.counters.env_steps)
+        self.saving.record_iteration(healthy)
         host.iteration += 1
         host.idle = 0 if metrics.values["training/accepted_share"] > 0 else host.idle + 1
-        bad = any(metrics.trips[name].any() for name in self.supervisor.setup.env.guards)
+        bad = any(metrics.trips[name].any() for name in self.programs.setup.env.guards)
         host.drawn |= bad or self.config.env.reset == "pool"
         host.elapsed += seconds
         self.log.telemetry.add(metrics, seconds)
@@ -206,78 +211,49 @@ class SeedRun:
             self._record_incident(self.state.incident, bad)
         return evaluates
 
-    def finish_iteration(
-        self, metrics: Metrics, evaluation: Row, requested_stop: StopReason | None
-    ) -> StopReason | None:
-        """Logs, then continues, rolls back or stops, and saves, each if it is due after an iteration.
+    def reset_if_due(self) -> None:
+        """Resets the environments and refills the pool of first states, each if it is due."""
+        setup = self.programs.setup
+        if self.schedule.resets(self._step_before):
+            self.state = setup.reset_envs(self.state, self.keys.between(0))
+        if self.schedule.refills:
+            self.host.drawn = False
+            self.state = setup.refill_pool(self.state, self.keys.between(1))
 
-        Args:
-            metrics: Of the iteration, after `record_iteration`.
-            evaluation: Metrics of the present policy; empty if it was not evaluated.
-            requested_stop: Stop reason that a signal or the clock requests.
+    def take_best_policy(self) -> float | None:
+        """Replaces a collapsed policy by the best one; returns the best policy's return in fresh episodes."""
+        self.state = self.supervisor.snapshots.with_best_policy(self.state)
+        self.host.last_return = self.return_check.best_return
+        return self.host.last_return
 
-        Returns:
-            The stop reason after the last iteration, else None.
-        """
-        row = self.log.evaluation(evaluation) if evaluation else {}
-        cause = cause_of(metrics, self.host, self.config, self.return_check.collapsed)
-        if row or self.schedule.finished or cause or requested_stop or self.schedule.logs:
-            self.log.row(row)
-        score = row.get("eval/episode_reward")
-        try:
-            decision = self.supervisor.decide(cause, self.schedule.finished)
-        except NeedsOwnProgram as error:
-            self._cause = cause
-            return self.needs_own_program(str(error))
-        if decision.action is Action.END_WITH_BEST_POLICY:
-            score = self._take_best_policy()
-        elif decision.action is not Action.CONTINUE:
-            return self._stop_or_roll_back(decision)
-        # Before saving: the next iteration starts from the state that is saved.
-        learns = self._healthy and self.host.idle == 0
-        key = functools.partial(self._keys.between, 2)
-        try:
-            self.state = self.supervisor.watch(self.state, metrics, learns, key)
-        except NeedsOwnProgram as error:
-            if self._healthy:
-                self.saving.save(self.state, score)
-            return self.needs_own_program(str(error))
-        self._redraw()
-        self.saving.finish_iteration()
-        stop_reason = (
-            requested_stop or self._wants_to_stop(row) or (StopReason.completed if self.schedule.finished else None)
-        )
-        # Neither the disk nor the clock decides what is kept: a stopped run rolls back to the same state.
-        if learns and (row or self.supervisor.keep_is_due()):
-            self.supervisor.keep(self.state)
-        if learns:
-            self.return_check.keep(self.state)
-        if self._healthy and (self.checkpoints.due(self.host.iteration) or row or stop_reason is not None):
-            self.saving.save(self.state, score)
-        return stop_reason
+    def roll_back(self, decision: Decision) -> None:
+        """Applies a decision to roll back."""
+        self.state = self.supervisor.roll_back(decision, self.state, self.keys.rollback)
+        self._save_rollback()
 
     def shrink_after_oom(self) -> None:
         """Rolls back with a smaller memory plan, after the device refused memory for an iteration."""
-        self.state = self.supervisor.shrink_after_oom(self.state, self._keys.between(3))
+        self.state = self.supervisor.shrink_after_oom(self.state, self.keys.between(3))
         self._save_rollback()
-
-    def needs_own_program(self, why: str) -> StopReason:
-        """The stop reason of a seed that can only continue in a separate program."""
-        self.advice = f"It can continue alone, {command('train', self.run_dir, 'resume=')}: {why}."
-        return StopReason.needs_own_program
 
     def shrink(self, needed: int | None) -> None:
         """Takes a smaller memory plan for a program that needs `needed` bytes; None if the device refused them."""
-        self.state = self.supervisor.shrunk(self.state, needed, functools.partial(self._keys.between, 3))
+        plan = self.programs.smaller_plan(needed)
+        self.state = self.programs.take_plan(self.state, plan, functools.partial(self.keys.between, 3))
 
     def take_plan(self, plan: MemoryPlan) -> None:
         """Takes the memory plan of the other seeds, with fewer environments if the plan has fewer."""
         if plan != self.host.plan:
             self.event("memory_planned", plan=str(plan))
-            self.state = self.supervisor.take_plan(self.state, plan, functools.partial(self._keys.between, 3))
+            self.state = self.programs.take_plan(self.state, plan, functools.partial(self.keys.between, 3))
+
+    def needs_own_program(self, reason: str) -> StopReason:
+        """The stop reason of a seed that can only continue in a separate program."""
+        self.advice = f"It can continue alone, {command('train', self.run_dir, 'resume=')}: {reason}."
+        return StopReason.needs_own_program
 
     def final_stop_reason(self, stop_reason: StopReason) -> StopReason:
-        """The stop reason after a check of what is saved; `not_saved` replaces one that promises the last state.
+        """The stop reason after a check of the saved states; `not_saved` if the last state was promised but not saved.
 
         May be called again with the result.
         """
@@ -297,13 +273,13 @@ class SeedRun:
             unsaved = self.saving.unsaved_steps()
             self.checkpoints.close()
             more = {**self.confirmed, **({"unsaved_steps": unsaved} if unsaved else {})}
-            fields = self.log.result(stop_reason, self._cause, self.advice, more)
+            fields = self.log.result(stop_reason, self.cause, self.advice, more)
             self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             self.log.logbook.wait()  # the report page reads it
             saved = self.checkpoints.latest() is not None
             taken = self.saving.folder_check.taken
             report = self.config.logging.report
-            close(stop_reason, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
+            finish_files(stop_reason, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
             step, history = self.host.step, self.log.history
             return fields, Result(stop_reason, self.run_dir, step, self.log.last_evaluation, history)
 
@@ -318,70 +294,34 @@ class SeedRun:
             closing.callback(self.checkpoints.close)
 
     def _open_checkpoints(self) -> Checkpoints:
-        args = (self.run_dir, self.config.checkpoint, self._hear_checkpoints)
+        args = (self.run_dir, self.config.checkpoint, self._on_checkpoint_event)
         return faults.FailingCheckpoints(self._fault, *args) if self.config.fault.site == "disk" else Checkpoints(*args)
 
-    def _hear_checkpoints(self, kind: str, fields: dict[str, Any]) -> None:
+    def _on_checkpoint_event(self, kind: str, fields: dict[str, Any]) -> None:
         self.event(kind, **fields)
         if self._opened:
-            self.saving.hear(kind)
+            self.saving.on_checkpoint_event(kind)
 
     def _record_incident(self, slot: Slot, bad: bool) -> None:
         """Writes the environments captured in this iteration if any went bad, and empties the slots if that is due."""
-        at = self.host.iteration + self.host.attempts.lost_iterations
+        iteration, at = self.host.iteration, self.host.iteration + self.host.attempts.lost_iterations
         if bad and self._incidents.wanted(at):
-            level, envs = self.supervisor.level, self.state.env_state.done.shape[0]
-            self._incidents.write(jax.device_get(slot), self.host.iteration, at, level._asdict(), envs)
+            num_envs = self.state.env_state.done.shape[0]
+            self._incidents.write(jax.device_get(slot), iteration, at, self.programs.level._asdict(), num_envs)
         if self._incidents.opens_after(at):
-            empty = sharding.place(np.zeros(slot.taken.shape, bool), self._mesh, sharding.SPLIT)
+            empty = sharding.place(np.zeros(slot.taken.shape, bool), self.programs.mesh, sharding.SPLIT)
             self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
-
-    def _stop_or_roll_back(self, decision: Decision) -> StopReason | None:
-        """Applies a decision to stop or to roll back; returns the stop reason, None after a rollback."""
-        self._cause = decision.cause
-        if decision.action is Action.ROLL_BACK:
-            self.state = self.supervisor.roll_back(decision, self.state, self._keys.rollback)
-            self._save_rollback()
-            return None
-        if decision.plan is not None:
-            self.host.attempts = decision.plan.attempts
-        if decision.stop_reason is StopReason.policy_collapsed:
-            score = self._take_best_policy()
-            self.saving.save(self.state, score)
-            self.checkpoints.wait()
-        return decision.stop_reason
-
-    def _take_best_policy(self) -> float | None:
-        """Replaces a collapsed policy by the best one; returns the best policy's return in fresh episodes."""
-        self.state = self.supervisor.snapshots.with_best_policy(self.state)
-        self.host.last_return = self.return_check.best_return
-        return self.host.last_return
-
-    def _wants_to_stop(self, row: Row) -> StopReason | None:
-        value, target = row.get("eval/episode_reward"), self.config.eval.target_return
-        if target is not None and value is not None and value >= target:
-            return StopReason.target_reached
-        return StopReason.stopped if self.log.stopped_by_callback else None
 
     def _save_rollback(self) -> None:
         """Saves before anything else can happen: a crash must not forget the attempt."""
         self.saving.save(self.state, None)
         self.checkpoints.wait()
 
-    def _redraw(self) -> None:
-        """Resets the environments and refills the pool, each if it is due."""
-        setup = self.supervisor.setup
-        if self.schedule.resets(self._before):
-            self.state = setup.reset_envs(self.state, self._keys.between(0))
-        if self.schedule.refills:
-            self.host.drawn = False
-            self.state = setup.refill_pool(self.state, self._keys.between(1))
-
 
 def _log_backend(setup: TrainingSetup, event: Callable[..., None]) -> None:
     """Logs which physics `env.backend=auto` chose."""
     loaded = setup.loaded
-    if loaded.because is None:
+    if loaded.fallback_reason is None:
         event("backend_chosen", backend=loaded.backend)
     else:
-        event("backend_fallback", backend=loaded.backend, because=loaded.because)
+        event("backend_fallback", backend=loaded.backend, because=loaded.fallback_reason)

@@ -24,14 +24,14 @@ from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
-from rlstable.ppo.build import make_ppo, untrained, with_environments
+from rlstable.ppo.build import init_program, make_ppo, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise.memory_bound import require_memory
@@ -41,42 +41,42 @@ class Program(NamedTuple):
     """The compiled iteration.
 
     Attributes:
-        executable: As jax compiled it.
-        precision: The level it was compiled for.
+        executable: The executable that JAX compiled.
+        precision: The level that it was compiled for.
     """
 
     executable: Any
     precision: Precision
 
     def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One iteration; the state is donated to it."""
+        """Runs one iteration; the state is donated."""
         return self.each((state,))[0]
 
     def each(self, states: tuple[TrainState, ...]) -> tuple[tuple[TrainState, Metrics], ...]:
-        """One iteration of several states, all of them donated; the program is compiled for their number."""
+        """Runs one iteration of several states, all of them donated; the program is compiled for their number."""
         with self.precision.compiled():
-            found: tuple[tuple[TrainState, Metrics], ...] = self.executable(states)
-            return found
+            results: tuple[tuple[TrainState, Metrics], ...] = self.executable(states)
+            return results
 
 
 class TrainingSetup:
-    """The parts of one run that are compiled, at the precision its configuration names.
+    """Environments, PPO and the training program of one configuration, at the configured precision.
 
     Attributes:
         single: One environment.
-        loaded: The environment with the physics backend that simulates it.
-        env: The environments that are trained in.
-        ppo: What trains.
-        precision: The level that all of it computes in.
+        loaded: The environment with its physics backend.
+        env: The training environments.
+        ppo: The PPO algorithm.
+        precision: The precision level of all computations.
 
     Args:
         config: The whole configuration.
         mesh: The devices.
-        more_guards: Guards besides the configured ones, by site and name; None for none.
-        compiling: Context manager that shows the user what is compiling; None for no message.
+        more_guards: The user's guards, by site and name; None for none.
+        compiling: Context manager that shows the name of the program that is compiling; None for no message.
 
     Raises:
-        ConfigError: The environment cannot be made, or does not go with the configuration.
+        ConfigError: The environment cannot be made, or does not fit the configuration.
     """
 
     def __init__(
@@ -88,54 +88,54 @@ class TrainingSetup:
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
         self.loaded = load(config.env, None, len(mesh.local_devices))
         self.single = single = self.loaded.env
-        if config.env.source == "import":  # tracing takes time, and Brax's environments keep the interface
+        if config.env.source == "import":  # tracing takes time, and Brax's environments need no check
             check(single, config.env.name)
         self.precision = level(config.precision)
         self.env = VectorEnv(
-            DoublePhysics(single) if self.precision.x64 else single,
+            Float64Physics(single) if self.precision.x64 else single,
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
             config.env.reset == "pool",
             config.env.envs_per_pass,
         )
-        faulty = config.fault.site is not None
-        if faulty:
+        has_fault = config.fault.site is not None
+        if has_fault:
             self.env = faults.faulty_env(self.env, config.fault)
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
-        if faulty:
+        if has_fault:
             self.ppo = faults.arm(self.ppo)
         # A guard given as an object has no key for the trace cache.
-        usual = Programs(self.precision, compiler_options(config.deterministic))
-        self._programs = usual if more else programs_of(config, mesh)
+        uncached = Programs(self.precision, compiler_options(config.deterministic))
+        self._programs = uncached if more else programs_of(config, mesh)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None
-        self._begun: Future[Any] | None = None
+        self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
         self._resets = Resets(self.env, batch, self.precision, self._programs)
 
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
-        """Environments on clean first states, fresh parameters, everything placed where the program leaves it.
+        """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
 
         Args:
-            key: For parameters and what training draws.
-            key_resets: For the environments.
-            fault: What goes wrong on purpose, and when; its site is the configuration's.
-            ahead: Whether the next that is asked for is the training program for this state, so that it is begun.
+            key: Random key for parameters and for training.
+            key_resets: Random key for the environments.
+            fault: The injected fault, at the site of the configuration.
+            ahead: Whether to start compiling the training program for this state in the background.
 
         Raises:
             ConfigError: The environments or an iteration's experience cannot fit into memory, or hardly any reset is
                 clean.
         """
-        # Other seeds of the same assembly find it compiled.
-        like = self._first_states()
+        # Other seeds of the same setup use the same compiled programs.
+        shapes = self._first_states()
         networks = self.ppo.networks
-        require_memory(self._config, self._mesh, like, networks.select(like.obs), networks.action_size)
+        require_memory(self._config, self._mesh, shapes, networks.select(shapes.obs), networks.action_size)
         with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
             resets = self._resets.begin()
             if self._parameters is None:
-                untrained = self._program_of_untrained(like)
-                self._parameters = self._programs.build("untrained", untrained, lambda: (key,), seldom=True)
+                untrained = self._program_of_untrained(shapes)
+                self._parameters = self._programs.build("untrained", untrained, lambda: (key,), rarely_used=True)
             if ahead:
                 self.begin()
             resets.result()
@@ -144,7 +144,7 @@ class TrainingSetup:
         return sharding.place(state, self._mesh, SPECS)
 
     def shapes(self) -> TrainState:
-        """Shapes, types and places of the first training state; nothing is reset, stepped or allocated for it."""
+        """Shapes, dtypes and shardings of the first training state; nothing is reset, stepped or allocated."""
 
         def shapes_of(function: Callable[..., Any], *args: Any) -> Any:
             def narrow(*args: Any) -> Any:
@@ -155,8 +155,8 @@ class TrainingSetup:
                 return jax.eval_shape(narrow, *args)
 
         config, pool = self._config, None
-        if self.env.draws:
-            # Packed on the host, so from arrays; a pool is small.
+        if self.env.uses_pool:
+            # Packing a pool on the host needs arrays, not shapes; a pool is small.
             pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
         env_state = self._first_states()
         state = shapes_of(self._program_of_untrained(env_state), jax.random.PRNGKey(0))
@@ -164,22 +164,22 @@ class TrainingSetup:
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def begin(self) -> None:
-        """Has the training program for one state compiled by another thread, where that is possible."""
-        if background.possible():
-            self._begun = self._begin(1, lambda: (self.shapes(),))
+        """Starts compiling the training program for one state in a background thread, if that is possible."""
+        if background.available():
+            self._training = self._begin(1, lambda: (self.shapes(),))
 
     def compiled(self, *states: TrainState) -> Program:
-        """The training program, compiled once and ahead of its first call.
+        """The training program, compiled once, before its first call.
 
         Args:
-            *states: A training state, or `shapes` of one; for several seeds at once one of each.
+            *states: A training state or its `shapes`; with several seeds, one per seed.
         """
-        begun, self._begun = self._begun, None
+        compiling, self._training = self._training, None
         with self._compiling("training"):
-            return Program((begun or self._begin(len(states), lambda: states)).result(), self.precision)
+            return Program((compiling or self._begin(len(states), lambda: states)).result(), self.precision)
 
     def convert_state(self, state: TrainState) -> TrainState:
-        """A training state of another precision as one of this, placed; its pool of first states is this one's."""
+        """Converts a training state of another precision to this one; its pool of first states must fit already."""
 
         def widened(x: jax.Array, like: Any) -> jax.Array:
             return x if x.dtype == like.dtype else x.astype(like.dtype)
@@ -188,7 +188,7 @@ class TrainingSetup:
         with jax.enable_x64(True):
             env_state = jax.tree.map(widened, state.env_state, shapes.env_state)
         scale, now = self.precision.loss_scale, state.tuning.loss_scale
-        # Without a loss scale it is 1, and a search for one begins at its beginning.
+        # Without a loss scale the value is 1; a search for a loss scale starts at the initial value.
         now = jnp.ones_like(now) if scale is None else jnp.where(now > 1.0, now, scale.initial).astype(now.dtype)
         tuning = dataclasses.replace(state.tuning, loss_scale=now)
         slots = jax.tree.map(_blank, shapes.incident)
@@ -196,7 +196,7 @@ class TrainingSetup:
         return sharding.place(dataclasses.replace(state, **parts), self._mesh, SPECS)
 
     def with_empty_slots(self, state: TrainState) -> TrainState:
-        """The state with nothing caught of any environment; one that was saved has no slots."""
+        """Adds empty incident slots to a state; a saved state has none."""
         return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
     def reset_envs_and_pool(self, state: TrainState, key: jax.Array) -> TrainState:
@@ -210,7 +210,7 @@ class TrainingSetup:
         return self._with(state, env_state=env_state, running_return=self._no_returns(state))
 
     def refill_pool(self, state: TrainState, key: jax.Array) -> TrainState:
-        """The state with other clean first states to draw from."""
+        """The state with a new pool of clean first states."""
         return self._with(state, reset_pool=self._pool(key))
 
     def _begin(self, count: int, states: Callable[[], tuple[TrainState, ...]]) -> Future[Any]:
@@ -228,33 +228,33 @@ class TrainingSetup:
         """Shapes of the environments' first states.
 
         Raises:
-            ConfigError: They have not what the configuration asks for.
+            ConfigError: The environment does not report time limits, and the configuration needs them.
         """
         config = self._config
         states = self._resets.shapes(config.ppo.num_envs)
         if config.ppo.bootstrap_on_timeout and "time_out" not in states.info:
             raise ConfigError(
-                f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that would tell a time limit "
-                "from an end; set it to false"
+                f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that distinguishes a time limit "
+                "from a termination; set ppo.bootstrap_on_timeout=false"
             )
         return states
 
     def _initial(self, untrained: TrainState, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
-        """The training state before the first iteration, with its fault if it is to have one."""
+        """The training state before the first iteration, with its injected fault if there is one."""
         state = with_environments(untrained, self.ppo, env_state, pool, self._mesh.size)
         return state if fault.site is None else faults.armed_state(state, fault)
 
     def _program_of_untrained(self, env_state: Any) -> Any:
         """Initialises a training state without environments, compiled once for all seeds."""
         if self._untrained is None:
-            self._untrained = untrained(self.ppo, env_state)
+            self._untrained = init_program(self.ppo, env_state)
         return self._untrained
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""
         key_envs, key_pool = jax.random.split(key)
         env_state = self._resets.draw(key_envs, self._config.ppo.num_envs)
-        return env_state, self._pool(key_pool) if self.env.draws else None
+        return env_state, self._pool(key_pool) if self.env.uses_pool else None
 
     def _pool(self, key: jax.Array) -> Any:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)

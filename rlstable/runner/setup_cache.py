@@ -43,14 +43,11 @@ DEFAULT_FACTORIES = Factories()
 class SetupCache:
     """Builds training setups and evaluators, each once.
 
-    Attributes:
-        shared: Whether several seeds share the programs.
-
     Args:
         config: The whole configuration.
         mesh: The devices.
         more_guards: The user's guards, by site and name.
-        compiling: Context manager that tells the user what is compiling.
+        compiling: Context manager that shows the name of the program that is compiling.
         event: Called as `event(kind, **fields)`.
         factories: Factories of setups and evaluators; None for an ordinary run.
     """
@@ -72,7 +69,6 @@ class SetupCache:
         self._factories = DEFAULT_FACTORIES if factories is None else factories
         self._setups: dict[ProgramKey, TrainingSetup] = {}
         self._evaluators: dict[Level, Evaluator] = {}
-        self.shared = self._factories.shared
 
     def setup(self, level: Level, plan: MemoryPlan) -> TrainingSetup:
         """The training setup of a precision level and a memory plan."""

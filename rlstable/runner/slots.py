@@ -1,4 +1,4 @@
-"""Slots of a program for several seeds, and the program: each slot holds a state, whether its seed trains or not."""
+"""Slots of a program for several seeds: each slot holds a state, whether its seed trains or not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping
 
 from rlstable.device import sharding
-from rlstable.policy.evaluator import PolicySnapshot, policy_of
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program
@@ -24,11 +24,11 @@ class Slots:
 
     def __init__(self, seeds: Iterable[int]):
         self._seeds = tuple(seeds)
-        self._idle: dict[int, TrainState] = {}
+        self._inactive: dict[int, TrainState] = {}  # states of slots without a training seed
         self._programs: dict[ProgramKey, Program] = {}
 
     def program(self, training: Mapping[int, SeedRun], unfinished: Mapping[int, SeedRun]) -> Program:
-        """The program of the next iteration, in the memory that there is, with a state in every slot.
+        """The program of the next iteration, with a memory plan that fits and a state in every slot.
 
         Args:
             training: The seeds that train.
@@ -38,62 +38,64 @@ class Slots:
             OutOfMemory: No memory plan fits.
         """
         self.fill(training)
-        supervisor = next(iter(training.values())).supervisor
-        while supervisor.program_key not in self._programs:
-            compiled = functools.partial(supervisor.setup.compiled, *self.states(training))
-            needed, program = supervisor.fitting(compiled)
+        programs = next(iter(training.values())).programs
+        while programs.key not in self._programs:
+            compile_program = functools.partial(programs.setup.compiled, *self.states(training))
+            needed, program = programs.fitting(compile_program)
             if program is not None:
-                self._programs[supervisor.program_key] = program
+                self._programs[programs.key] = program
             else:
                 for run in training.values():
                     run.shrink(needed)
                 self.take_plan_of(training, unfinished)
-        return self._programs[supervisor.program_key]
+        return self._programs[programs.key]
 
     def take_plan_of(self, training: Mapping[int, SeedRun], unfinished: Mapping[int, SeedRun]) -> None:
-        """Gives the waiting seeds the memory plan of the training ones, and idle slots states of its shapes."""
+        """Gives the waiting seeds the memory plan of the training ones, and inactive slots states of its shapes."""
         plan = next(iter(training.values())).host.plan
         for run in unfinished.values():
             run.take_plan(plan)
-        self.fill(training, renew=True)
+        self.fill(training, replace=True)
 
-    def leave(self, seed: int, state: TrainState) -> None:
+    def keep_last_state(self, seed: int, state: TrainState) -> None:
         """Keeps the last state of a finished seed in its slot."""
-        self._idle[seed] = state
+        self._inactive[seed] = state
 
-    def fill(self, training: Mapping[int, SeedRun], renew: bool = False) -> None:
+    def fill(self, training: Mapping[int, SeedRun], replace: bool = False) -> None:
         """Fills every slot without a training seed with a state.
 
         Args:
             training: The seeds that train.
-            renew: Whether to replace the states of idle slots, because shapes have changed.
+            replace: Whether to replace the states of inactive slots, because shapes have changed.
         """
-        some = next(iter(training.values())).state
+        state = next(iter(training.values())).state
         for seed in self._seeds:
             if seed in training:
-                self._idle.pop(seed, None)
-            elif renew or seed not in self._idle:
-                self._idle[seed] = sharding.copied(some)
+                self._inactive.pop(seed, None)
+            elif replace or seed not in self._inactive:
+                self._inactive[seed] = sharding.copy_arrays(state)
 
     def states(self, training: Mapping[int, SeedRun]) -> tuple[TrainState, ...]:
         """The states of all slots, as the program takes them."""
-        return tuple(training[seed].state if seed in training else self._idle[seed] for seed in self._seeds)
+        return tuple(training[seed].state if seed in training else self._inactive[seed] for seed in self._seeds)
 
-    def policies(self, training: Mapping[int, SeedRun]) -> list[PolicySnapshot]:
-        """The policies of all slots, as the evaluator takes them."""
-        some = next(iter(training.values())).policy_snapshot.key
-        return [
-            training[seed].policy_snapshot if seed in training else policy_of(self._idle[seed], some)
+    def policies(self, training: Mapping[int, SeedRun]) -> dict[int, PolicySnapshot]:
+        """The policies of all slots by seed, in the order of the slots."""
+        key = next(iter(training.values())).policy_snapshot.key
+        return {
+            seed: training[seed].policy_snapshot if seed in training else snapshot_of(self._inactive[seed], key)
             for seed in self._seeds
-        ]
+        }
 
-    def put(self, found: Iterable[tuple[TrainState, Metrics]], training: Mapping[int, SeedRun]) -> dict[int, Metrics]:
-        """Takes the program's results; returns the metrics of the seeds that train."""
-        reports = {}
-        for seed, (state, report) in zip(self._seeds, found, strict=True):
+    def store(
+        self, results: Iterable[tuple[TrainState, Metrics]], training: Mapping[int, SeedRun]
+    ) -> dict[int, Metrics]:
+        """Stores the states that the program returned; returns the metrics of the seeds that train."""
+        metrics = {}
+        for seed, (state, seed_metrics) in zip(self._seeds, results, strict=True):
             if seed in training:
                 training[seed].state = state
-                reports[seed] = report
+                metrics[seed] = seed_metrics
             else:
-                self._idle[seed] = state
-        return reports
+                self._inactive[seed] = state
+        return metrics

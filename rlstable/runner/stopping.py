@@ -18,23 +18,23 @@ class StopRequest:
     """Stop requests: signals and the wall-clock limit, also while XLA compiles.
 
     Args:
-        console: Shows what compiles.
-        depart: Saves the run and ends it; called in another thread while XLA compiles in this one.
+        console: Shows the name of the program that compiles.
+        save_and_end: Saves and ends the run; called by another thread while XLA compiles in the main thread.
         signals: Signals that are already caught; None to catch them in `listening`.
-        limit: Seconds from now after which no iteration starts; None for no limit.
+        limit: Seconds from now; an iteration that would end later is not started. None for no limit.
     """
 
     def __init__(
         self,
         console: Console,
-        depart: Callable[[StopReason], None],
+        save_and_end: Callable[[StopReason], None],
         signals: Signals | None = None,
         limit: float | None = None,
     ):
         self._started = time.monotonic()
         self._limit = limit
         self._console = console
-        self._depart = depart
+        self._save_and_end = save_and_end
         self._signals = signals
 
     @property
@@ -45,20 +45,20 @@ class StopRequest:
             return None
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
-    def requested(self, next_one: float) -> StopReason | None:
+    def requested(self, next_seconds: float) -> StopReason | None:
         """The stop reason that a signal or the clock requests after an iteration.
 
         Args:
-            next_one: Seconds of another iteration.
+            next_seconds: Expected seconds of the next iteration.
         """
         by_signal = self.stop_reason
         if by_signal is not None or self._limit is None:
             return by_signal
-        return StopReason.time_limit if time.monotonic() - self._started + next_one > self._limit else None
+        return StopReason.time_limit if time.monotonic() - self._started + next_seconds > self._limit else None
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Listens for signals, unless the caller listens already."""
+    def catching_signals(self) -> Iterator[None]:
+        """Catches signals, unless the caller catches them already."""
         if self._signals is not None:
             yield
             return
@@ -67,18 +67,18 @@ class StopRequest:
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Shows what compiles, and reacts to a signal meanwhile."""
-        leaving = contextlib.nullcontext() if self._signals is None else self._signals.leaving_by(self._leave)
-        with self._console.compiling(name), leaving:
+        """Shows the name of the program that compiles, and reacts to signals meanwhile."""
+        handler = contextlib.nullcontext() if self._signals is None else self._signals.exit_handler(self._exit)
+        with self._console.compiling(name), handler:
             yield
 
-    def _leave(self) -> None:
-        """Departs and ends the process."""
+    def _exit(self) -> None:
+        """Saves the run and ends the process."""
         stop_reason = self.stop_reason or StopReason.interrupted
         try:
-            self._depart(stop_reason)
+            self._save_and_end(stop_reason)
             if self._signals is not None:
-                self._signals.hand_on()
+                self._signals.call_previous_handler()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

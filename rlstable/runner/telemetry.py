@@ -1,4 +1,4 @@
-"""Turns reports of iterations into rows: rates, means over a logging interval, counters, memory."""
+"""Turns metrics of iterations into rows: rates, means over a logging interval, counters, memory."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ from rlstable.device import sharding
 from rlstable.device.packed import PackedDict
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
+from rlstable.runner.result import Row
 
-Row = dict[str, float | int | None]
 Iterate = Callable[[TrainState], Any]
-_SPLIT_FIRST, _SPLIT_EVERY, _SPLIT_WORTH = 3, 200, 20
+_SPLIT_FIRST, _SPLIT_EVERY = 3, 200  # iterations at which the rollout is timed
+_SPLIT_FEWEST = 20  # iterations of a run that is long enough for the timing
 
 
 class Telemetry:
-    """Collects the reports of a logging interval.
+    """Collects the metrics of a logging interval.
+
+    Attributes:
+        last_seconds: Duration of the last iteration; None before the first.
 
     Args:
-        config: For the number of steps of an iteration.
+        config: The whole configuration.
         ppo: For the names of guards and causes.
     """
 
     def __init__(self, config: Config, ppo: PPO):
         self._steps = config.env_steps_per_iteration
-        self._worth_splitting = config.total_steps // self._steps >= _SPLIT_WORTH
+        self._times_rollout = config.total_steps // self._steps >= _SPLIT_FEWEST
         sites: list[Any] = [ppo.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards]
         self._causes = {name: guard.causes for site in sites for name, guard in site.items()}
-        self._reports: list[Metrics] = []
+        self._metrics: list[Metrics] = []
         self._seconds = 0.0
         self.last_seconds: float | None = None
         self._split: Row = {}
         self._process = psutil.Process()
 
     def add(self, metrics: Metrics, seconds: float) -> None:
-        """Takes in the report of one iteration and how long it took."""
-        self._reports.append(metrics)
+        """Adds the metrics and the duration of one iteration."""
+        self._metrics.append(metrics)
         self._seconds += seconds
         self.last_seconds = seconds
 
     def trips(self, metrics: Metrics) -> dict[str, dict[str, int]]:
-        """The guards that tripped in an iteration: by name, trips by cause."""
+        """Trips of an iteration by guard and cause; only guards that tripped."""
         return {
             name: {cause: int(n) for cause, n in zip(self._causes[name], counts, strict=True) if n}
             for name, counts in metrics.trips.items()
@@ -58,40 +62,40 @@ class Telemetry:
         }
 
     def flush(self, walltime: float) -> Row:
-        """One row for the interval that ends here.
+        """Returns the row of the interval that ends now, and starts the next interval.
 
         Args:
             walltime: Seconds of training so far.
         """
-        last = self._reports[-1]
+        last = self._metrics[-1]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, which is meant
-            whole = np.nanmean([report.values.whole for report in self._reports], axis=0).tolist()
-        means = {name: whole[place] for name, place in last.values.places.items()}
+            warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, as intended
+            packed_means = np.nanmean([metrics.values.whole for metrics in self._metrics], axis=0).tolist()
+        means = {name: packed_means[place] for name, place in last.values.indices.items()}
         ended = not np.isnan(means["episode/length"])
-        # A mean over no accepted update is no number; a NaN that was learnt from is one that has to be seen.
+        # Without an accepted update, NaN means "no value" and is left out; otherwise a NaN is logged.
         learned = means["training/accepted_share"] > 0
         row: Row = {
             name: value
             for name, value in means.items()
             if (ended or not name.startswith("episode/")) and (learned or not np.isnan(value))
         }
-        row["training/sps"] = len(self._reports) * self._steps / self._seconds
+        row["training/sps"] = len(self._metrics) * self._steps / self._seconds
         row["training/walltime"] = walltime
         row["training/iteration"] = int(last.counters.iterations)
         row["training/updates"] = int(last.counters.updates)
         row["training/episodes"] = int(last.counters.episodes)
-        row |= self._counted(last.counters.trips)
+        row |= self._trip_counts(last.counters.trips)
         row |= self._split | self._memory()
-        self._reports, self._seconds = [], 0.0
+        self._metrics, self._seconds = [], 0.0
         return row
 
-    def _counted(self, trips: PackedDict) -> Row:
-        """Trips so far, by guard and by cause; causes without a trip are left out."""
+    def _trip_counts(self, trips: PackedDict) -> Row:
+        """Trips since the start of the run, by guard and by cause; causes without a trip are left out."""
         row: Row = {}
         if trips:
             counts = (trips.whole.hi.astype(np.uint64) << np.uint64(32) | trips.whole.lo).tolist()
-            for name, place in trips.places.items():
+            for name, place in trips.indices.items():
                 row[f"guards/{name}/trips"] = sum(counts[place])
                 if row[f"guards/{name}/trips"]:
                     by_cause = zip(self._causes[name], counts[place], strict=True)
@@ -99,21 +103,21 @@ class Telemetry:
         return row
 
     def measure_split(self, iteration: int, iterate: Iterate, state: TrainState) -> None:
-        """Times the rollout alone, at the 3rd iteration and every 200th after it, in runs long enough.
+        """Times the rollout alone, at the 3rd iteration and every 200th after it, in long enough runs.
 
         The same program runs without epochs, on a copy of the state.
 
         Args:
-            iteration: The iteration that has just been trained.
+            iteration: The iteration that was trained last.
             iterate: The training program.
             state: The training state.
         """
-        if not self._worth_splitting or iteration < _SPLIT_FIRST or (iteration - _SPLIT_FIRST) % _SPLIT_EVERY:
+        if not self._times_rollout or iteration < _SPLIT_FIRST or (iteration - _SPLIT_FIRST) % _SPLIT_EVERY:
             return
         try:
             collecting = self._time_collecting(iterate, state)
         except RuntimeError:
-            return  # no room for a copy of the state: the run matters more than its timing
+            return  # no memory for a copy of the state: the run continues without a timing
         learning = max((self.last_seconds or 0.0) - collecting, 1e-9)
         self._split = {
             "timing/rollout_sps": self._steps / collecting,
@@ -122,7 +126,7 @@ class Telemetry:
         }
 
     def _time_collecting(self, iterate: Iterate, state: TrainState) -> float:
-        copy = sharding.copied(state)
+        copy = sharding.copy_arrays(state)
         copy = _with_epochs(copy, jax.device_put(np.zeros_like(copy.tuning.epochs), copy.tuning.epochs.sharding))
         jax.block_until_ready(copy)
         started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""The host side of staying alive: going back and trying again, precision, memory, signals, incidents."""
+"""Host-side decisions that keep a run alive: recovery, precision, memory, signals, incidents."""

@@ -1,4 +1,4 @@
-"""The numbers of an environment step by name, which of them are bad, and in which order a bad one travels.
+"""Finds the bad numbers of an environment step, in the order in which a bad number spreads from array to array.
 
 Names are as in `io.arrays`: `pipeline_state/qpos`, `obs/state`, `reward`, `info/steps`, and `action`.
 """
@@ -23,14 +23,14 @@ _GROUPS = ("action", "physics", "obs", "reward", "done", "metrics", "info")
 _IN_ORDER = ("ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q")
 
 
-class Bad(NamedTuple):
-    """A number that is wrong.
+class BadNumber(NamedTuple):
+    """A bad number.
 
     Attributes:
-        array: Its array.
-        place: Its place there.
+        array: Name of the array.
+        place: Index in the array.
         value: The number.
-        why: `not finite`, or beyond which limit.
+        why: `not finite`, or the limit that is exceeded.
     """
 
     array: str
@@ -44,50 +44,50 @@ class Bad(NamedTuple):
 
 
 def group(name: str) -> str:
-    """Kind of an array, in the quarantine's words: action, physics, obs, reward, ..."""
+    """Kind of an array, as the quarantine guard names it: action, physics, obs, reward, ..."""
     head = name.split("/")[0]
     return "physics" if head in _PHYSICS else head
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Names in the order in which a bad number travels: action, accelerations, positions, observation, reward."""
+def in_causal_order(names: Iterable[str]) -> list[str]:
+    """Sorts names in the order in which a bad number spreads: action, accelerations, positions, observation, reward."""
 
     def rank(name: str) -> tuple[int, int, str]:
-        own, last = group(name), name.split("/", 1)[-1]
-        main = own == "physics" and last in _IN_ORDER
+        kind, last = group(name), name.split("/", 1)[-1]
+        is_ordered = kind == "physics" and last in _IN_ORDER
         return (
-            _GROUPS.index(own) if own in _GROUPS else len(_GROUPS),
-            _IN_ORDER.index(last) if main else len(_IN_ORDER),
+            _GROUPS.index(kind) if kind in _GROUPS else len(_GROUPS),
+            _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER),
             name,
         )
 
     return sorted(names, key=rank)
 
 
-def bad_ones(arrays: Arrays, limits: QuarantineConfig) -> list[Bad]:
-    """The first bad number of every array that has one, in the order in which a bad number travels.
+def find_bad_numbers(arrays: Arrays, limits: QuarantineConfig) -> list[BadNumber]:
+    """The first bad number of each array, in the order in which a bad number spreads.
 
     Args:
-        arrays: Of one environment, after its step.
-        limits: Beyond which a number is bad.
+        arrays: Arrays of one environment after its step, by name.
+        limits: Limits beyond which a number is bad.
     """
     floats = {name: array for name, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
     found = {name: bad for name, array in floats.items() if (bad := _first_bad(name, array, _limit(name, limits)))}
     for kind in ("action", "physics", "metrics", "info"):
-        own = {name: array for name, array in floats.items() if group(name) == kind}
-        if limits.max_other_norm is None or found.keys() & own.keys():
+        of_kind = {name: array for name, array in floats.items() if group(name) == kind}
+        if limits.max_other_norm is None or found.keys() & of_kind.keys():
             continue
         limit = min(limits.max_other_norm, GREATEST_NORM)
-        # Not too large for float64: nothing here is infinite.
-        if math.sqrt(sum(float(np.sum(np.square(array.astype(np.float64)))) for array in own.values())) > limit:
-            name = max(own, key=lambda name: magnitude(own[name]))
-            index, value = _greatest(own[name])
-            found[name] = Bad(name, index, value, f"the norm of all {kind} is beyond {limit:g}")
-    return [found[name] for name in in_order(found)]
+        # Float64 does not overflow here: all values are finite.
+        if math.sqrt(sum(float(np.sum(np.square(array.astype(np.float64)))) for array in of_kind.values())) > limit:
+            name = max(of_kind, key=lambda name: magnitude(of_kind[name]))
+            index, value = _greatest(of_kind[name])
+            found[name] = BadNumber(name, index, value, f"the norm of all {kind} is beyond {limit:g}")
+    return [found[name] for name in in_causal_order(found)]
 
 
 def magnitude(array: np.ndarray) -> float:
-    """The largest finite magnitude, 0 if no number is finite."""
+    """The largest finite absolute value; 0 if no number is finite."""
     finite = np.abs(array[np.isfinite(array)])
     return float(finite.max()) if finite.size else 0.0
 
@@ -101,7 +101,7 @@ def _limit(name: str, limits: QuarantineConfig) -> float | None:
     return {"obs": limits.max_abs_observation, "reward": limits.max_abs_reward, "done": 1.0}.get(kind)
 
 
-def _first_bad(name: str, array: np.ndarray, limit: float | None) -> Bad | None:
+def _first_bad(name: str, array: np.ndarray, limit: float | None) -> BadNumber | None:
     wrong = ~np.isfinite(array)
     why = NOT_FINITE
     if not wrong.any() and limit is not None:
@@ -109,7 +109,7 @@ def _first_bad(name: str, array: np.ndarray, limit: float | None) -> Bad | None:
     if not wrong.any():
         return None
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return Bad(name, index, float(array[index]), why)
+    return BadNumber(name, index, float(array[index]), why)
 
 
 def _greatest(array: np.ndarray) -> tuple[tuple[int, ...], float]:

@@ -1,4 +1,4 @@
-"""Incidents: a folder for a bad simulation, from which a person can step it again (`python -m rlstable.replay`)."""
+"""Incidents: a folder per captured bad environment, whose step `python -m rlstable.replay` repeats."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rlstable.io.archive import pack, unpack
 from rlstable.io.arrays import copy_out
 from rlstable.io.trusted_folders import remember
 from rlstable.ppo.state import Slot
-from rlstable.supervise.bad_values import bad_ones
+from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
 
 FORMAT = 1
 _FACTS, _ARRAYS = "incident.json", "arrays.npz"
-_MOST_NUMBERS = 1000  # of one quantity in the JSON; more of them are in the arrays alone
-_MOST_BAD = 20
+_MOST_NUMBERS = 1000  # per quantity in the JSON; larger arrays are only in `arrays.npz`
+_MOST_BAD = 20  # bad numbers in the JSON
 _NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled")
 
 
 @dataclasses.dataclass
-class Caught:
+class IncidentMemory:
     """Memory of incidents as plain JSON, saved with the run.
 
     Attributes:
-        count: How many were written.
+        count: Number of written incidents.
         last: Iteration of the last incident, rolled back iterations included; None before the first.
     """
 
@@ -44,12 +44,12 @@ class Caught:
 
 
 class Incident(NamedTuple):
-    """An incident as it was written.
+    """A written incident.
 
     Attributes:
         folder: The incident's folder.
         facts: Contents of `incident.json`.
-        arrays: By name: `before/...` and `after/...` the step, `action`, `key`.
+        arrays: Arrays by name: `before/...` and `after/...` the step, `action`, `key`.
         config: The run's configuration.
     """
 
@@ -60,30 +60,30 @@ class Incident(NamedTuple):
 
     @property
     def facts_file(self) -> Path:
-        """The file of the facts, which hold the configuration."""
+        """The file with the facts and the configuration."""
         return self.folder / _FACTS
 
     def part(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays under a name, `before` or `after`, without it."""
+        """The arrays with the prefix `before` or `after`, by their names without the prefix."""
         return {path.split("/", 1)[1]: array for path, array in self.arrays.items() if path.startswith(f"{name}/")}
 
 
 def limits_of(config: Config) -> QuarantineConfig:
-    """Limits beyond which a number is bad; with the user's guards alone, numbers that are not finite."""
-    own = config.guards.quarantine
-    return own if own.enabled else own.model_copy(update=_NO_LIMITS)
+    """Limits beyond which a number is bad; without the quarantine guard only non-finite numbers are bad."""
+    limits = config.guards.quarantine
+    return limits if limits.enabled else limits.model_copy(update=_NO_LIMITS)
 
 
 class Incidents:
-    """Writes what was caught: at most one per window of iterations, or one per device, and so many in all.
+    """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run.
 
     Args:
-        run_dir: Folder of the run; `incidents` is made in it with the first one.
-        config: The run's.
-        causes: What the flags of a slot mean, `guard/cause` each.
-        versions: What the run is computed with.
-        caught: What was written; changed in place.
-        on_event: Called as `on_event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
+        run_dir: The run folder; the first incident makes the folder `incidents` in it.
+        config: The run's configuration.
+        causes: Names of the flags of a slot, `guard/cause` each.
+        versions: Versions of the libraries.
+        memory: Memory of incidents; changed in place.
+        event: Called as `event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
             `incident_failed` with `iteration` and `error`.
     """
 
@@ -93,15 +93,15 @@ class Incidents:
         config: Config,
         causes: list[str],
         versions: Mapping[str, str],
-        caught: Caught,
-        on_event: Callable[..., None],
+        memory: IncidentMemory,
+        event: Callable[..., None],
     ):
         self._folder = run_dir / "incidents"
         self._config = config
         self._causes = causes
         self._versions = versions
-        self._caught = caught
-        self._on_event = on_event
+        self._memory = memory
+        self._event = event
 
     def wanted(self, at: int) -> bool:
         """Whether to write the environments captured in an iteration.
@@ -109,60 +109,60 @@ class Incidents:
         Args:
             at: The iteration, rolled back iterations included.
         """
-        own, last = self._config.supervise.incident, self._caught.last
-        return self._caught.count < own.keep and (last is None or at >= last + own.window)
+        config, last = self._config.supervise.incident, self._memory.last
+        return self._memory.count < config.keep and (last is None or at >= last + config.window)
 
     def opens_after(self, at: int) -> bool:
         """Whether to empty the slots after an iteration, so that the next bad environment is captured."""
-        last = self._caught.last
+        last = self._memory.last
         return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.supervise.incident.window
 
-    def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], envs: int) -> None:
+    def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int) -> None:
         """Writes the captured environments in the order of their steps. An error here never ends the run.
 
         Args:
-            slot: Of all devices, on the host.
-            iteration: The iteration, part of the folder's name.
+            slot: The slots of all devices, on the host.
+            iteration: The iteration, part of the folder name.
             at: The iteration, rolled back iterations included.
             level: The precision of the iteration, keys of the section `precision`.
-            envs: Environments of the run, over all devices.
+            num_envs: Environments of the run, over all devices.
         """
         records = slot.record.take(np.arange(len(slot.record)))
-        found = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
-        for _, device in found[: self._config.supervise.incident.keep - self._caught.count]:
+        captured = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
+        for _, device in captured[: self._config.supervise.incident.keep - self._memory.count]:
             record = jax.tree.map(lambda x, device=device: x[device], records)
             try:
-                facts, arrays = self._described(record)
-                facts["environment"] += int(device) * (envs // len(slot.record))
+                facts, arrays = self._describe(record)
+                facts["environment"] += int(device) * (num_envs // len(slot.record))
                 facts |= {"iteration": iteration, "lost_iterations": at - iteration, "precision": dict(level)}
-                facts |= {"device": int(device), "devices": len(slot.record), "num_envs": envs}
-                name = f"{iteration}-{self._caught.count + 1}"
+                facts |= {"device": int(device), "devices": len(slot.record), "num_envs": num_envs}
+                name = f"{iteration}-{self._memory.count + 1}"
                 path = write(self._folder / name, facts, arrays, self._config.supervise.incident.max_mb)
                 remember(path / _FACTS, self._config)
             except Exception as error:
-                self._on_event("incident_failed", iteration=iteration, error=str(error))
+                self._event("incident_failed", iteration=iteration, error=str(error))
                 break
-            self._caught.count += 1
-            first = facts["bad"][0]["text"] if facts["bad"] else "none of the numbers that are kept"
-            self._on_event("incident", causes=facts["causes"], first=first, path=str(path))
-        self._caught.last = at
+            self._memory.count += 1
+            first = facts["bad"][0]["text"] if facts["bad"] else "none of the saved numbers"
+            self._event("incident", causes=facts["causes"], first=first, path=str(path))
+        self._memory.last = at
 
-    def _described(self, record: Any) -> tuple[dict[str, Any], Any]:
-        """Facts about one environment, and its arrays by name."""
+    def _describe(self, record: Any) -> tuple[dict[str, Any], Any]:
+        """The facts about one environment, and its arrays by name."""
         leaves, values = copy_out(record)
         arrays = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
-        flags, place, clock = (arrays.pop(name) for name in ("causes", "environment", "clock"))
+        flags, index, clock = (arrays.pop(name) for name in ("causes", "environment", "clock"))
         after = {name.removeprefix("after/"): x for name, x in arrays.items() if name.startswith("after/")}
         step, repeat = divmod(int(clock), self._config.env.action_repeat)
         unroll, step = divmod(step, self._config.ppo.unroll_length)
-        bad = bad_ones(after | {"action": arrays["action"]}, limits_of(self._config))
+        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, limits_of(self._config))
         facts = {
             "causes": [cause for cause, flag in zip(self._causes, flags, strict=True) if flag],
-            "bad": [{**one._asdict(), "text": str(one)} for one in bad[:_MOST_BAD]],
+            "bad": [{**bad._asdict(), "text": str(bad)} for bad in bad_numbers[:_MOST_BAD]],
             "unroll": unroll,
             "step": step,
             "repeat": repeat,
-            "environment": int(place),
+            "environment": int(index),
             "action": _numbers(arrays["action"]),
             "observation_before": _observation(arrays, "before/obs"),
             "observation": _observation(arrays, "after/obs"),
@@ -180,8 +180,8 @@ class Incidents:
 def _observation(arrays: Mapping[str, np.ndarray], path: str) -> Any:
     if path in arrays:
         return _numbers(arrays[path])
-    named = {name.removeprefix(f"{path}/"): x for name, x in arrays.items() if name.startswith(f"{path}/")}
-    return {name: _numbers(x) for name, x in named.items()}
+    parts = {name.removeprefix(f"{path}/"): x for name, x in arrays.items() if name.startswith(f"{path}/")}
+    return {name: _numbers(x) for name, x in parts.items()}
 
 
 def _numbers(array: np.ndarray) -> Any:
@@ -192,28 +192,28 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
     """Writes an incident completely or not at all; an existing incident is not changed.
 
     Args:
-        folder: The incident's folder; a run that was killed and resumed writes the same one.
+        folder: The incident's folder; a run that was killed and resumed writes the same folder.
         facts: JSON data, NaN and infinity allowed.
-        arrays: By name.
-        max_mb: Megabytes of arrays; beyond it the largest are left out, and named in `left_out`.
+        arrays: Arrays by name.
+        max_mb: Limit of the size of the arrays in megabytes; the largest arrays beyond it are listed in `left_out`.
 
     Returns:
         The folder.
 
     Raises:
-        OSError: It cannot be written; nothing is left then.
+        OSError: The incident cannot be written; no partial files stay.
     """
     if folder.exists():
         return folder
     arrays, left_out = _within(arrays, max_mb)
     body = {"format": FORMAT, "replay": f"{command('replay', folder)}", **facts, "left_out": left_out}
-    described, packed = pack(body, arrays)
+    text, packed = pack(body, arrays)
     part = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         (part / _ARRAYS).write_bytes(packed)
-        (part / _FACTS).write_text(described)
+        (part / _FACTS).write_text(text)
         os.replace(part, folder)
     except OSError:
         with contextlib.suppress(OSError):
@@ -223,16 +223,16 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
 
 
 def _within(arrays: Mapping[str, np.ndarray], max_mb: float) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays that fit, and the names of the arrays that do not: computable and large ones go first."""
-    kept = dict(arrays)
+    """The arrays that fit, and the names of left out arrays: first `after/`, then `before/`, the largest first."""
+    fitting = dict(arrays)
     left_out: list[str] = []
     for prefix in ("after/", "before/"):
         for name in sorted((name for name in arrays if name.startswith(prefix)), key=lambda name: -arrays[name].nbytes):
-            if sum(array.nbytes for array in kept.values()) <= max_mb * 1e6:
-                return kept, left_out
+            if sum(array.nbytes for array in fitting.values()) <= max_mb * 1e6:
+                return fitting, left_out
             left_out.append(name)
-            del kept[name]
-    return kept, left_out
+            del fitting[name]
+    return fitting, left_out
 
 
 def read(folder: Path) -> Incident:
@@ -245,7 +245,7 @@ def read(folder: Path) -> Incident:
         facts, arrays = unpack(folder / _FACTS, folder / _ARRAYS, FORMAT)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{folder}: is no incident, it has no {Path(error.filename).name}; give a folder runs/.../incidents/<name>"
+            f"{folder}: is no incident, it has no {Path(error.filename).name}; use a folder runs/.../incidents/<name>"
         ) from error
     try:
         return Incident(folder, facts, arrays, load(updated(facts["config"])))

@@ -1,7 +1,7 @@
-"""Adaptive precision: climb while there is trouble, come down after a long healthy stretch, and do not flap.
+"""Adaptive precision: step up during trouble, step down after a long healthy stretch, and do not alternate.
 
-Two ladders: one of matrix products, whose last level has physics in float64 too, and one of the networks' type. A level
-is compiled at most once, and all of the training state is carried over.
+There are two ladders: the precision of matrix products, whose last level also has physics in float64, and the dtype of
+the networks. Each level is compiled at most once, and a change of level keeps the whole training state.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 from rlstable.config.supervise import X64, LadderConfig
 
-# Trouble of the networks, in whose float32 physics in float64 changes nothing.
-_OF_NETWORKS = ("rejected", "loss_scale")
+# Causes in the networks; physics in float64 does not help against them.
+_NETWORK_CAUSES = ("rejected", "loss_scale")
 _KINDS = {"matmul": "matrix products", "network": "networks"}
 
 
 class NeedsOwnProgram(Exception):
-    """A seed needs a program that the other seeds do not share. The text names the program."""
+    """A seed needs a program that the other seeds do not share. The message names the program."""
 
 
 class Level(NamedTuple):
-    """A level of precision, in the words of `precision.matmul` and `precision.network`."""
+    """A precision level: values of `precision.matmul` and `precision.network`."""
 
     matmul: str
     network: str
@@ -31,12 +31,12 @@ class Level(NamedTuple):
         return f"{self.matmul}/{self.network}"
 
 
-class Signs(NamedTuple):
-    """Signs of trouble in an iteration.
+class PrecisionSigns(NamedTuple):
+    """PrecisionSigns of trouble in an iteration.
 
     Attributes:
         bad_state: A state guard found parameters, optimizer or statistics not finite.
-        invalid: Share of samples that were left out.
+        invalid: Share of invalid samples.
         rejected: Share of updates that guards rejected.
         scale_collapsed: The loss scale is at its floor, and gradients still overflow.
     """
@@ -47,12 +47,12 @@ class Signs(NamedTuple):
     scale_collapsed: bool
 
 
-class Change(NamedTuple):
+class LevelChange(NamedTuple):
     """A change of level.
 
     Attributes:
         to: The new level.
-        cause: Why.
+        cause: Cause of the change.
     """
 
     to: Level
@@ -60,8 +60,8 @@ class Change(NamedTuple):
 
 
 @dataclasses.dataclass
-class Rungs:
-    """Memory of the ladder as plain JSON, saved with the run.
+class LadderMemory:
+    """Memory of the precision ladder as plain JSON, saved with the run.
 
     Attributes:
         matmul: Steps above the configured level of matrix products.
@@ -89,90 +89,98 @@ class Ladder:
     Attributes:
         config: Levels and thresholds.
         start: The configured level.
-        rungs: Memory of the ladder.
+        memory: Memory of the ladder.
         distinct: Returns the levels of matrix products that this device distinguishes; called before the first climb.
         shared: Whether other seeds share the program, so that a climb raises `NeedsOwnProgram`.
     """
 
     config: LadderConfig
     start: Level
-    rungs: Rungs
+    memory: LadderMemory
     distinct: Callable[[tuple[str, ...]], tuple[str, ...]]
     shared: bool = False
 
     def __post_init__(self) -> None:
-        self.rungs.stretch = self.rungs.stretch or self.config.down_after
+        self.memory.stretch = self.memory.stretch or self.config.down_after
         self._matmul: tuple[str, ...] | None = None
 
     @property
     def level(self) -> Level:
         """The present level."""
-        own = self.rungs
-        matmul = self.start.matmul if own.matmul == 0 else self._matmul_levels[own.matmul]
-        return Level(matmul, self._network_levels[own.network])
+        memory = self.memory
+        matmul = self.start.matmul if memory.matmul == 0 else self._matmul_levels[memory.matmul]
+        return Level(matmul, self._network_levels[memory.network])
 
-    def watch(self, signs: Signs) -> Change | None:
-        """Takes in an iteration; the change that it asks for, if any, is made by this."""
-        own, config = self.rungs, self.config
+    def watch(self, signs: PrecisionSigns) -> LevelChange | None:
+        """Records an iteration; makes and returns the change of level that is due, None if there is none.
+
+        Raises:
+            NeedsOwnProgram: A step up is due, but other seeds share the program.
+        """
+        memory, config = self.memory, self.config
         cause = self._cause(signs)
         if not config.enabled:
             return None
-        own.healthy = 0 if cause else own.healthy + 1
-        own.troubled = own.troubled + 1 if cause else max(own.troubled - 1, 0)
-        if cause and own.troubled >= config.patience:
+        memory.healthy = 0 if cause else memory.healthy + 1
+        memory.troubled = memory.troubled + 1 if cause else max(memory.troubled - 1, 0)
+        if cause and memory.troubled >= config.patience:
             return self.climb(cause)
-        return self._come_down() if own.healthy >= own.stretch else None
+        return self._step_down() if memory.healthy >= memory.stretch else None
 
-    def climb(self, cause: str) -> Change | None:
-        """One step up for a cause, or None where that is not possible or has not helped before.
+    def climb(self, cause: str) -> LevelChange | None:
+        """Steps up for a cause; None if a step is not possible or has not helped before.
 
         Raises:
             NeedsOwnProgram: A step is possible, but other seeds share the program.
         """
-        own = self.rungs
-        own.troubled = 0
-        if not self.config.enabled or own.futile:
+        memory = self.memory
+        memory.troubled = 0
+        if not self.config.enabled or memory.futile:
             return None
-        kinds = ("network", "matmul") if cause in (*_OF_NETWORKS, "not_finite") else ("matmul", "network")
-        kind = next((kind for kind in kinds if self._room(kind)), None)
+        kinds = ("network", "matmul") if cause in (*_NETWORK_CAUSES, "not_finite") else ("matmul", "network")
+        kind = next((kind for kind in kinds if self._can_step_up(kind)), None)
         if kind is None:
             return self._give_up()
-        if cause in _OF_NETWORKS and kind == "matmul" and self._matmul_levels[own.matmul + 1] == X64:
+        if cause in _NETWORK_CAUSES and kind == "matmul" and self._matmul_levels[memory.matmul + 1] == X64:
             return None
         if self.shared:
             raise NeedsOwnProgram(f"a higher precision of the {_KINDS[kind]}, for the cause {cause}")
-        if own.came_down == kind:
-            own.stretch *= 2
-        own.came_down = None
-        setattr(own, kind, getattr(own, kind) + 1)
-        return Change(self.level, cause)
+        if memory.came_down == kind:
+            memory.stretch *= 2
+        memory.came_down = None
+        setattr(memory, kind, getattr(memory, kind) + 1)
+        return LevelChange(self.level, cause)
 
     def can_climb(self) -> bool:
         """Whether there is a level above this one that may help."""
-        return self.config.enabled and not self.rungs.futile and (self._room("matmul") or self._room("network"))
+        return (
+            self.config.enabled
+            and not self.memory.futile
+            and (self._can_step_up("matmul") or self._can_step_up("network"))
+        )
 
-    def _give_up(self) -> Change | None:
-        """Trouble at the top of both ladders: precision is not its cause, and the cheap level does as well."""
-        own = self.rungs
-        own.futile = True
-        moved = own.matmul or own.network
+    def _give_up(self) -> LevelChange | None:
+        """Returns to the configured level: trouble at the highest precision is not caused by precision."""
+        memory = self.memory
+        memory.futile = True
+        climbed = memory.matmul or memory.network
         if self.shared:
             return None
-        own.matmul = own.network = 0
-        return Change(self.level, "no_relief") if moved else None
+        memory.matmul = memory.network = 0
+        return LevelChange(self.level, "no_relief") if climbed else None
 
-    def _come_down(self) -> Change | None:
-        own = self.rungs
-        own.healthy = 0
-        own.futile = False
-        kind = "matmul" if own.matmul else "network" if own.network else None
+    def _step_down(self) -> LevelChange | None:
+        memory = self.memory
+        memory.healthy = 0
+        memory.futile = False
+        kind = "matmul" if memory.matmul else "network" if memory.network else None
         if kind is None or self.shared:
             return None
-        own.came_down = kind
-        setattr(own, kind, getattr(own, kind) - 1)
-        return Change(self.level, "healthy")
+        memory.came_down = kind
+        setattr(memory, kind, getattr(memory, kind) - 1)
+        return LevelChange(self.level, "healthy")
 
-    def _cause(self, signs: Signs) -> str | None:
+    def _cause(self, signs: PrecisionSigns) -> str | None:
         config = self.config
         if signs.scale_collapsed:
             return "loss_scale"
@@ -182,17 +190,17 @@ class Ladder:
             return "rejected"
         return None if signs.invalid <= config.max_invalid else "quarantine"
 
-    def _room(self, kind: str) -> bool:
+    def _can_step_up(self, kind: str) -> bool:
         levels: Mapping[str, Any] = {"matmul": self._matmul_levels, "network": self._network_levels}
-        return getattr(self.rungs, kind) + 1 < len(levels[kind])
+        return getattr(self.memory, kind) + 1 < len(levels[kind])
 
     @property
     def _matmul_levels(self) -> tuple[str, ...]:
-        """The configured level and the levels above it that this device distinguishes."""
+        """The configured level and the higher levels that this device distinguishes."""
         if self._matmul is None:
-            listed = self.config.matmul
-            above = listed[listed.index(self.start.matmul) :] if self.start.matmul in listed else (self.start.matmul,)
-            self._matmul = self.distinct(above)
+            levels = self.config.matmul
+            start = self.start.matmul
+            self._matmul = self.distinct(levels[levels.index(start) :] if start in levels else (start,))
         return self._matmul
 
     @property

@@ -1,7 +1,7 @@
-"""Memory: the need of a compiled program, the limit of the device, and the present use.
+"""Memory: the need of a compiled program, the limit of the device, and the memory in use.
 
-A decision must not depend on how much memory happens to be free, or a run would not be the
-same twice: `limit` is a property of the configuration and of the machine. `live` is only printed.
+Decisions must not depend on the free memory, or a run would not be reproducible: `limit` depends on the configuration
+and the machine only. `live` is only printed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-# Shares of the limit from which it is worth a word, since a program that fits by the compiler's plan may not fit beside
-# evaluation and resets; and that are too much.
+# Shares of the limit. Above `TIGHT` an event is logged, because evaluation and resets need memory besides the program;
+# above `FULL` the program does not fit.
 TIGHT, FULL = 0.8, 0.95
 _STEP = 1024.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -23,14 +23,14 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Bytes that one run of a compiled program needs on each device, as the compiler planned them.
+    """Bytes that a compiled program needs on each device, as planned by the compiler.
 
     Attributes:
-        arguments: Of what goes in.
-        outputs: Of what comes out.
-        aliased: Of outputs that take the place of donated arguments; counted in both of the above.
-        temporary: Of intermediate arrays.
-        code: Of the program itself; 0 if the device does not report it.
+        arguments: Bytes of the inputs.
+        outputs: Bytes of the outputs.
+        aliased: Bytes of outputs that reuse donated arguments; counted in `arguments` and in `outputs`.
+        temporary: Bytes of intermediate arrays.
+        code: Bytes of the program itself; 0 if the device does not report it.
     """
 
     arguments: int
@@ -41,20 +41,20 @@ class Footprint:
 
     @property
     def peak(self) -> int:
-        """Bytes of data in use at most while the program runs."""
+        """Largest number of bytes of data in use while the program runs."""
         return self.arguments + self.outputs - self.aliased + self.temporary
 
 
 def footprint(compiled: Any) -> Footprint | None:
-    """Memory that a compiled program needs, or None if the backend does not say.
+    """Memory that a compiled program needs on each device; None if the backend does not report it.
 
     Args:
-        compiled: `jax.jit(...).lower(...).compile()`. Of a program for many devices these are the bytes of each.
+        compiled: `jax.jit(...).lower(...).compile()`.
     """
     stats = compiled.memory_analysis()
     if stats is None:
         return None
-    # jax's own `peak_memory_in_bytes` leaves the temporary buffers out on a CPU (jax 0.10).
+    # JAX's `peak_memory_in_bytes` leaves out temporary buffers on a CPU (jax 0.10).
     return Footprint(
         arguments=stats.argument_size_in_bytes,
         outputs=stats.output_size_in_bytes,
@@ -65,7 +65,7 @@ def footprint(compiled: Any) -> Footprint | None:
 
 
 def needed(program: Footprint | None, devices: Mesh) -> int | None:
-    """Bytes that a program needs of the limit; what jax calls several CPU devices share one memory."""
+    """Bytes that a program needs of the limit; several CPU devices of JAX share one memory."""
     if program is None:
         return None
     return program.peak * (devices.size if devices.devices.flat[0].platform == "cpu" else 1)
@@ -76,30 +76,30 @@ def limit(device: Any, configured: float | None = None) -> int | None:
 
     Args:
         device: A `jax.Device`.
-        configured: GiB that the configuration names, which win.
+        configured: Configured limit in GiB, which takes precedence; None if not configured.
 
     Returns:
-        On a GPU what XLA may take of it (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container or
+        On a GPU the share that XLA may use (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container or
         of the machine; None if unknown.
     """
     if configured is not None:
         return int(configured * 2**30)
-    told = _statistic(device, "bytes_limit")
-    if told is None and device.platform == "cpu":
+    reported = _statistic(device, "bytes_limit")
+    if reported is None and device.platform == "cpu":
         return host_total()
-    return told
+    return reported
 
 
 def live(device: Any) -> int | None:
-    """Bytes in use on the device now, or None where it does not say, as a CPU."""
+    """Bytes in use on the device now; None if the device does not report it, as a CPU."""
     return _statistic(device, "bytes_in_use")
 
 
 def host_total(root: Path = Path("/")) -> int:
-    """Bytes of main memory that this process may have: the machine's, or less where its control groups allow less.
+    """Bytes of main memory that this process may use: of the machine, or the lower limit of its control groups.
 
     Args:
-        root: Where `proc` and `sys` are.
+        root: Folder with `proc` and `sys`.
     """
     import psutil
 
@@ -107,17 +107,17 @@ def host_total(root: Path = Path("/")) -> int:
 
 
 def host_total_and_swap() -> int:
-    """Bytes of main memory that this process may have, and of the machine's swap space."""
+    """Bytes of main memory that this process may use, plus the machine's swap space."""
     import psutil
 
     return host_total() + int(psutil.swap_memory().total)
 
 
 def readable(count: float) -> str:
-    """Bytes as a person reads them, in powers of 1024: `512 bytes`, `1.5 GiB`."""
+    """Formats a number of bytes in powers of 1024: `512 bytes`, `1.5 GiB`."""
     size = float(count)
     for unit in _UNITS[:-1]:
-        # 1023.95 would be printed as 1024.0 of this unit.
+        # 1023.95 would be printed as 1024.0 in this unit.
         if abs(size) < _STEP - 0.05:
             return f"{size:.0f} {unit}" if unit == _UNITS[0] else f"{size:.1f} {unit}"
         size /= _STEP
@@ -144,9 +144,9 @@ def _group_limits(root: Path) -> list[int]:
             base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        own = base / path.strip("/")
-        # In a container the path may be the host's, of which only the mount's root is there.
-        for folder in {base, own, *(p for p in own.parents if p.is_relative_to(base))}:
+        group = base / path.strip("/")
+        # In a container the path may be a path of the host; then only the root of the mount exists.
+        for folder in {base, group, *(p for p in group.parents if p.is_relative_to(base))}:
             limits += _number_in(folder / name)
     return limits
 

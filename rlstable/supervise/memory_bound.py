@@ -1,4 +1,4 @@
-"""Rejects sizes that no memory plan can make fit, before anything compiles."""
+"""Rejects sizes that fit with no memory plan, before anything compiles."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ _SCALARS = 3  # reward, truncation, termination
 
 
 def experience_bytes(config: Config, observation: Any, action_size: int) -> tuple[int, int]:
-    """The least bytes that the experience of one iteration takes, over all devices.
+    """Lower bound of the bytes that the experience of one iteration takes, over all devices.
 
-    Counts one copy of observations, actions, rewards and ends of episodes. No memory plan makes it smaller: fewer
-    environments collect the same batch in more unrolls.
+    Counts one copy of observations, actions, rewards and ends of episodes. No memory plan makes the experience smaller:
+    fewer environments collect the same batch in more unrolls.
 
     Args:
         config: The whole configuration.
-        observation: Shapes of what the networks read of a batch of environments, `[B, ...]` each.
+        observation: Shapes of the observations that the networks read, `[B, ...]` each.
         action_size: Elements of an action.
 
     Returns:
         Bytes of the whole batch, and of one environment step.
     """
-    of_observation = sum(bytes_of(x) // x.shape[0] for x in jax.tree.leaves(observation))
-    step = of_observation + _FLOAT * (action_size + _SCALARS)
-    return config.ppo.rows * (config.ppo.unroll_length * step + of_observation), step
+    observation_bytes = sum(bytes_of(x) // x.shape[0] for x in jax.tree.leaves(observation))
+    step = observation_bytes + _FLOAT * (action_size + _SCALARS)
+    return config.ppo.rows * (config.ppo.unroll_length * step + observation_bytes), step
 
 
 def require_memory(config: Config, mesh: Mesh, env_state: Any, observation: Any, action_size: int) -> None:
-    """Checks what no memory plan can divide: an iteration's experience, and first states in the host's memory.
+    """Checks that an iteration's experience fits on the devices and the first states fit in the host's memory.
 
-    A plan that might fit always passes: both are lower bounds, and swap space counts as memory of the host. With
-    `supervise.memory.adapt=false` nothing is checked.
+    No memory plan can divide these parts. Both sizes are lower bounds and swap space counts as memory of the host, so a
+    configuration that might fit always passes. With `supervise.memory.adapt=false` nothing is checked.
 
     Args:
         config: The whole configuration.
         mesh: The devices.
         env_state: Shapes of the first states, `[num_envs]`.
-        observation: Shapes of what the networks read of them.
+        observation: Shapes of the observations that the networks read.
         action_size: Elements of an action.
 
     Raises:
-        ConfigError: A part is larger than all memory; names the keys and what would fit at most.
+        ConfigError: A part is larger than all memory; the message names the keys and the largest size that could fit.
     """
     if not config.supervise.memory.adapt:
         return

@@ -1,6 +1,6 @@
 """Plans that need less memory: smaller parts of a minibatch, fewer environments per pass, fewer environments.
 
-The first two compute the same from the same experience; only the last is another training.
+The first two compute the same results; only fewer environments change the training.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from rlstable.config import Config, ConfigError
 from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, readable
 
-# The order in which they are tried; each as far as it helps.
+# Names of the levers, in the order in which they are tried; each as long as it helps.
 LEVERS = ("gradient_accumulation", "envs_per_pass", "num_envs")
-_NO_RELIEF = 0.9  # of what was needed before: a lever that brings no more than this is left alone
-_LEAST_PASS = 8  # environments in a pass, below which nothing is saved but time lost
+_NO_RELIEF = 0.9  # share of the memory needed before; a lever that still needs more is not tried further
+_LEAST_PASS = 8  # environments in the smallest pass; smaller passes take longer and save no memory
 
 
 @dataclasses.dataclass
 class MemoryPlan:
-    """Sizes that differ from the configuration, as plain JSON; None for no difference. Saved with the run.
+    """Sizes that replace configured sizes, as plain JSON; None keeps the configured size. Saved with the run.
 
     Attributes:
-        gradient_accumulation: Instead of `ppo.gradient_accumulation`.
-        envs_per_pass: Instead of `env.envs_per_pass`.
-        num_envs: Instead of `ppo.num_envs`, where that is more.
+        gradient_accumulation: Replaces `ppo.gradient_accumulation`.
+        envs_per_pass: Replaces `env.envs_per_pass`.
+        num_envs: Replaces `ppo.num_envs` if it is smaller.
     """
 
     gradient_accumulation: int | None = None
@@ -50,25 +50,25 @@ class MemoryPlan:
 
 
 def smallest(plans: Sequence[MemoryPlan]) -> MemoryPlan:
-    """The plan that needs no more than any of some."""
+    """The plan with the smallest value of each lever over several plans."""
     parts = {name: [value for plan in plans if (value := getattr(plan, name)) is not None] for name in LEVERS}
     least = {"gradient_accumulation": max, "envs_per_pass": min, "num_envs": min}
     return MemoryPlan(**{name: least[name](values, default=None) for name, values in parts.items()})
 
 
 def smaller(config: Config, plan: MemoryPlan, lever: str, devices: int, factor: int = 2) -> MemoryPlan | None:
-    """The plan with one lever a step further; None where it is at its end.
+    """The plan with one lever a step further; None if the lever is at its end.
 
     Args:
-        config: As it was configured.
-        plan: The present one.
+        config: The configuration.
+        plan: The present plan.
         lever: One of `LEVERS`.
-        devices: How many share the work.
-        factor: By how much, as far as the lever goes.
+        devices: Number of devices.
+        factor: Size of the step, limited by the range of the lever.
     """
-    now = plan.of(config)
+    planned = plan.of(config)
     step = {"gradient_accumulation": _more_parts, "envs_per_pass": _smaller_passes, "num_envs": _fewer_envs}[lever]
-    value = step(now, devices, factor)
+    value = step(planned, devices, factor)
     return None if value is None else dataclasses.replace(plan, **{lever: value})
 
 
@@ -90,12 +90,12 @@ def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
 
 
 def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
-    """The greatest number of environments that fits the batch and the devices; None if no number does.
+    """The greatest number of environments that divides the batch and fits the devices; None if there is none.
 
     Args:
-        config: As it was configured.
-        at_most: No more than these.
-        devices: How many share them.
+        config: The configuration.
+        at_most: Upper bound.
+        devices: Number of devices.
     """
     for count in range(at_most, 0, -1):
         if config.ppo.rows % count == 0 and count % devices == 0:
@@ -110,74 +110,74 @@ def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
 
 
 class OutOfMemory(Exception):
-    """Training does not fit, however it is divided. Its text says what would."""
+    """No memory plan fits. The message names settings that would fit."""
 
 
-def exhausted(error: Exception) -> bool:
-    """Whether a device has refused memory."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that a device refused memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-class Memory:
-    """Compares what training needs with what there is.
+class MemoryPlanner:
+    """Compares the memory that training needs with the limit, and plans with less memory.
 
     Args:
         config: The whole configuration.
         mesh: The devices.
-        report: Called as `report(kind, **fields)` with every event.
+        event: Called as `event(kind, **fields)`.
     """
 
-    def __init__(self, config: Config, mesh: Any, report: Callable[..., None]):
+    def __init__(self, config: Config, mesh: Any, event: Callable[..., None]):
         self._config = config
-        self._report = report
+        self._event = event
         self._mesh = mesh
         self._limit = memory.limit(mesh.devices.flat[0], config.supervise.memory.limit_gib)
         self._lever = 0
-        self._before: int | None = None
-        self._told = False
+        self._needed_before: int | None = None
+        self._tight_logged = False
 
     def needed(self, program: Any) -> int | None:
-        """Bytes of the limit that a compiled program needs, as planned by the compiler; None if unknown."""
+        """Bytes that a compiled program needs, as planned by the compiler; None if unknown."""
         return memory.needed(memory.footprint(program.executable), self._mesh)
 
     def fits(self, needed: int | None) -> bool:
-        """Whether a program may run; a tight one is reported once."""
+        """Whether a program may run; the first program near the limit is logged."""
         if needed is None or self._limit is None:
             return True
-        if needed > TIGHT * self._limit and not self._told:
-            self._told = True
-            self._report("memory_tight", needed=readable(needed), limit=readable(self._limit))
+        if needed > TIGHT * self._limit and not self._tight_logged:
+            self._tight_logged = True
+            self._event("memory_tight", needed=readable(needed), limit=readable(self._limit))
         return needed <= FULL * self._limit or not self._config.supervise.memory.adapt
 
     def smaller(self, plan: MemoryPlan, needed: int | None) -> MemoryPlan:
-        """A plan that needs less.
+        """A plan that needs less memory.
 
         Args:
-            plan: One that needs too much.
-            needed: How many bytes; None where the device has refused them.
+            plan: A plan that needs too much.
+            needed: Bytes that it needs; None if the device refused memory.
 
         Raises:
             OutOfMemory: There is no smaller plan.
         """
-        if needed is not None and self._before is not None and needed > _NO_RELIEF * self._before:
+        if needed is not None and self._needed_before is not None and needed > _NO_RELIEF * self._needed_before:
             self._lever += 1
-        self._before = needed
+        self._needed_before = needed
         factor = 2 if needed is None or self._limit is None else max(2, math.ceil(needed / self._limit))
         while self._config.supervise.memory.adapt and self._lever < len(LEVERS):
-            found = smaller(self._config, plan, LEVERS[self._lever], self._mesh.size, factor)
-            if found is not None:
-                said = {} if needed is None else {"needed": readable(needed), "limit": readable(self._limit or 0)}
-                self._report("memory_planned", plan=str(found), **said)
-                return found
+            smaller_plan = smaller(self._config, plan, LEVERS[self._lever], self._mesh.size, factor)
+            if smaller_plan is not None:
+                sizes = {} if needed is None else {"needed": readable(needed), "limit": readable(self._limit or 0)}
+                self._event("memory_planned", plan=str(smaller_plan), **sizes)
+                return smaller_plan
             self._lever += 1
-        raise OutOfMemory(self._what_would_fit(plan, needed))
+        raise OutOfMemory(self._advice(plan, needed))
 
-    def _what_would_fit(self, plan: MemoryPlan, needed: int | None) -> str:
+    def _advice(self, plan: MemoryPlan, needed: int | None) -> str:
         if not self._config.supervise.memory.adapt:
-            return "The device refused memory; supervise.memory.adapt=true divides the work, or take smaller networks."
-        least = "" if needed is None else f"Training needs {readable(needed)} of {readable(self._limit or 0)} "
-        limit = "" if needed is None else f"a limit of {needed / FULL / 2**30:.3g} GiB would do, or "
+            return "The device refused memory; set supervise.memory.adapt=true or use smaller networks."
+        need = "" if needed is None else f"Training needs {readable(needed)} of {readable(self._limit or 0)} "
+        limit = "" if needed is None else f"a limit of {needed / FULL / 2**30:.3g} GiB would be enough, or "
         return (
-            f"{least or 'The device refused memory '}with {plan}; {limit}smaller networks, a smaller ppo.batch_size, "
-            "ppo.num_minibatches or ppo.unroll_length."
+            f"{need or 'The device refused memory '}with {plan}; {limit}use smaller networks, "
+            "a smaller ppo.batch_size, ppo.num_minibatches or ppo.unroll_length."
         )

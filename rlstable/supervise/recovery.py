@@ -20,7 +20,7 @@ class Attempts:
         count: Rollbacks of the whole run.
         lost_steps: Environment steps that were rolled back.
         lost_iterations: Iterations that were rolled back.
-        recent: Attempts of the window, each `{"at", "cause", "remedy"}`; `at` counts iterations, rolled back iterations
+        recent: Attempts of the window, each `{"at", "cause", "remedy"}`; `at` is the iteration, rolled back iterations
             included.
         position: Number of remedies of the list used since the last healthy stretch.
         collapse_position: The same for the list of remedies after a collapse of the return.
@@ -42,12 +42,12 @@ class Attempts:
     collapse_position: int = 0
 
 
-class Plan(NamedTuple):
+class RetryPlan(NamedTuple):
     """The plan for the next attempt.
 
     Attributes:
-        remedy: The change; None after too many attempts, or if no remedy is applicable.
-        attempts: Memory of recovery with this attempt in it; its `count` is the number of the attempt.
+        remedy: The remedy; None after too many attempts, or if no remedy is applicable.
+        attempts: Memory of recovery with this attempt; its `count` is the number of the attempt.
     """
 
     remedy: Remedy | None
@@ -71,34 +71,34 @@ class Recovery:
         at: int,
         applicable: Callable[[Remedy], bool] = lambda _: True,
         collapse: bool = False,
-    ) -> Plan:
+    ) -> RetryPlan:
         """Plans the next attempt.
 
         Args:
             attempts: Memory of recovery.
-            cause: Name of the stop reason that the attempt is to avoid.
-            at: Iterations so far, rolled back iterations included.
+            cause: Name of the stop reason that the attempt tries to avoid.
+            at: The iteration, rolled back iterations included.
             applicable: Whether a remedy can change anything now; other remedies are skipped.
             collapse: Whether the return collapsed: the remedy is then one of `collapse_remedies`.
         """
         config, new = self.config, self._copy(attempts)
         new.recent = [attempt for attempt in new.recent if at - attempt["at"] < config.window]
         if not config.enabled or len(new.recent) >= config.attempts:
-            return Plan(None, new)
+            return RetryPlan(None, new)
         remedy = self._next(new, applicable, collapse)
         if remedy is None:
-            return Plan(None, new)
+            return RetryPlan(None, new)
         new.count += 1
         new.healthy = 0
         if new.relaxed is not None:
-            # The remedy was taken back too early: wait longer the next time, so that this does not alternate for ever.
+            # The remedy was taken back too early: wait longer the next time, or recovery would alternate.
             new.stretch *= 2
             new.relaxed = None
         written = remedy.model_dump(mode="json")
         new.recent.append({"at": at, "cause": cause, "remedy": written})
         if remedy.lasts:
             new.applied.append(written)
-        return Plan(remedy, new)
+        return RetryPlan(remedy, new)
 
     def after(self, attempts: Attempts, good: bool) -> tuple[Attempts, Remedy | None]:
         """Counts an iteration; after a long healthy stretch, the second item is the remedy to take back.
@@ -124,16 +124,16 @@ class Recovery:
         return dataclasses.replace(attempts, stretch=stretch, recent=[*attempts.recent], applied=[*attempts.applied])
 
     def _next(self, new: Attempts, applicable: Callable[[Remedy], bool], collapse: bool) -> Remedy | None:
-        """The remedy taken back last if the list has it, else the next of the list, from the start after the end."""
+        """The remedy taken back last if it is in the list, else the next remedy of the list, which starts again."""
         remedies = self.config.collapse_remedies if collapse else self.config.remedies
-        place = "collapse_position" if collapse else "position"
+        position = "collapse_position" if collapse else "position"
         if new.relaxed is not None:
-            again = Remedy.model_validate(new.relaxed)
-            if again in remedies and applicable(again):
-                return again
+            relaxed = Remedy.model_validate(new.relaxed)
+            if relaxed in remedies and applicable(relaxed):
+                return relaxed
         for _ in remedies:
-            remedy = remedies[getattr(new, place) % len(remedies)]
-            setattr(new, place, getattr(new, place) + 1)
+            remedy = remedies[getattr(new, position) % len(remedies)]
+            setattr(new, position, getattr(new, position) + 1)
             if applicable(remedy):
                 return remedy
         return None

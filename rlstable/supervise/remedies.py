@@ -11,7 +11,7 @@ from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.state import TrainState
 
 # The numbers of `Tuning` that a remedy with a factor multiplies.
-_SCALES = {
+_FACTORS = {
     "scale_learning_rate": "learning_rate_scale",
     "scale_policy_rate": "policy_rate_scale",
     "scale_critic_rate": "critic_rate_scale",
@@ -20,12 +20,12 @@ _SCALES = {
 
 
 def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState:
-    """The state to try again with. Fresh resets are part of every rollback and change nothing further.
+    """Applies a remedy. `fresh_resets` changes nothing here, since every rollback resets the environments.
 
     Args:
-        remedy: What to change.
-        state: The last good one.
-        optimizer: Whose memory `reset_optimizer` empties.
+        remedy: The remedy.
+        state: The state that the run has rolled back to.
+        optimizer: The optimizer, for `reset_optimizer`.
     """
     if remedy.name == "reset_optimizer":
         return dataclasses.replace(state, opt_state=optimizer.init(state.params))
@@ -36,14 +36,14 @@ def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState
 
 
 def take_back(remedy: Remedy, state: TrainState) -> TrainState:
-    """The state without the change of a remedy that has a factor."""
+    """Undoes the factor of a remedy; remedies without a factor cannot be taken back."""
     return state if remedy.factor is None else _scaled(remedy, state, 1.0 / remedy.factor)
 
 
-SCALES = tuple(_SCALES.values())
+SCALES = tuple(_FACTORS.values())
 
 
 def _scaled(remedy: Remedy, state: TrainState, factor: float) -> TrainState:
-    field = _SCALES[remedy.name]
+    field = _FACTORS[remedy.name]
     scaled = getattr(state.tuning, field) * factor
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **{field: scaled}))

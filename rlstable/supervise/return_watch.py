@@ -1,15 +1,17 @@
-"""Return watch: a sequential test of whether the return has fallen credibly below the best that was reached.
+"""Return watch: a sequential test of whether the return has fallen credibly below the best level reached.
 
-Looks are means over finished training episodes, or scheduled evaluations; each kind has its level. The test is
-a CUSUM e-detector (Shin, Ramdas and Rinaldo 2022, arXiv:2203.03532). Where looks are normal, their noise is known and
-their mean is at the bound, one step of the test has an expectation of at most 1, so the average number of looks until a
-false suspicion is at least `1 / FALSE_ALARM`. The noise is estimated, so it counts more than it was measured, and the
-bound is `_DEVIATIONS` of it below the best level: healthy returns stay above it. One look moves the test by at most a
-quarter of the way, so a single bad evaluation is no suspicion.
+A look is one observed return: the mean over finished training episodes, or a scheduled evaluation. A level is the
+trimmed mean of the latest looks; each kind of look has its own test and level.
 
-A suspicion changes nothing by itself. The policy is compared with the best one in the same fresh episodes
-(`is_worse`), which exploration noise, or a task that has become harder, cannot fool. Everything depends on looks alone,
-never on the clock, so a resumed run decides as the run would have.
+The test is a CUSUM e-detector (Shin, Ramdas and Rinaldo 2022, arXiv:2203.03532). For normal looks with known noise and
+their mean at the bound, one step of the test has an expectation of at most 1. The average number of looks until a false
+suspicion is then at least `1 / FALSE_ALARM`. Because the noise is estimated, the test enlarges the estimate. The bound
+is `_DEVIATIONS` of the noise below the best level, so healthy returns stay above the bound. One look adds at most a
+quarter of the evidence for a suspicion, so a single bad evaluation causes none.
+
+A suspicion only causes a comparison (`is_worse`) of the policy with the best policy in the same fresh episodes.
+Exploration noise, or a task that becomes harder, affects both policies and causes no collapse. All decisions depend on
+looks, never on the clock, so a resumed run makes the same decisions.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-FALSE_ALARM = 1e-4  # per look; its inverse bounds the average number of looks until a false suspicion from below
+FALSE_ALARM = 1e-4  # per look; the average number of looks until a false suspicion is at least its inverse
 SUSPICION = math.log(1.0 / FALSE_ALARM)
-_MOST = SUSPICION / 4.0  # that a single look adds
-_RECENT = 5  # looks that give a level
-_WINDOW = 60  # looks whose differences give the noise
-_FEWEST_STEPS = 6  # differences before the first verdict
-_CAUTION = 8.0  # the noise of n differences counts 1 + _CAUTION / n times: it may be that much by 99 of 100 chances
-_NOISE_SHARE = 0.02  # of the gain: the least noise that looks are credited with
-_DEVIATIONS = 3.0  # of the noise: a smaller fall is never a suspicion
-_AT_THE_END = 0.2  # of the gain: what the last state of a run may have lost
+_MOST = SUSPICION / 4.0  # evidence that a single look adds at most
+_RECENT = 5  # looks per level
+_WINDOW = 60  # looks for the estimate of the noise
+_FEWEST_STEPS = 6  # differences needed for an estimate of the noise
+_CAUTION = 8.0  # the noise from n differences is multiplied by 1 + _CAUTION / n, a 99 % upper bound
+_NOISE_SHARE = 0.02  # smallest assumed noise, as a share of the gain
+_DEVIATIONS = 3.0  # standard deviations of the noise; a smaller fall is never a suspicion
+_AT_THE_END = 0.2  # share of the gain that the last state of a run may have lost
 _FALSE_CONFIRMATION = 1e-3  # probability that a paired comparison confirms a collapse of equally good policies
-_FALSE_HANDOVER = 0.05  # the same at the end of a run, where a mistake hands over a policy that is as good
+_FALSE_HANDOVER = 0.05  # the same at the end of a run, where a mistake only replaces a policy by an equally good one
 _FEWEST_PAIRS = 4
-_ABORTED = 0.1  # of the episodes: a policy that finishes fewer has collapsed
-_FEWEST_EVALUATIONS = 3  # before the last one of a run is compared with them
+_ABORTED = 0.1  # share of episodes; a policy that finishes fewer has collapsed
+_FEWEST_EVALUATIONS = 3  # evaluations needed for a comparison with the last evaluation of a run
 
 
 @dataclasses.dataclass
@@ -45,10 +47,10 @@ class Track:
 
     Attributes:
         recent: Latest looks, the newest last.
-        earlier: Looks before `recent`, the newest last; they give the noise.
+        earlier: Looks before `recent`, the newest last, for the estimate of the noise.
         start: First look; None before it.
-        best: Greatest level; None before there were `_RECENT` looks.
-        sure: Greatest level that is no luck, each level less `_DEVIATIONS` of its noise; None before there was one.
+        best: Greatest level; None before the first `_RECENT` looks.
+        sure: Greatest lower bound of a level: the level minus `_DEVIATIONS` of the noise. None before the first bound.
         evidence: Logarithm of the test's e-value, never below 0.
     """
 
@@ -60,20 +62,20 @@ class Track:
     evidence: float = 0.0
 
     def look(self, value: float, tolerance: float) -> bool:
-        """Takes in a look; whether it and the level are the best so far.
+        """Records a look; returns whether the look and the level are the best so far.
 
         Args:
             value: A mean return.
-            tolerance: Share of what was gained since the start that may be lost.
+            tolerance: Share of the gain since the start that may be lost.
         """
         if self.start is None:
             self.start = value
         if self.best is not None and self.sure is not None:
             bound = min(self.best - tolerance * self.gain, self.sure)
             if self.evidence > 0.0 or value < bound:
-                # The looks of a fall are no noise, and a lull makes no look more exact than it was at the best level.
+                # Looks during a fall must not enlarge the noise, and quiet looks must not shrink it.
                 noise = max(self.noise(self.earlier), (self.best - self.sure) / _DEVIATIONS)
-                # exp(z - 1/2) has expectation 1 at most where the look is normal around the bound or above it.
+                # exp(z - 1/2) has an expectation of at most 1 for a normal look with its mean at or above the bound.
                 self.evidence = max(0.0, self.evidence + min((bound - value) / noise - 0.5, _MOST))
         if len(self.recent) == _RECENT:
             self.earlier = [*self.earlier, self.recent[0]][-_WINDOW:]
@@ -92,33 +94,33 @@ class Track:
 
     @property
     def level(self) -> float:
-        """Mean of the latest looks without the greatest and the least one, so that no single look makes a level."""
+        """Mean of the latest looks without the greatest and the least, so that no single look decides the level."""
         looks = sorted(self.recent)
         looks = looks[1:-1] if len(looks) > 2 else looks
         return math.fsum(looks) / len(looks)
 
     @property
     def gain(self) -> float:
-        """How much the best level is above the first look."""
+        """Difference between the best level and the first look, at least 0."""
         return max((self.best or 0.0) - (self.start or 0.0), 0.0)
 
     def lower(self) -> None:
-        """Takes the present level as the best one: what was suspected is no fall of the policy."""
+        """Sets the best level to the present level, after a suspicion that was refuted."""
         self.best, self.sure, self.evidence = self.level, None, 0.0
 
     def restart(self) -> None:
-        """Forgets the looks of a policy that was given up; the level that it fell from and the noise stay."""
+        """Drops the looks of a collapsed policy; the best level and the noise stay."""
         self.recent, self.evidence = [], 0.0
 
     def noise(self, looks: list[float]) -> float:
         """Standard deviation of a look, from differences (von Neumann 1941); the greatest of three estimates.
 
-        Of older looks only the falls count: a learning curve rises, and of noise half the differences are falls. The
-        estimate from successive looks misses a drift. The one from the latest looks counts rises too, since a return
-        that is rarely paid may have risen once and not yet fallen.
+        Two estimates use falls only, because a learning curve rises, while half of the differences of noise are falls.
+        The estimate from successive looks misses a drift, so another one uses looks further apart. The third uses the
+        latest looks with their rises, because a sparse return may have risen once and not fallen yet.
 
         Args:
-            looks: In their order.
+            looks: Looks, the newest last.
         """
         latest = looks[-2 * _RECENT :]
         rises = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(latest))
@@ -138,11 +140,11 @@ class WatchMemory:
     Attributes:
         training: Looks at training episodes.
         evaluation: Looks at evaluations.
-        total: Sum of the returns of the episodes of the next look.
-        episodes: Number of these episodes.
-        best_evaluation: Greatest evaluation, after a refuted suspicion only of later ones; None before the first.
-        collapses: Collapses that were confirmed.
-        refuted: Suspicions that were not.
+        total: Sum of the returns of the episodes in the next look.
+        episodes: Number of episodes in the next look.
+        best_evaluation: Greatest evaluation since the last refuted suspicion; None before the first.
+        collapses: Number of confirmed collapses.
+        refuted: Number of refuted suspicions.
     """
 
     training: Track = dataclasses.field(default_factory=Track)
@@ -155,18 +157,18 @@ class WatchMemory:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> WatchMemory:
-        """The memory that a checkpoint holds."""
+        """Reads the memory in a checkpoint."""
         tracks: dict[str, Any] = {name: Track(**saved[name]) for name in ("training", "evaluation") if name in saved}
         return cls(**saved | tracks)
 
 
 @dataclasses.dataclass
 class ReturnWatch:
-    """Suspects a policy of having lost the task it had learned.
+    """Detects that a policy returns less than the best policy of the run.
 
     Attributes:
-        tolerance: Share of what was gained since the start that may be lost.
-        episodes: Training episodes of one look.
+        tolerance: Share of the gain since the start that may be lost.
+        episodes: Training episodes per look.
         memory: Memory of the watch.
     """
 
@@ -175,53 +177,53 @@ class ReturnWatch:
     memory: WatchMemory
 
     def train(self, mean_return: float, episodes: int) -> bool | None:
-        """Takes in the training episodes of an iteration.
+        """Records the training episodes of an iteration.
 
         Args:
-            mean_return: Their mean return; NaN where there were none.
-            episodes: How many finished.
+            mean_return: Mean return; NaN without episodes.
+            episodes: Number of finished episodes.
 
         Returns:
-            Whether the level is the best one so far; None where it was not time for a look. The first level is no best
-            one if there was an evaluation before: that policy may have been better.
+            Whether the level is the best so far; None if the iteration completes no look. The first level does not
+            count as the best after an evaluation, because the evaluated policy may have been better.
         """
-        own = self.memory
+        memory = self.memory
         if episodes > 0 and math.isfinite(mean_return):
-            own.total += mean_return * episodes
-            own.episodes += episodes
-        if own.episodes < self.episodes:
+            memory.total += mean_return * episodes
+            memory.episodes += episodes
+        if memory.episodes < self.episodes:
             return None
-        value, own.total, own.episodes = own.total / own.episodes, 0.0, 0
-        is_first = own.training.best is None
-        is_best = own.training.look(value, self.tolerance)
-        return is_best and not (is_first and own.best_evaluation is not None)
+        value, memory.total, memory.episodes = memory.total / memory.episodes, 0.0, 0
+        is_first = memory.training.best is None
+        is_best = memory.training.look(value, self.tolerance)
+        return is_best and not (is_first and memory.best_evaluation is not None)
 
     def evaluate(self, mean_return: float | None) -> bool:
-        """Takes in an evaluation, None where every episode was aborted; whether it is the greatest one."""
+        """Records an evaluation, None if every episode was aborted; returns whether it is the greatest so far."""
         if mean_return is None or not math.isfinite(mean_return):
             return False
-        own = self.memory
-        own.evaluation.look(mean_return, self.tolerance)
-        if own.best_evaluation is not None and mean_return <= own.best_evaluation:
+        memory = self.memory
+        memory.evaluation.look(mean_return, self.tolerance)
+        if memory.best_evaluation is not None and mean_return <= memory.best_evaluation:
             return False
-        own.best_evaluation = mean_return
+        memory.best_evaluation = mean_return
         return True
 
     @property
     def suspects(self) -> bool:
-        """Whether to compare the policy with the best one."""
+        """Whether to compare the policy with the best policy."""
         return max(self.memory.training.evidence, self.memory.evaluation.evidence) >= SUSPICION
 
     def ends_below(self, last: float | None) -> bool:
-        """Whether the last evaluation of a run is below the tolerance, so that the policy must be compared at once.
+        """Whether the last evaluation of a run is so low that the policy must be compared with the best policy.
 
-        Where there were few evaluations the level of training is the measure: exploration only lowers it.
+        With few evaluations the reference is the level of training, which exploration can only lower.
         """
-        own = self.memory
-        if len(own.evaluation.earlier) + len(own.evaluation.recent) >= _FEWEST_EVALUATIONS:
-            best, start = own.best_evaluation, own.evaluation.start
+        memory = self.memory
+        if len(memory.evaluation.earlier) + len(memory.evaluation.recent) >= _FEWEST_EVALUATIONS:
+            best, start = memory.best_evaluation, memory.evaluation.start
         else:
-            best, start = own.training.best, own.training.start
+            best, start = memory.training.best, memory.training.start
         if best is None or start is None:
             return False
         if last is None:
@@ -230,17 +232,17 @@ class ReturnWatch:
         return last < best - max(tolerance * max(best - start, 0.0), _NOISE_SHARE * abs(best))
 
     def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool | None:
-        """Whether a policy returns credibly less than the best one in the same episodes, and less than is tolerated.
+        """Whether a policy returns credibly less than the best policy, by more than the tolerance.
 
         Args:
-            best: Returns of the best policy, `[episodes]`, NaN where an episode was aborted.
-            now: Returns of the present one in episodes from the same first states.
-            at_the_end: Whether no steps are left that could mend it, so that little is tolerated.
+            best: Returns of the best policy, `[episodes]`; NaN for an aborted episode.
+            now: Returns of the present policy in episodes from the same first states.
+            at_the_end: Whether no training steps are left, so that the tolerance is smaller.
 
         Returns:
             Whether the policy is worse; None if the episodes are too few or too different.
         """
-        # An episode that only the present policy breaks counts for nothing, unless it breaks nearly all of them.
+        # Episodes that only one policy aborts do not count, unless the present policy aborts nearly all episodes.
         both = np.isfinite(best) & np.isfinite(now)
         if int(np.isfinite(best).sum()) >= _FEWEST_PAIRS and np.isfinite(now).mean() < _ABORTED:
             return True
@@ -255,41 +257,41 @@ class ReturnWatch:
         return True if self._falls(best, now, _FALSE_HANDOVER if at_the_end else _FALSE_CONFIRMATION) else None
 
     def _falls(self, best: np.ndarray, now: np.ndarray, mistake: float = _FALSE_CONFIRMATION) -> bool:
-        """Whether the paired difference is credibly above 0, by Student's t with this probability of a mistake."""
+        """Whether the paired difference is credibly above 0, by Student's t test with error probability `mistake`."""
         lost = (best - now)[np.isfinite(best) & np.isfinite(now)]
         if lost.size < _FEWEST_PAIRS:
             return False
         error = float(lost.std(ddof=1)) / math.sqrt(lost.size)
         return float(lost.mean()) > float(stdtrit(lost.size - 1, 1.0 - mistake)) * error
 
-    def confirmed(self) -> None:
-        """The policy is given up for the best one."""
+    def confirm(self) -> None:
+        """Records a confirmed collapse: the run rolls back to the best policy."""
         self.memory.collapses += 1
-        self._forget()
+        self._restart()
 
     def refute(self, best: np.ndarray, now: np.ndarray) -> None:
-        """The policy is nearly as good as the best one: what fell is the level, not the policy.
+        """Records a refuted suspicion: the policy is nearly as good as the best policy, so the level is lowered.
 
-        Where it is credibly worse all the same, the level stays, or small falls would add up to a large one.
+        If the policy is credibly worse within the tolerance, the level stays; small falls must not add up.
 
         Args:
-            best: As for `is_worse`.
-            now: Likewise.
+            best: Returns of the best policy, as for `is_worse`.
+            now: Returns of the present policy, as for `is_worse`.
         """
         self.memory.refuted += 1
         if self._falls(best, now):
-            self.wait()
+            self.reset_test()
             return
         self.memory.best_evaluation = float(np.nanmean(now)) if np.isfinite(now).any() else None
         for track in (self.memory.training, self.memory.evaluation):
             if track.recent:
                 track.lower()
 
-    def wait(self) -> None:
-        """Keeps the level and starts the test again, after an unclear comparison."""
+    def reset_test(self) -> None:
+        """Restarts the test at the same level, after an unclear comparison."""
         self.memory.training.evidence = self.memory.evaluation.evidence = 0.0
 
-    def _forget(self) -> None:
+    def _restart(self) -> None:
         self.memory.total, self.memory.episodes = 0.0, 0
         self.memory.training.restart()
         self.memory.evaluation.restart()

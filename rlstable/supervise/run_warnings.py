@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from rlstable.supervise.tally import Tally
 
-_MOST = 0.5  # of the transitions
+_MOST = 0.5  # share of transitions
 
 
 class RunWarning(NamedTuple):
     """A warning about a whole run.
 
     Attributes:
-        name: For scripts.
-        text: One sentence with the numbers, and the first thing to look at.
+        name: Fixed name, for scripts.
+        text: One sentence with the numbers and a first remedy.
     """
 
     name: str
@@ -23,8 +23,8 @@ class RunWarning(NamedTuple):
 
 def warnings_of(tally: Tally) -> list[RunWarning]:
     """The warnings of a run, in a fixed order; empty for a healthy one."""
-    found = (_transitions(tally), _evaluations(tally), _return(tally))
-    return [RunWarning(name, text) for name, text in found if text]
+    candidates = (_transitions(tally), _evaluations(tally), _return(tally))
+    return [RunWarning(name, text) for name, text in candidates if text]
 
 
 def _transitions(tally: Tally) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def _transitions(tally: Tally) -> tuple[str, str]:
     most = [f"guards/{guard} ({count:,}, most for {tally.main_cause(guard)})" for guard, count in _rejecting(tally)]
     return name, (
         f"guards rejected {tally.rejected:,} of {tally.transitions:,} transitions, and {100.0 * latest:.0f} % of them "
-        f"in the last {len(tally.latest)} iterations; what trips most: {', '.join(most)}"
+        f"in the last {len(tally.latest)} iterations; most trips: {', '.join(most)}"
     )
 
 
@@ -47,14 +47,14 @@ def _evaluations(tally: Tally) -> tuple[str, str]:
 
 
 def _return(tally: Tally) -> tuple[str, str]:
-    """A run too short for an episode to end has no return either, and nothing is wrong with it."""
-    looked = tally.ended > 0 or tally.evaluations > 0 or tally.rejected > _MOST * tally.transitions
+    """The warning that no return was finite; not for a run that is too short for an episode to end."""
+    expected = tally.ended > 0 or tally.evaluations > 0 or tally.rejected > _MOST * tally.transitions
     text = (
-        "no episode had a finite return, neither in training nor in an evaluation: it is not known whether the policy "
-        "learned anything; check rewards and observations with python -m rlstable.doctor"
+        "no episode had a finite return, neither in training nor in an evaluation, so it is unknown whether the "
+        "policy learned anything; check rewards and observations with python -m rlstable.doctor"
     )
     never = tally.finite == 0 and tally.void == tally.evaluations
-    return "no_finite_return", text if looked and never else ""
+    return "no_finite_return", text if expected and never else ""
 
 
 def _rejecting(tally: Tally) -> list[tuple[str, int]]:

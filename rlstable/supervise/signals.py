@@ -1,7 +1,7 @@
-"""Signals: the first one ends a run between two iterations, also while a program compiles; a second one at once.
+"""Signals: the first signal ends a run between two iterations or during compilation; the second ends it at once.
 
-Python runs signal handlers in the main thread, but not while XLA compiles there. The wake-up pipe is
-written by the C handler at once, and a thread reads it.
+Python runs signal handlers in the main thread, but not while XLA compiles in the main thread. The C handler writes to a
+wake-up pipe at once, and a thread reads the pipe.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
-# Signals that schedulers send before the end; ignored unless a handler is set, as submitit does.
+# Signals that schedulers send before the time limit; ignored unless another library, such as submitit, handles them.
 _REQUEUE = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
 class Signals:
-    """Listens while it is entered. Outside the main thread nothing is listened to.
+    """Context manager that catches signals; outside the main thread it does nothing.
 
-    A signal that the process was started to ignore stays ignored: a script's Ctrl-C does not reach what the script has
-    put into the background.
+    If the process ignores a signal at its start, the signal stays ignored: a script's Ctrl-C does not stop the
+    processes that the script has started in the background.
 
-    If another handler of SIGUSR1 or SIGUSR2 exists (submitit puts a job back into the queue that way), the signal ends
-    the run too, and the other handler is called once everything is saved. Another handler of SIGTERM is left alone.
+    If another handler of SIGUSR1 or SIGUSR2 exists (submitit queues a job again with it), the signal ends the run too.
+    The other handler is then called once everything is saved. SIGTERM is then left to its handler.
 
     Args:
-        hard: Whether the process is the run's own: a signal while a program compiles, and any second signal, then end
-            it at once. In another program's process the second signal goes to its own handler.
+        owns_process: Whether the process only runs this training. Then a signal during compilation and any second
+            signal end the process at once. Otherwise the second signal goes to the previous handler.
 
     Attributes:
-        received: Number of the first signal, None before it.
+        received: Number of the first signal; None before it.
     """
 
-    def __init__(self, hard: bool = False):
+    def __init__(self, owns_process: bool = False):
         self.received: int | None = None
-        self._hard = hard
+        self._owns_process = owns_process
         self._previous: dict[int, Any] = {}
-        self._leave: Callable[[], None] | None = None
+        self._exit: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._pipe: tuple[int, int] | None = None
         self._old_fd = -1
@@ -52,8 +52,8 @@ class Signals:
         if requeue and signal.SIGTERM in stop:
             stop.remove(signal.SIGTERM)
         for number in (*stop, *requeue):
-            self._previous[number] = signal.signal(number, self._heard)
-        if self._hard:
+            self._previous[number] = signal.signal(number, self._handle)
+        if self._owns_process:
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, end == self._pipe[0])
@@ -68,36 +68,36 @@ class Signals:
             signal.set_wakeup_fd(self._old_fd)
             os.close(self._pipe[1])  # ends the thread, which closes the other end
             self._pipe = None
-        self.hand_on()
+        self.call_previous_handler()
 
     @contextlib.contextmanager
-    def leaving_by(self, leave: Callable[[], None]) -> Iterator[None]:
+    def exit_handler(self, save_and_exit: Callable[[], None]) -> Iterator[None]:
         """Sets the function that saves the run and ends the process while the main thread cannot run handlers.
 
-        It is called in another thread, with a signal that came during the block.
+        A signal during the block calls the function in another thread.
         """
         with self._lock:
-            self._leave = leave if self._hard else None
+            self._exit = save_and_exit if self._owns_process else None
         if self.received is not None:
-            self._leave_if_deaf()
+            self._exit_if_compiling()
         try:
             yield
         finally:
             with self._lock:
-                self._leave = None
+                self._exit = None
 
-    def hand_on(self) -> None:
+    def call_previous_handler(self) -> None:
         """Calls the previous handler of the signal that ended the run."""
         if self.received in _REQUEUE and self.received in self._previous:
             self._previous[self.received](self.received, None)
 
-    def _heard(self, number: int, _: Any) -> None:
-        if self._hard:
-            return  # the thread has received it too
+    def _handle(self, number: int, _: Any) -> None:
+        if self._owns_process:
+            return  # the thread receives the signal too
         self.received = number
-        for own in _STOP:
-            if own in self._previous:
-                signal.signal(own, self._previous[own])
+        for stop in _STOP:
+            if stop in self._previous:
+                signal.signal(stop, self._previous[stop])
 
     def _read(self, pipe: int) -> None:
         with contextlib.suppress(OSError), os.fdopen(pipe, "rb", buffering=0) as stream:
@@ -109,9 +109,9 @@ class Signals:
                     os._exit(128 + number)
                 self.received = number
                 # In another thread, so that this thread receives the second signal.
-                threading.Thread(target=self._leave_if_deaf, daemon=True).start()
+                threading.Thread(target=self._exit_if_compiling, daemon=True).start()
 
-    def _leave_if_deaf(self) -> None:
+    def _exit_if_compiling(self) -> None:
         with self._lock:  # the thread that ends the block waits here until the process has ended
-            if self._leave is not None:
-                self._leave()
+            if self._exit is not None:
+                self._exit()

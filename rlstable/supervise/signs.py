@@ -1,12 +1,11 @@
-"""Signs of trouble in learning: one sentence with the number and the first remedy, once per episode of trouble.
+"""Signs of trouble in learning: one sentence with a number and a remedy, logged once per episode of trouble.
 
-A sign changes nothing. It reads the metrics of every healthy iteration and of every evaluation. A row in which the test
-of a sign holds is a hit. Enough hits among the latest rows are an episode of trouble, and its sentence is the event
-`sign`. The episode is over once the sign's whole window holds no hit; only then is the sign said
-again. A metric that is missing or not finite is no row for the sign.
+A sign only reports; it never changes training. It tests the metrics of every healthy iteration or of every evaluation;
+the metrics of one iteration or evaluation are a row. A row that passes the test is a hit. Enough hits in the window of
+latest rows start an episode of trouble, which is logged as the event `sign`. The episode ends when the window has no
+hit; only then can the sign be logged again. A row without a finite value of the metric is skipped.
 
-Everything depends on rows alone, never on the clock, and the memory is saved with the run, so a resumed run says what
-the run would have said.
+Signs depend on rows only, never on the clock, and the memory is saved, so a resumed run logs the same signs.
 """
 
 from __future__ import annotations
@@ -18,24 +17,23 @@ from typing import Any
 
 from rlstable.config import Config
 
-Row = Mapping[str, Any]
-Tell = Callable[..., None]
+Row = Mapping[str, Any]  # metrics of one iteration or evaluation
 
-_ROWS = 50  # iterations that most signs look at
-_LAGGING = 30  # iterations among them that make the critic a lagging one
-_MISSCALED = 20  # likewise for the scale of rewards
-_EARLY = 20  # iterations in which no critic can know anything
-_VALUE_ERROR = 0.1  # of the size of value targets: a smaller error harms no advantage
-_SHORT_STEPS = 0.5
-_SATURATED, _GRADIENTS_SATURATED = 0.2, 0.5
-_FALLEN = 0.8  # of the way from the first evaluation to the best one
-_ERRORS = 3.0  # standard errors of an evaluation: a smaller fall is noise
-_LEAST_FALL = 0.2  # of the best return's size: a smaller fall is nothing
-_DISTANCE = 1.0  # nats, where no limiter bounds the distance
+_ROWS = 50  # iterations in the window of most signs
+_LAGGING = 30  # hits in the window that make the sign of a lagging critic
+_MISSCALED = 20  # hits in the window that make the sign of badly scaled rewards
+_EARLY = 20  # first iterations, in which the critic has learned nothing yet
+_VALUE_ERROR = 0.1  # share of the size of value targets; a smaller value error does not matter
+_SHORT_STEPS = 0.5  # share of the step length
+_SATURATED, _GRADIENTS_SATURATED = 0.2, 0.5  # share of activity
+_FALLEN = 0.8  # share of the gain from the first evaluation to the best one
+_ERRORS = 3.0  # standard errors of an evaluation; a smaller fall is noise
+_LEAST_FALL = 0.2  # share of the best return; a smaller fall does not count
+_DISTANCE = 1.0  # nats; bound of the policy distance without a KL limiter
 _ROUNDING = 1.01
-_LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0
-_GREATEST_NORMALIZED = 1e4  # where advantages are normalised, the scale is the critic's problem alone
-_GOOD_TARGET = 10.0
+_LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0  # size of value targets
+_GREATEST_NORMALIZED = 1e4  # with normalised advantages the scale only affects the critic
+_GOOD_TARGET = 10.0  # size of value targets that the remedy aims at
 
 # By limiter: the unit of its activity, and the first remedy.
 _LIMITERS = {
@@ -59,19 +57,19 @@ class Sign:
     """A sign of trouble.
 
     Attributes:
-        name: Its name in events and in `result.json`.
-        value: The number that the sign is about, None where a row has nothing to look at.
-        holds: The test of a row, from that number and the row.
-        hits: Rows among the latest ones that make it a sign.
-        rows: Latest rows that it looks at, and rows without a hit that end an episode.
-        sentence: From the mean number of the hits and the present row.
-        remedy: The first thing to try, from the same.
-        of_evaluations: Whether rows are evaluations, not iterations.
+        name: Name in events and in `result.json`.
+        value: Returns the tested number of a row; None to skip the row.
+        is_hit: Test of a row, from the tested number and the row.
+        hits: Hits in the window that start an episode.
+        rows: Length of the window.
+        sentence: Returns the sentence, from the mean number of the hits and the present row.
+        remedy: Returns the first remedy, from the same arguments.
+        of_evaluations: Whether rows are evaluations instead of iterations.
     """
 
     name: str
     value: Callable[[Row], float | None]
-    holds: Callable[[float, Row], bool]
+    is_hit: Callable[[float, Row], bool]
     hits: int
     rows: int
     sentence: Callable[[float, Row], str]
@@ -80,16 +78,16 @@ class Sign:
 
 
 @dataclasses.dataclass
-class Spell:
+class SignHistory:
     """Memory of one sign, as plain JSON.
 
     Attributes:
-        recent: Numbers of the latest rows that were hits, the newest last, None for a row that was none.
-        said: Whether the present episode of trouble was said.
-        count: Episodes that were said.
-        first_step: Step at which the first one was said.
-        last_step: Last step of trouble in an episode that was said.
-        text: What was said last.
+        recent: Window of the latest rows, the newest last: the number of a hit, None for a row without a hit.
+        said: Whether the present episode was logged.
+        count: Number of logged episodes.
+        first_step: Step of the first logged episode.
+        last_step: Step of the last hit in a logged episode.
+        text: Latest sentence that was logged.
     """
 
     recent: list[float | None] = dataclasses.field(default_factory=list)
@@ -105,77 +103,77 @@ class SignMemory:
     """Memory of all signs, as plain JSON; saved with the run.
 
     Attributes:
-        spells: By the name of the sign; only signs that had a hit.
-        first_return: First evaluation.
-        last_return: Latest one.
-        best_return: Greatest return that two evaluations in a row reached: one evaluation may be lucky.
+        spells: History by name of the sign; only signs with a hit.
+        first_return: Return of the first evaluation.
+        last_return: Return of the latest evaluation.
+        best_return: Greatest return that two consecutive evaluations reached; a single evaluation may be lucky.
     """
 
-    spells: dict[str, Spell] = dataclasses.field(default_factory=dict)
+    spells: dict[str, SignHistory] = dataclasses.field(default_factory=dict)
     first_return: float | None = None
     last_return: float | None = None
     best_return: float | None = None
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> SignMemory:
-        """The memory that a checkpoint holds."""
-        spells = {name: Spell(**spell) for name, spell in saved.get("spells", {}).items()}
+        """Reads the memory in a checkpoint."""
+        spells = {name: SignHistory(**history) for name, history in saved.get("spells", {}).items()}
         return cls(**saved | {"spells": spells})
 
-    def say(self, name: str, step: int, text: str) -> None:
-        """Keeps a sign of something that no metric shows."""
-        spell = self.spells.setdefault(name, Spell())
-        spell.count += 1
-        spell.first_step = spell.first_step if spell.count > 1 else step
-        spell.last_step, spell.text = step, text
+    def add(self, name: str, step: int, text: str) -> None:
+        """Records a sign that does not come from metrics."""
+        history = self.spells.setdefault(name, SignHistory())
+        history.count += 1
+        history.first_step = history.first_step if history.count > 1 else step
+        history.last_step, history.text = step, text
 
     @property
-    def said(self) -> dict[str, dict[str, Any]]:
-        """Count, first step, last step, text and `lasts` of every sign that was said, ordered by first step.
+    def logged(self) -> dict[str, dict[str, Any]]:
+        """Count, first step, last step, text and `lasts` of every logged sign, ordered by first step.
 
-        `lasts` says whether the episode of trouble is still going on.
+        `lasts` is whether the episode of trouble has not ended.
         """
-        found = [(name, spell) for name, spell in self.spells.items() if spell.count]
+        logged = [(name, history) for name, history in self.spells.items() if history.count]
         return {
-            name: {key: getattr(spell, key) for key in ("count", "first_step", "last_step", "text")}
-            | {"lasts": spell.said}
-            for name, spell in sorted(found, key=lambda pair: pair[1].first_step)
+            name: {key: getattr(history, key) for key in ("count", "first_step", "last_step", "text")}
+            | {"lasts": history.said}
+            for name, history in sorted(logged, key=lambda pair: pair[1].first_step)
         }
 
 
 class Signs:
-    """Looks for signs of trouble and says them.
+    """Detects signs of trouble and logs them.
 
     Args:
         config: The whole configuration.
-        tell: Called as `tell("sign", sign=..., text=..., value=...)`.
+        event: Called as `event("sign", sign=..., text=..., value=...)`.
     """
 
-    def __init__(self, config: Config, tell: Tell):
-        self._tell = tell
+    def __init__(self, config: Config, event: Callable[..., None]):
+        self._event = event
         signs = signs_of(config) if config.logging.signs else ()
         self._of_iterations = [sign for sign in signs if not sign.of_evaluations]
         self._of_evaluations = [sign for sign in signs if sign.of_evaluations]
         self._episodes = config.eval.num_envs
 
-    def look(self, memory: SignMemory, iteration: int, step: int, values: Row) -> None:
-        """Takes in the metrics of a healthy iteration.
+    def record_iteration(self, memory: SignMemory, iteration: int, step: int, metrics: Row) -> None:
+        """Tests the metrics of a healthy iteration.
 
         Args:
-            memory: Of the run.
+            memory: Memory of the run's signs.
             iteration: Number of the iteration, from 1.
             step: Environment steps trained.
-            values: Its metrics by name.
+            metrics: Metrics by name.
         """
         if not self._of_iterations:
             return
-        row = {**values, "training/iteration": iteration}
+        row = {**metrics, "training/iteration": iteration}
         for sign in self._of_iterations:
-            self._take(sign, memory, step, row)
+            self._record(sign, memory, step, row)
 
-    def evaluate(self, memory: SignMemory, step: int, worth: Row) -> None:
-        """Takes in the metrics of an evaluation; arguments as for `look`."""
-        value = _number(worth, "eval/episode_reward")
+    def record_evaluation(self, memory: SignMemory, step: int, metrics: Row) -> None:
+        """Tests the metrics of an evaluation; arguments as for `record_iteration`."""
+        value = _number(metrics, "eval/episode_reward")
         if value is None or not self._of_evaluations:
             return
         if memory.first_return is None:
@@ -184,7 +182,7 @@ class Signs:
             level = min(memory.last_return, value)
             memory.best_return = level if memory.best_return is None else max(memory.best_return, level)
         memory.last_return = value
-        deviation = _number(worth, "eval/episode_reward_std") or 0.0
+        deviation = _number(metrics, "eval/episode_reward_std") or 0.0
         row = {
             "last": value,
             "first": memory.first_return,
@@ -192,41 +190,41 @@ class Signs:
             "error": deviation / math.sqrt(self._episodes),
         }
         for sign in self._of_evaluations:
-            self._take(sign, memory, step, row)
+            self._record(sign, memory, step, row)
 
-    def _take(self, sign: Sign, memory: SignMemory, step: int, row: Row) -> None:
+    def _record(self, sign: Sign, memory: SignMemory, step: int, row: Row) -> None:
         value = sign.value(row)
         if value is None:
             return
-        hit = sign.holds(value, row)
-        spell = memory.spells.get(sign.name)
-        if spell is None:
+        hit = sign.is_hit(value, row)
+        history = memory.spells.get(sign.name)
+        if history is None:
             if not hit:
                 return
-            spell = memory.spells[sign.name] = Spell()
-        recent = [*spell.recent, value if hit else None][-sign.rows :]
+            history = memory.spells[sign.name] = SignHistory()
+        recent = [*history.recent, value if hit else None][-sign.rows :]
         while recent and recent[0] is None:
             recent.pop(0)
-        spell.recent = recent
+        history.recent = recent
         if not recent:
-            spell.said = False
+            history.said = False
         hits = [number for number in recent if number is not None]
-        if hit and not spell.said and len(hits) >= sign.hits:
+        if hit and not history.said and len(hits) >= sign.hits:
             mean = sum(hits) / len(hits)
-            spell.said = True
-            spell.count += 1
-            spell.first_step = spell.first_step if spell.count > 1 else step
-            spell.text = f"{sign.sentence(mean, row)}; {sign.remedy(mean, row)}"
-            self._tell("sign", sign=sign.name, text=spell.text, value=mean)
-        if hit and spell.said:
-            spell.last_step = step
+            history.said = True
+            history.count += 1
+            history.first_step = history.first_step if history.count > 1 else step
+            history.text = f"{sign.sentence(mean, row)}; {sign.remedy(mean, row)}"
+            self._event("sign", sign=sign.name, text=history.text, value=mean)
+        if hit and history.said:
+            history.last_step = step
 
 
 def signs_of(config: Config) -> tuple[Sign, ...]:
-    """All signs of a configuration; a sign whose metric a run does not have stays silent."""
-    limits, most = config.guards.limiters, config.ppo.max_grad_norm
-    # Recipes that clip in nearly every minibatch do so on purpose.
-    clips = limits.gradient_norm is not None and (most is None or limits.gradient_norm < most)
+    """All signs of a configuration; a sign whose metric is missing is never logged."""
+    limits, max_norm = config.guards.limiters, config.ppo.max_grad_norm
+    # Recipes that clip the gradient in nearly every minibatch do so on purpose.
+    clips = limits.gradient_norm is not None and (max_norm is None or limits.gradient_norm < max_norm)
     limiters = [_limiter(name) for name in _LIMITERS if name != "gradient_norm" or clips]
     return (*limiters, _steps(config), _critic(config), _return(config), _distance(config), reward_scale(config))
 
@@ -269,7 +267,7 @@ def _steps(config: Config) -> Sign:
 
 def _critic(config: Config) -> Sign:
     def error(row: Row) -> float:
-        """Root mean square of the value error over the size of value targets; 0 where it is not known."""
+        """Root mean square of the value error, as a share of the size of value targets; 0 if unknown."""
         loss, size = _number(row, "training/v_loss"), _target_size(config, row)
         if loss is None or size is None or size <= 0.0 or config.ppo.vf_loss_coefficient <= 0.0:
             return 0.0
@@ -332,16 +330,16 @@ def _distance(config: Config) -> Sign:
 
 
 def reward_scale(config: Config) -> Sign:
-    """The sign that rewards make value targets far larger or smaller than 1."""
+    """The sign that rewards make value targets far larger or far smaller than 1."""
     ppo = config.ppo
     greatest = _GREATEST_NORMALIZED if ppo.normalize_advantage else _GREATEST_TARGET
 
     def size(row: Row) -> float | None:
-        """Size of value targets; 0 where no reward was paid, since a sparse task says nothing of its scale."""
-        mean, most = _target_size(config, row), _number(row, "training/reward_greatest")
-        if ppo.normalize_values or ppo.normalize_rewards or mean is None or most is None:
+        """Size of value targets; 0 without any reward, since a sparse task does not show its scale."""
+        mean, max_reward = _target_size(config, row), _number(row, "training/reward_greatest")
+        if ppo.normalize_values or ppo.normalize_rewards or mean is None or max_reward is None:
             return None
-        largest = most * _horizon(config)
+        largest = max_reward * _horizon(config)
         return largest if 0.0 < largest < _LEAST_TARGET else mean
 
     def remedy(value: float, row: Row) -> str:
@@ -351,7 +349,7 @@ def reward_scale(config: Config) -> Sign:
     return Sign(
         "reward_scale",
         size,
-        lambda value, row: value > greatest or 0.0 < _most(config, row) < _LEAST_TARGET,
+        lambda value, row: value > greatest or 0.0 < _max_target(config, row) < _LEAST_TARGET,
         _MISSCALED,
         _ROWS,
         lambda value, row: (
@@ -361,19 +359,19 @@ def reward_scale(config: Config) -> Sign:
     )
 
 
-def _most(config: Config, row: Row) -> float:
+def _max_target(config: Config, row: Row) -> float:
     """The greatest value target that the rewards of an iteration allow."""
     return (_number(row, "training/reward_greatest") or 0.0) * _horizon(config)
 
 
 def _horizon(config: Config) -> float:
-    """Steps whose rewards a value target adds up, about."""
+    """Approximate number of steps whose rewards a value target sums."""
     steps = float(config.env.episode_length)
     return min(steps, 1.0 / (1.0 - config.ppo.discounting)) if config.ppo.discounting < 1.0 else steps
 
 
 def _target_size(config: Config, row: Row) -> float | None:
-    """Size of value targets, by the mean reward; 1 where values are normalised, None where it is not known."""
+    """Size of value targets, estimated from the mean reward; 1 with normalised values, None if unknown."""
     if config.ppo.normalize_values:
         return 1.0
     reward = _number(row, "training/reward_mean")
@@ -383,18 +381,18 @@ def _target_size(config: Config, row: Row) -> float | None:
 
 
 def _smaller(config: Config, size: float) -> float:
-    """The reward scaling that would bring value targets of a size to `_GOOD_TARGET`."""
+    """The reward scaling that changes value targets of this size to `_GOOD_TARGET`."""
     return config.ppo.reward_scaling * _GOOD_TARGET / size
 
 
 def _normalize(config: Config) -> str:
-    """The remedy that makes learning independent of the rewards' scale; empty where it is on."""
+    """The remedy that makes learning independent of the scale of rewards; empty if it is on already."""
     keys = [key for key in ("normalize_values", "normalize_advantage") if not getattr(config.ppo, key)]
     return "set " + " ".join(f"ppo.{key}=true" for key in keys) if keys else ""
 
 
 def _number(row: Row, key: str) -> float | None:
-    """A metric, None where it is missing or not finite."""
+    """A metric; None if it is missing or not finite."""
     value = row.get(key)
     if value is None or not math.isfinite(value):
         return None

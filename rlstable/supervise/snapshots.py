@@ -1,9 +1,9 @@
-"""Copies of training states that a run may go back to: in host memory, and in checkpoints of other states.
+"""Copies of training states that a run may roll back to, in host memory and in checkpoints.
 
-- `last_good`: the last good state; a run whose guards lose patience rolls back to it.
-- `best`: the state of the best return; a collapse of the return goes back to it.
-- `candidate`: becomes the best state if the episodes after it are the best so far. A collapse can begin with the very
-  update that follows the best episodes, so a state is best only by what was seen after it.
+- `last_good`: the last good state; the run rolls back to it when guards lose patience.
+- `best`: the state with the best return; the run rolls back to it when the return collapses.
+- `candidate`: becomes the best state if the episodes after it are the best so far. A collapse can begin with the update
+  right after the best episodes, so only later episodes can show that a state is the best.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from rlstable.device import sharding
 from rlstable.ppo.state import SPECS, TrainState
 
-# Environments start from clean resets after a rollback, and what was caught of them stays caught.
+# Environments are reset after a rollback, and captured incidents stay captured.
 _LEFT_OUT = ("env_state", "reset_pool", "running_return", "incident")
 # The parts of a training state that learning changes.
-_LEARNT = ("params", "opt_state", "normalizer", "guard_memory", "return_statistics")
+_LEARNED = ("params", "opt_state", "normalizer", "guard_memory", "return_statistics")
 # The snapshots, by the names that they have in a checkpoint.
 NAMES = ("last_good", "best", "candidate")
 # Origin of each snapshot in the JSON of a checkpoint: `{"iteration", "step"}`, or None if it is empty.
@@ -30,13 +30,13 @@ Origins = Mapping[str, Mapping[str, int] | None]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Saved(TrainState):
+class SavedState(TrainState):
     """A training state with the snapshots beside it, as a checkpoint holds them.
 
     Attributes:
-        last_good: None if it is the state itself, or empty; the same for `best` and `candidate`.
-        best: See the module.
-        candidate: See the module.
+        last_good: None if the snapshot is the state itself, or empty; the same for `best` and `candidate`.
+        best: See the module docstring.
+        candidate: See the module docstring.
     """
 
     last_good: Any = None
@@ -45,75 +45,75 @@ class Saved(TrainState):
 
 
 class Snapshot:
-    """A copy of everything but the environments, and the iteration it is of.
+    """A copy of a training state without its environments.
 
     Attributes:
-        iteration: Iterations done when it was taken.
-        step: Environment steps trained by then.
+        iteration: Iteration of the copied state.
+        step: Environment steps trained until that iteration.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
+        self._parts: dict[str, Any] = {}
         self.iteration = 0
         self.step = 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is kept."""
-        return not self._kept
+        """Whether the snapshot holds no state."""
+        return not self._parts
 
     @property
     def policy(self) -> tuple[Any, Any]:
         """Parameters and observation statistics, on the host."""
-        return self._kept["params"], self._kept["normalizer"]
+        return self._parts["params"], self._parts["normalizer"]
 
     def keep(self, state: TrainState, iteration: int, step: int) -> None:
-        """Takes a copy in place of the one there was; only of a state whose verdict was read and was good."""
-        self._take(_parts(state), iteration, step)
+        """Replaces the copy by one of a good state."""
+        self._set(_parts(state), iteration, step)
 
-    def become(self, other: Snapshot) -> None:
-        """Takes what another snapshot holds; that one is empty afterwards."""
-        self._kept, self.iteration, self.step = other._kept, other.iteration, other.step
+    def take_from(self, other: Snapshot) -> None:
+        """Takes the copy of another snapshot, which is empty afterwards."""
+        self._parts, self.iteration, self.step = other._parts, other.iteration, other.step
         other.clear()
 
     def clear(self) -> None:
-        """Keeps nothing."""
-        self._kept, self.iteration, self.step = {}, 0, 0
+        """Drops the copy."""
+        self._parts, self.iteration, self.step = {}, 0, 0
 
     def restored(self, state: TrainState, mesh: Any) -> TrainState:
-        """`state` with the kept parts; its environments do not change. Arrays of the replaced parts may be deleted."""
-        kept = dict(self._kept)
+        """Replaces the copied parts of `state`, whose arrays may be deleted; its environments do not change."""
+        parts = dict(self._parts)
         if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state.fault)):
-            del kept["fault"]  # injected faults are part of the environment, so a rollback does not undo them
-        placed = {name: sharding.place(part, mesh, getattr(SPECS, name)) for name, part in kept.items()}
+            del parts["fault"]  # injected faults are part of the environment, so a rollback does not undo them
+        placed = {name: sharding.place(part, mesh, getattr(SPECS, name)) for name, part in parts.items()}
         return dataclasses.replace(state, **placed)
 
-    def learnt(self, state: TrainState, mesh: Any) -> TrainState:
-        """`state` with the networks, the optimizer and the statistics of the snapshot."""
-        placed = {name: sharding.place(self._kept[name], mesh, getattr(SPECS, name)) for name in _LEARNT}
+    def with_learned_parts(self, state: TrainState, mesh: Any) -> TrainState:
+        """Replaces the networks, the optimizer and the statistics of `state` by those of the snapshot."""
+        placed = {name: sharding.place(self._parts[name], mesh, getattr(SPECS, name)) for name in _LEARNED}
         return dataclasses.replace(state, **placed)
 
     def to_save(self, iteration: int) -> tuple[Any, dict[str, int] | None]:
-        """The arrays that a checkpoint of this iteration needs besides its state, and which state they are of."""
+        """The arrays that a checkpoint of this iteration needs besides its state, and their origin."""
         if self.empty:
             return None, None
-        return (None if self.iteration == iteration else self._kept), {"iteration": self.iteration, "step": self.step}
+        return (None if self.iteration == iteration else self._parts), {"iteration": self.iteration, "step": self.step}
 
-    def load(self, kept: Any, origin: Mapping[str, int], state: TrainState, tuning: Mapping[str, Any]) -> None:
-        """Takes back what `to_save` gave.
+    def load(self, saved: Any, origin: Mapping[str, int], state: TrainState, tuning: Mapping[str, Any]) -> None:
+        """Loads the result of `to_save`.
 
         Args:
-            kept: The arrays; None where it was the state itself.
-            origin: Which state they are of.
+            saved: The arrays; None if the snapshot is the state itself.
+            origin: Iteration and step of the snapshot.
             state: The training state of the checkpoint.
             tuning: Numbers of `Tuning` that the configuration has changed.
         """
-        parts = _parts(state) if kept is None else dict(kept)
-        self._take(parts | {"tuning": dataclasses.replace(parts["tuning"], **tuning)}, **origin)
+        parts = _parts(state) if saved is None else dict(saved)
+        self._set(parts | {"tuning": dataclasses.replace(parts["tuning"], **tuning)}, **origin)
 
-    def _take(self, parts: Mapping[str, Any], iteration: int, step: int) -> None:
-        # The program is given its state's own memory to overwrite, which on a CPU is what `device_get` returns.
-        self._kept = jax.tree.map(np.array, jax.device_get(dict(parts)))
+    def _set(self, parts: Mapping[str, Any], iteration: int, step: int) -> None:
+        # On a CPU `device_get` returns the memory of the state, which the next iteration overwrites.
+        self._parts = jax.tree.map(np.array, jax.device_get(dict(parts)))
         self.iteration, self.step = iteration, step
 
 
@@ -121,9 +121,9 @@ class Snapshots:
     """The three snapshots of a run: `last_good`, `best` and `candidate`.
 
     Attributes:
-        last_good: See the module; likewise the next two.
-        best: See the module.
-        candidate: See the module.
+        last_good: See the module docstring.
+        best: See the module docstring.
+        candidate: See the module docstring.
 
     Args:
         mesh: The devices.
@@ -136,14 +136,14 @@ class Snapshots:
         self.best = self._by_name["best"]
         self.candidate = self._by_name["candidate"]
 
-    def look(self, is_best: bool | None) -> None:
+    def promote_candidate(self, is_best: bool | None) -> None:
         """Makes the candidate the best state if the return after the candidate is the best so far.
 
         Args:
             is_best: Whether the return is the best so far; None if no return was measured.
         """
         if is_best and not self.candidate.empty:
-            self.best.become(self.candidate)
+            self.best.take_from(self.candidate)
 
     def forget_later(self, state: TrainState, iteration: int, step: int) -> None:
         """Drops snapshots ahead of a run that has rolled back.
@@ -157,38 +157,38 @@ class Snapshots:
         """
         self.candidate.clear()
         if not self.best.empty and iteration <= self.best.iteration:
-            # The state under its remedy, so that one checkpoint holds both.
+            # Keep the state under its remedy: the best state and the present one are then the same in a checkpoint.
             self.best.keep(state, iteration, step)
 
     def with_best_policy(self, state: TrainState) -> TrainState:
-        """Replaces networks, optimizer and statistics by those of the best state, to end a run with.
+        """Replaces networks, optimizer and statistics by those of the best state, at the end of a run.
 
-        Counters stay: the steps were trained, and a later resume continues after them.
+        Counters stay: the steps were trained, and a later resume continues from them.
         """
-        return state if self.best.empty else self.best.learnt(state, self._mesh)
+        return state if self.best.empty else self.best.with_learned_parts(state, self._mesh)
 
     def save(self, state: TrainState, iteration: int) -> tuple[TrainState, Origins]:
         """Adds the snapshots to a checkpoint, so that a resumed run can roll back to the same states.
 
         Args:
             state: The training state.
-            iteration: Its number.
+            iteration: Iteration of the state.
 
         Returns:
             The state with the snapshots of other states, and the origins for `load`.
         """
-        found = {name: snapshot.to_save(iteration) for name, snapshot in self._by_name.items()}
-        beside: dict[str, Any] = {name: kept for name, (kept, _) in found.items() if kept is not None}
-        saved = Saved(**_fields(state), **beside) if beside else state
-        return saved, {name: origin for name, (_, origin) in found.items()}
+        by_name = {name: snapshot.to_save(iteration) for name, snapshot in self._by_name.items()}
+        others: dict[str, Any] = {name: parts for name, (parts, _) in by_name.items() if parts is not None}
+        saved = SavedState(**_fields(state), **others) if others else state
+        return saved, {name: origin for name, (_, origin) in by_name.items()}
 
-    def load(self, saved: Saved, iteration: int, origins: Origins, **tuning: Any) -> TrainState:
-        """Reads what `save` returned.
+    def load(self, saved: SavedState, iteration: int, origins: Origins, **tuning: Any) -> TrainState:
+        """Loads the result of `save`.
 
         Args:
             saved: A checkpoint, in the shape of `template`.
-            iteration: Of the checkpoint.
-            origins: Of the snapshots; a snapshot without an origin stays empty.
+            iteration: Iteration of the checkpoint.
+            origins: Origins of the snapshots; a snapshot without an origin stays empty.
             **tuning: Numbers of `Tuning` that the configuration has changed.
 
         Returns:
@@ -198,15 +198,15 @@ class Snapshots:
         for name, snapshot in self._by_name.items():
             origin = origins.get(name)
             if origin is not None:
-                kept = None if origin["iteration"] == iteration else getattr(saved, name)
-                snapshot.load(kept, origin, state, tuning)
+                parts = None if origin["iteration"] == iteration else getattr(saved, name)
+                snapshot.load(parts, origin, state, tuning)
         return dataclasses.replace(state, tuning=dataclasses.replace(saved.tuning, **tuning))
 
 
-def template(state: TrainState) -> Saved:
-    """The tree of a checkpoint that holds all snapshots; its parts `NAMES` may be missing there."""
-    beside: dict[str, Any] = dict.fromkeys(NAMES, _parts(state))
-    return Saved(**_fields(state), **beside)
+def template(state: TrainState) -> SavedState:
+    """The tree of a checkpoint with all snapshots; a checkpoint may lack the parts `NAMES`."""
+    snapshots: dict[str, Any] = dict.fromkeys(NAMES, _parts(state))
+    return SavedState(**_fields(state), **snapshots)
 
 
 def _fields(state: TrainState) -> dict[str, Any]:

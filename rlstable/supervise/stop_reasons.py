@@ -1,4 +1,4 @@
-"""How a run ends: one named reason, one exit code, and what to do next."""
+"""Stop reasons of a run, with their exit codes, and the lines that a finished run prints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StopReason(Enum):
 
     completed = (0, "all steps were trained")
     target_reached = (0, "the evaluation return reached eval.target_return")
-    stopped = (0, "the callback asked for it")
-    config_error = (2, "the configuration cannot work; nothing was trained")
+    stopped = (0, "the callback requested it")
+    config_error = (2, "the configuration is wrong; nothing was trained")
     state_not_finite = (
         3,
         "parameters, optimizer or observation statistics stayed bad; the last good checkpoint is kept",
@@ -36,7 +36,7 @@ class StopReason(Enum):
     )
     value_loss_exploded = (
         6,
-        "the value function stayed off by more than the task can pay; the last good checkpoint is kept",
+        "the value error stayed larger than any return of the task; the last good checkpoint is kept",
     )
     policy_diverged = (
         7,
@@ -48,25 +48,25 @@ class StopReason(Enum):
     )
     guard_exhausted = (
         8,
-        "a guard of your own lost its patience; the last good checkpoint is kept",
+        "one of your own guards lost its patience; the last good checkpoint is kept",
     )
     recovery_exhausted = (
         9,
-        "as many attempts as supervise.recovery allows have failed; the last good checkpoint is kept",
+        "all attempts that supervise.recovery allows have failed; the last good checkpoint is kept",
     )
     out_of_memory = (
         10,
-        "training needs more memory than there is, however it is divided; the last good checkpoint is kept",
+        "training needs more memory than available with every memory plan; the last good checkpoint is kept",
     )
     needs_own_program = (
         11,
-        "what would help this seed is a program of its own; the last good checkpoint is kept",
+        "this seed needs a program that the other seeds do not share; the last good checkpoint is kept",
     )
-    not_saved = (13, "the last state could not be saved; what is saved, if anything, is older")
-    time_limit = (75, "supervise.max_wall_time is over; the iteration was finished and saved, resume to go on")
+    not_saved = (13, "the last state could not be saved; only older states may be saved")
+    time_limit = (75, "supervise.max_wall_time is over; the last iteration was saved, resume to continue")
     error = (1, "the program failed; the traceback was printed")
-    interrupted = (130, "stopped by Ctrl-C after a whole iteration, and saved")
-    preempted = (143, "stopped by SIGTERM after a whole iteration, and saved")
+    interrupted = (130, "stopped by Ctrl-C after an iteration, and saved")
+    preempted = (143, "stopped by SIGTERM after an iteration, and saved")
 
     def __init__(self, exit_code: int, meaning: str):
         self.exit_code = exit_code
@@ -84,27 +84,27 @@ class StopReason(Enum):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the run has trained as configured."""
+        """Whether the run ended as configured or as requested by the callback."""
         return self.exit_code == 0
 
 
 _MOST_SIGNS = 3  # in the summary
 
-# What ends a run that has done nothing to deserve it.
+# Stop reasons that are not caused by the training.
 FROM_OUTSIDE = (StopReason.interrupted, StopReason.preempted, StopReason.time_limit)
 
 
-# Endings that say that the last state is saved. Signals keep their names and codes, which a queue goes by.
+# Stop reasons that promise a saved last state. Signals keep their names and exit codes, because job queues read them.
 SAVED = (StopReason.completed, StopReason.target_reached, StopReason.stopped, StopReason.time_limit)
 
 
 def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
-    """Whether a seed of a resumed fleet has ended for good and is not trained further.
+    """Whether a seed of a resumed fleet is not trained further.
 
-    A seed that was given up, by its guards or for a program that it needs, stays so; it can be gone on with alone.
+    A seed that was given up, by its guards or because it needs another program, can only continue alone.
 
     Args:
-        fields: Of its `result.json`.
+        fields: Fields of the seed's `result.json`.
         config: The present configuration.
     """
     stop_reason = StopReason.__members__.get(str(fields.get("stop_reason")))
@@ -132,22 +132,21 @@ GIVEN_UP = (
 def describe(
     stop_reason: StopReason, fields: Mapping[str, Any], run_dir: Path, policy: Path | None
 ) -> list[tuple[str, str]]:
-    """The lines that a finished run prints, names and values.
+    """The lines that a finished run prints, as names and values.
 
     Args:
         stop_reason: Why the run stopped.
-        fields: `step`, `return`, `best_return` and `seconds`, `confirmed_*` where the best policy is confirmed,
-            `unsaved_steps`, `advice`, `signs` and `warnings` where there are any, and `seeds`, the fields of each,
-            where several were trained together.
+        fields: `step`, `return`, `best_return` and `seconds`; `confirmed_*` of a confirmed policy; `unsaved_steps`,
+            `advice`, `signs` and `warnings` if there are any; `seeds` with the fields of each of several seeds.
         run_dir: The run folder.
-        policy: The folder with its policy, of several seeds the best one's; None where nothing was saved.
+        policy: Folder of the policy, with several seeds of the best seed; None if nothing was saved.
     """
     folder, seeds = _from_here(run_dir), fields.get("seeds", {})
     rows = [
         ("stop reason", f"{stop_reason.name}: {stop_reason.meaning}"),
         *([("what to do", fields["advice"])] if "advice" in fields else []),
         *([("not saved", f"the last {fields['unsaved_steps']:,} steps")] if "unsaved_steps" in fields else []),
-        *((f"seed {seed}", _of_seed(own)) for seed, own in seeds.items()),
+        *((f"seed {seed}", _of_seed(seed_fields)) for seed, seed_fields in seeds.items()),
         *_of_signs(fields, seeds),
         ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),
         ("return", "interquartile mean " * bool(seeds) + _returns(fields)),
@@ -156,11 +155,11 @@ def describe(
         *([("report", _from_here(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
     if policy is not None:
-        every = {own["stop_reason"] for own in seeds.values()} or {stop_reason.name}
-        at_an_end = {StopReason.completed.name, *(own.name for own in GIVEN_UP if seeds)}
+        reasons = {seed_fields["stop_reason"] for seed_fields in seeds.values()} or {stop_reason.name}
+        ended = {StopReason.completed.name, *(reason.name for reason in GIVEN_UP if seeds)}
         # A completed run can only continue with more steps.
-        more = f" total_steps={2 * fields['step']}" if every <= at_an_end else ""
-        more += " eval.target_return=null" if StopReason.target_reached.name in every else ""
+        more = f" total_steps={2 * fields['step']}" if reasons <= ended else ""
+        more += " eval.target_return=null" if StopReason.target_reached.name in reasons else ""
         rows.append(("resume", f"{command('train', run_dir, 'resume=')}{more}"))
         rows.append(("evaluate", command("evaluate", policy, "run=")))
         rows.append(("render", command("render", policy, "run=")))
@@ -175,16 +174,16 @@ def _of_seed(fields: Mapping[str, Any]) -> str:
 
 def _of_signs(fields: Mapping[str, Any], seeds: Mapping[Any, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """A line per sign of trouble, at most `_MOST_SIGNS`; the same sign of several seeds is one line."""
-    found: dict[str, list[tuple[Any, str]]] = {}
-    for seed, own in seeds.items() or [(None, fields)]:
-        for name, sign in own.get("signs", {}).items():
-            found.setdefault(name, []).append((seed, sign["text"]))
+    by_name: dict[str, list[tuple[Any, str]]] = {}
+    for seed, seed_fields in seeds.items() or [(None, fields)]:
+        for name, sign in seed_fields.get("signs", {}).items():
+            by_name.setdefault(name, []).append((seed, sign["text"]))
     rows = []
-    for said in list(found.values())[:_MOST_SIGNS]:
-        whose = [str(seed) for seed, _ in said if seed is not None]
-        rows.append(("sign", _whose(whose) + said[0][1]))
-    if len(found) > _MOST_SIGNS:
-        rows.append(("signs", f"and {len(found) - _MOST_SIGNS:,} more on the page"))
+    for logged in list(by_name.values())[:_MOST_SIGNS]:
+        names = [str(seed) for seed, _ in logged if seed is not None]
+        rows.append(("sign", _seed_prefix(names) + logged[0][1]))
+    if len(by_name) > _MOST_SIGNS:
+        rows.append(("signs", f"and {len(by_name) - _MOST_SIGNS:,} more in the report"))
     return rows
 
 
@@ -192,19 +191,19 @@ def describe_warnings(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The last lines that a finished run prints: one per warning; the same warning of several seeds is one line.
 
     Args:
-        fields: As of `describe`.
+        fields: Fields as for `describe`.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
-    for seed, own in fields.get("seeds", {}).items() or [("", fields)]:
-        for warning in own.get("warnings", []):
-            found.setdefault(warning["name"], []).append((str(seed), warning["text"]))
+    by_name: dict[str, list[tuple[str, str]]] = {}
+    for seed, seed_fields in fields.get("seeds", {}).items() or [("", fields)]:
+        for warning in seed_fields.get("warnings", []):
+            by_name.setdefault(warning["name"], []).append((str(seed), warning["text"]))
     return [
-        ("warning", _whose([seed for seed, _ in said if seed]) + f"{name}: {said[0][1]}")
-        for name, said in found.items()
+        ("warning", _seed_prefix([seed for seed, _ in logged if seed]) + f"{name}: {logged[0][1]}")
+        for name, logged in by_name.items()
     ]
 
 
-def _whose(seeds: list[str]) -> str:
+def _seed_prefix(seeds: list[str]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: " * bool(seeds)
 
 
@@ -219,7 +218,7 @@ def _returns(fields: Mapping[str, Any]) -> str:
 
 
 def command(name: str, path: Path, key: str = "") -> str:
-    """The command line that calls a command of rlstable on a path from the working folder, `key` before the path."""
+    """The command line for a command of rlstable; `key` is put before the path, relative to the working folder."""
     return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + _from_here(path))}"
 
 
@@ -233,8 +232,8 @@ def _from_here(path: Path) -> str:
 
 
 def _python() -> str:
-    """The command of this Python from the working folder; the short name only if it is the same Python."""
-    found = shutil.which("python")
-    if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
+    """The path of this Python from the working folder, or `python` if that starts the same Python."""
+    python = shutil.which("python")
+    if python is not None and Path(python).absolute() == Path(sys.executable).absolute():
         return "python"
     return _from_here(Path(sys.executable).absolute())

@@ -1,4 +1,4 @@
-"""Counts over a whole run, from which its warnings and the advice about its stop reason are computed."""
+"""Counts over a whole run, for its warnings and for the advice on its stop reason."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 Values = Mapping[str, Any]
 Trips = Mapping[str, Mapping[str, int]]
 
-_LATEST = 20  # iterations that are the end of a run
+_LATEST = 20  # last iterations of a run
 _KL = "limiters/kl"
 SAMPLES = "no valid sample"  # in `Tally.lost`
 
 
 @dataclasses.dataclass
 class Tally:
-    """Counts of a run, iterations that were given up included, as plain JSON; saved with the run.
+    """Counts of a run, rolled back iterations included, as plain JSON; saved with the run.
 
     Attributes:
         transitions: Transitions collected.
@@ -29,7 +29,7 @@ class Tally:
         void: Evaluations without a finite return.
         trips: Trips by guard and cause.
         limiters: By limiter, the sum of its activity and the number of iterations that reported it.
-        lost: Minibatches rejected in iterations without an accepted update, by what rejected them: a guard's name,
+        lost: Minibatches rejected in iterations without an accepted update, by the cause: a guard's name,
             `limiters/kl` or `SAMPLES`.
     """
 
@@ -47,13 +47,13 @@ class Tally:
     def count(
         self, values: Values, trips: Trips, transitions: int, minibatches: int, update_guards: Collection[str]
     ) -> None:
-        """Takes in an iteration.
+        """Counts an iteration.
 
         Args:
-            values: Its metrics by name.
-            trips: Its trips by guard and cause; only guards that tripped.
-            transitions: Transitions it collected.
-            minibatches: Updates it tried.
+            values: Metrics by name.
+            trips: Trips by guard and cause; only guards that tripped.
+            transitions: Collected transitions.
+            minibatches: Attempted updates.
             update_guards: Names of the guards that reject updates.
         """
         share = 1.0 - float(values.get("training/valid_share", 1.0))
@@ -64,9 +64,9 @@ class Tally:
             self.ended += 1
             self.finite += math.isfinite(values.get("episode/sum_reward", math.nan))
         for guard, causes in trips.items():
-            own = self.trips.setdefault(guard, {})
+            counts = self.trips.setdefault(guard, {})
             for cause, trips_of_cause in causes.items():
-                own[cause] = own.get(cause, 0) + trips_of_cause
+                counts[cause] = counts.get(cause, 0) + trips_of_cause
         for key, value in values.items():
             if key.startswith("limiters/") and math.isfinite(value):
                 total, reports = self.limiters.get(key.removesuffix("/active"), (0.0, 0.0))
@@ -79,10 +79,10 @@ class Tally:
                 if minibatches_lost > 0:
                     self.lost[name] = self.lost.get(name, 0.0) + minibatches_lost
 
-    def evaluate(self, value: float | None) -> None:
-        """Takes in an evaluation by its mean return; None if every episode was aborted."""
+    def count_evaluation(self, mean_return: float | None) -> None:
+        """Counts an evaluation; `mean_return` is None if every episode was aborted."""
         self.evaluations += 1
-        self.void += value is None or not math.isfinite(value)
+        self.void += mean_return is None or not math.isfinite(mean_return)
 
     @property
     def tripped(self) -> dict[str, int]:

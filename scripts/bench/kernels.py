@@ -1,4 +1,4 @@
-"""What an iteration is made of on its device: which kernels run, how often and for how long, by a profile of one."""
+"""Profiles an iteration: which kernels run on the device, how often and for how long."""
 
 from __future__ import annotations
 
@@ -13,70 +13,67 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
-from scripts.race.page import Section
+from scripts.arguments import add_choice
+from scripts.bench.parts import Parts
+from scripts.bench.side import Side
+from scripts.pages import Section
+from scripts.results import Row
 
-Row = dict[str, Any]
-NAME = "kernels"
-# The published hyperparameters, whose loop over minibatches is what counts on an accelerator, and something small.
+NAME, HELP = "kernels", "kernels of an iteration on the device"
+# Published hyperparameters, whose loop over minibatches decides the speed on an accelerator, and a small task.
 TASKS = {
     "fast": ("env=fast",),
     "ant": ("env=ant", "ppo=ant", "env.backend=mjx"),
     "humanoid": ("env=humanoid", "ppo=humanoid", "env.backend=mjx"),
 }
-# A kept program may be of a time when its operations had other names.
+# Without the compile cache, because a cached program can have old names of operations.
 COMMON = ("seed=0", "devices=1", "compile_cache=null")
 PARTS = {task: (*own, *COMMON) for task, own in TASKS.items()}
 WARM_UP = 3
 DEAREST = 3
 _MODULE = "jit_iteration"
-_MOST_EVENTS = 1_000_000  # that a trace holds; the rest is left out without a word
+_MOST_EVENTS = 1_000_000  # the profiler silently drops further events
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 
 TEXT = """\
-One iteration under `jax.profiler`, all guards on, after three that were not: which operations of its program ran on the
-device, by the part of it that they belong to (`jax.named_scope`). *collect* is for every step of the environments,
-*learn* for every minibatch, *rest* for the iteration. *Kernels* is how many run each time, *µs* how long they take,
-added up, *share* that of all of them; then the dearest, each with its share. A profiler slows what is short: for rates
-see above."""
+One iteration under `jax.profiler`, all guards on, after three iterations without the profiler: which operations of the
+program ran on the device, by part of the iteration (`jax.named_scope`). *collect* runs once for every step of the
+environments, *learn* for every minibatch, *rest* for the iteration. *Kernels* is the number of kernels each time, *µs*
+the sum of their times, *share* their share of all kernels. The last column has the dearest kernels with their shares. A
+profiler slows short kernels: for rates see the other sections."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What ran under one name.
+    """All launches of one kernel."""
 
-    Attributes:
-        name: Of the operation in the compiled program.
-        count: How often.
-        seconds: In all.
-        part: Of the iteration: `collect`, `learn` or `rest`.
-    """
-
-    name: str
-    count: int
-    seconds: float
-    part: str
+    name: str  # the operation in the compiled program
+    count: int  # number of launches
+    seconds: float  # sum of their times
+    part: str  # part of the iteration: `collect`, `learn` or `rest`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `kernels` takes besides what all benchmarks take."""
-    parser.add_argument("--task", action="append", choices=TASKS, help="may be repeated; all of them by default")
+    add_choice(parser, "--task", TASKS)
+
+
+def parts(args: argparse.Namespace, console: Console) -> Parts:
+    def measure(task: str) -> list[Row]:
+        with console.status(f"{task}: compiling and profiling"):
+            return [run(task, Side)]
+
+    return Parts(NAME, PARTS, {}, measure, section)
 
 
 def run(task: str, start: Callable[[Sequence[str], Path], Any]) -> Row:
-    """Profiles an iteration of a task.
-
-    Args:
-        task: By name.
-        start: Makes a run of overrides in a folder, compiled; a call is an iteration, `text` the program.
-
-    Raises:
-        ConfigError: More ran than a profile holds.
-    """
+    """Profiles an iteration of a task."""
     import jax
 
     options = jax.profiler.ProfileOptions()
@@ -96,15 +93,14 @@ def run(task: str, start: Callable[[Sequence[str], Path], Any]) -> Row:
             events = json.load(file)["traceEvents"]
     if len(events) >= _MOST_EVENTS:
         raise ConfigError(
-            f"kernels: more than {_MOST_EVENTS:,} things ran in an iteration of {task}; profile less of it"
+            f"kernels: an iteration of {task} has more events than the {_MOST_EVENTS:,} that a profile holds"
         )
-    kernels = kernels_of(events, text)
-    times = times_of(compose([*PARTS[task]]))
-    return {"task": task, "times": times, "kernels": [dataclasses.asdict(kernel) for kernel in kernels]}
+    kernels = [dataclasses.asdict(kernel) for kernel in kernels_of(events, text)]
+    return {"task": task, "times": times_of(compose([*PARTS[task]])), "kernels": kernels}
 
 
 def times_of(config: Config) -> dict[str, int]:
-    """How often the parts of an iteration run."""
+    """Returns how often each part of an iteration runs."""
     ppo = config.ppo
     return {
         "collect": config.env_steps_per_iteration // (ppo.num_envs * config.env.action_repeat),
@@ -114,29 +110,24 @@ def times_of(config: Config) -> dict[str, int]:
 
 
 def kernels_of(events: Iterable[Mapping[str, Any]], text: str) -> list[Kernel]:
-    """The kernels of a profile, dearest first; an operation that has others inside, as a loop has, is none.
-
-    Args:
-        events: Of the trace.
-        text: The compiled program, which says from where in the iteration an operation is.
-    """
-    parts = parts_of(text)
+    """Returns the kernels of a profile, dearest first, without operations that contain others, such as loops."""
+    part = parts_of(text)
     count: collections.Counter[str] = collections.Counter()
     seconds: collections.Counter[str] = collections.Counter()
     for event in events:
         args = event.get("args", {})
         operation = args.get("hlo_op", "")
-        its_own = event.get("ph") == "X" and args.get("hlo_module", "").startswith(_MODULE)
-        if its_own and operation.split(".")[0] not in ("", "while", "conditional", "call"):
+        in_iteration = event.get("ph") == "X" and args.get("hlo_module", "").startswith(_MODULE)
+        if in_iteration and operation.split(".")[0] not in ("", "while", "conditional", "call"):
             count[operation] += 1
             seconds[operation] += event["dur"] / 1e6
-    return [Kernel(name, count[name], total, parts.get(name, "rest")) for name, total in seconds.most_common()]
+    return [Kernel(name, count[name], total, part.get(name, "rest")) for name, total in seconds.most_common()]
 
 
 def parts_of(text: str) -> dict[str, str]:
-    """The part of every operation of a compiled program: its own, or that of the loop or call which it is in."""
-    inside: dict[str, str] = {}  # operations by name: the computation they are in
-    caller: dict[str, str] = {}  # computations by name: an operation that calls them
+    """Returns the part of every operation of a compiled program: its own scope, or the scope of a surrounding loop."""
+    inside: dict[str, str] = {}  # computation by operation
+    caller: dict[str, str] = {}  # an operation that calls a computation, by computation
     named: dict[str, str] = {}
     computation = ""
     for line in text.splitlines():
@@ -159,15 +150,11 @@ def parts_of(text: str) -> dict[str, str]:
     return found
 
 
-def section(measured: Sequence[Row]) -> Section:
-    """The report.
-
-    Args:
-        measured: A row for every task.
-    """
+def section(rows: Sequence[Row]) -> Section:
+    """Returns the section of the page."""
     header = ("task", "part", "times", "kernels", "µs", "share", "dearest")
     cells = []
-    for row in measured:
+    for row in rows:
         kernels = [Kernel(**kernel) for kernel in row["kernels"]]
         whole = sum(kernel.seconds for kernel in kernels)
         for part, times in row["times"].items():
@@ -177,5 +164,5 @@ def section(measured: Sequence[Row]) -> Section:
             launches = sum(kernel.count for kernel in own) / times
             numbers = (f"{times:,}", f"{launches:,.0f}", f"{busy / times * 1e6:,.0f}", f"{busy / whole:.2f}")
             cells.append((row["task"], part, *numbers, dearest))
-    notes = [f"{row['task']}: `{' '.join(PARTS[row['task']])}`" for row in measured]
-    return Section(NAME, "What runs on the device", TEXT, header, cells, notes, list(measured), [])
+    notes = [f"{row['task']}: `{' '.join(PARTS[row['task']])}`" for row in rows]
+    return Section(NAME, "What runs on the device", TEXT, header, cells, notes, list(rows))

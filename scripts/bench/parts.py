@@ -1,73 +1,43 @@
-"""Benchmarks of several parts: each is kept as it is measured, so that one of them can be measured anew by itself."""
+"""Benchmarks of several parts: each part is saved when it is measured, so that one part can be measured alone."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
-from rlstable.config import ConfigError
-from scripts.race import results as race_results
-
-Row = dict[str, Any]
-Report = TypeVar("Report")
+from scripts import results
+from scripts.pages import Section
+from scripts.results import Row
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts(Generic[Report]):
-    """A benchmark.
+class Parts:
+    """A benchmark."""
 
-    Attributes:
-        name: The subcommand.
-        settings: What is typed for each part, in the order of the page; other settings are another part.
-        asked: How it is to be measured, which makes other rows too.
-        measure: Rows of a part, by its name.
-        report: What is said of the rows of several parts.
-    """
-
-    name: str
+    name: str  # the subcommand
+    # overrides by part, in the order of the page. A part with other overrides is another part
     settings: Mapping[str, Sequence[str]]
-    asked: Row
-    measure: Callable[[str], list[Row]]
-    report: Callable[[list[Row]], Report]
+    asked: Row  # options of the measurement, such as the number of pairs. Rows with other options do not count
+    measure: Callable[[str], list[Row]]  # returns the rows of a part
+    section: Callable[[list[Row]], Section]  # makes the section of the page from the rows of all parts
 
+    def run(self, asked: Sequence[str] | None, path: Path, device: Row, versions: Row) -> Iterator[Section]:
+        """Measures parts, and yields the section of all known parts after each."""
+        lines = results.read(path)
+        results.check_writable(path)
+        for name in dict.fromkeys(asked or self.settings):
+            line = self._identity(name, device, versions) | {"commit": results.commit()}
+            line["rows"] = self.measure(name)
+            results.add(path, [line])
+            lines.append(line)
+            yield self.section(self.known(lines, device, versions))
 
-def run(parts: Parts[Report], asked: Sequence[str] | None, path: Path, where: Row, what: Row) -> Iterator[Report]:
-    """Measures parts, and after each says what there is of all of them.
+    def known(self, lines: Sequence[Row], device: Row, versions: Row) -> list[Row]:
+        """Returns the rows of every part's last line."""
+        last = [results.matching(lines, **self._identity(name, device, versions))[-1:] for name in self.settings]
+        return [row | {"commit": line["commit"]} for own in last for line in own for row in line["rows"]]
 
-    Args:
-        parts: The benchmark.
-        asked: The parts to be measured, None for all.
-        path: Where rows are kept, a line of JSON per part that was measured; the last one counts.
-        where: The device.
-        what: Versions; what was measured in others, or on another kind of device, is left out.
-
-    Raises:
-        ConfigError: That file cannot be read or written, or settings cannot work.
-    """
-    lines = race_results.read(path)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot write to {path}")
-    for name in dict.fromkeys(asked or parts.settings):
-        line = _identity(parts, name, where, what) | {"commit": race_results.commit()}
-        line["rows"] = parts.measure(name)
-        race_results.add(path, line)
-        lines.append(line)
-        yield parts.report(_kept(parts, lines, where, what))
-
-
-def _kept(parts: Parts[Any], lines: Sequence[Row], where: Row, what: Row) -> list[Row]:
-    """The rows of every part that was measured, the last time that it was."""
-    rows = []
-    for name in parts.settings:
-        wanted = _identity(parts, name, where, what)
-        own = [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
-        rows += [row | {"commit": line["commit"]} for line in own[-1:] for row in line["rows"]]
-    return rows
-
-
-def _identity(parts: Parts[Any], name: str, where: Row, what: Row) -> Row:
-    fixed = {"benchmark": parts.name, "part": name, "settings": list(parts.settings[name]), "asked": parts.asked}
-    return fixed | {"device": where, "versions": what}
+    def _identity(self, name: str, device: Row, versions: Row) -> Row:
+        fixed = {"benchmark": self.name, "part": name, "settings": list(self.settings[name]), "asked": self.asked}
+        return fixed | {"device": device, "versions": versions}

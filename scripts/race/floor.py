@@ -1,10 +1,10 @@
-"""The least time that training can take here: its physics alone, and its learner at the rate of matrix products.
+"""Measures the physics alone and the rate of matrix products, which bound the speed of training on this machine.
 
 python -m scripts.race.floor env=humanoid env.backend=native
 
-prints one line of JSON. Physics: random actions, as many environments as train at once, episodes and automatic resets
-as Brax's, the steps of a compiled loop. Matrix products: float32, square, and of the shape of a hidden layer on a
-minibatch, whichever is quicker.
+prints one line of JSON. Physics: a compiled loop of steps with random actions, with the number of environments, the
+episodes and the automatic resets of a training. Matrix products: float32, square or of the shape of a hidden layer on
+a minibatch, whichever is faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from brax.envs import training
 
 from rlstable.cli.compose import compose
-from rlstable.compilation.xla import dispatch_inline
+from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config
 from rlstable.envs.load import load_env
 
@@ -32,7 +32,7 @@ STEPS = 20
 
 
 def calls_per_second(call: Callable[[], Any]) -> float:
-    """By the median call, after one to compile."""
+    """Returns the rate of the median call, after one call to compile."""
     jax.block_until_ready(call())
     times: list[float] = []
     while len(times) < LEAST_CALLS or sum(times) < SECONDS:
@@ -43,7 +43,7 @@ def calls_per_second(call: Callable[[], Any]) -> float:
 
 
 def physics_sps(config: Config) -> float:
-    """Environment steps per second with random actions and nothing else."""
+    """Returns environment steps per second with random actions and without learning."""
     env = training.wrap(load_env(config.env), config.env.episode_length, config.env.action_repeat)
     count = config.ppo.num_envs
 
@@ -62,7 +62,7 @@ def physics_sps(config: Config) -> float:
 
 
 def gflops(shapes: Sequence[tuple[int, int, int]]) -> float:
-    """The best rate of matrix products, in 10^9 operations per second."""
+    """Returns the best rate of matrix products, in 10^9 operations per second."""
     best = 0.0
     for rows, inner, columns in shapes:
         left, right = jnp.ones((rows, inner)), jnp.ones((inner, columns))
@@ -73,13 +73,13 @@ def gflops(shapes: Sequence[tuple[int, int, int]]) -> float:
 
 
 def operations(sizes: Sequence[int], passes: int) -> int:
-    """Of a network per sample: forward and backward for every pass; the first layer's input wants no gradient."""
+    """Returns a network's operations per sample: forward and backward; the first layer's input needs no gradient."""
     layers = [one * other for one, other in itertools.pairwise(sizes)]
     return passes * (6 * sum(layers) - 2 * layers[0])
 
 
 def operations_per_step(config: Config, observation: int, actions: int) -> int:
-    """Of the learner and of choosing the action, matrix products only, per environment step."""
+    """Returns the matrix operations of learning and of choosing an action, per environment step."""
     policy = (observation, *config.network.policy_hidden_layer_sizes, 2 * actions)
     value = (observation, *config.network.value_hidden_layer_sizes, 1)
     passes = config.ppo.num_updates_per_batch
@@ -88,10 +88,9 @@ def operations_per_step(config: Config, observation: int, actions: int) -> int:
 
 
 def main(overrides: Sequence[str]) -> None:
-    """Measures and prints."""
     config = compose(list(overrides))
     if config.env.backend in ("native", "auto"):
-        dispatch_inline()
+        disable_async_dispatch()
     env = load_env(config.env)
     width = max(config.network.value_hidden_layer_sizes)
     rate = gflops([(2048, 2048, 2048), (config.ppo.batch_size * config.ppo.unroll_length, width, width)])

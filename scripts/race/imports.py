@@ -1,4 +1,4 @@
-"""Imports what a run of ours imports, makes its environment, and says when that was done and in how much memory.
+"""Imports what a run imports, makes its environment, and prints the time and the memory then.
 
 python -m scripts.race.imports env=ant env.backend=native
 """
@@ -12,7 +12,7 @@ import rlstable.runner.runner
 import rlstable.train  # noqa: F401
 from rlstable.cli.compose import compose
 from rlstable.envs.load import load_env
-from scripts.race import process as race_process
+from scripts.process import memory_mb
 
 load_env(compose(sys.argv[1:]).env)
-print(json.dumps({"time": time.time(), "imported_mb": race_process.memory_mb("self", "VmRSS")}))
+print(json.dumps({"time": time.time(), "imported_mb": memory_mb("self", "VmRSS")}))

@@ -1,4 +1,4 @@
-"""One leg of the race: what is started for a side, and what is read from what it wrote."""
+"""A leg of the race: its command, and the measurements of its process."""
 
 from __future__ import annotations
 
@@ -16,51 +16,39 @@ from typing import Any
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
-from scripts.race.process import REQUIREMENTS, ROOT, Outcome, environment, python_of, watch
+from scripts.process import REQUIREMENTS, ROOT, Outcome, environment, python_of, watch
+from scripts.results import Row
 
-Row = dict[str, Any]
-
-# What Brax's PPO and its networks have not; a leg of Brax's must leave these as they are.
+# Options that Brax's PPO lacks; a leg of Brax's must leave them at their defaults.
 _OURS = (
     "gae", "normalizer_update", "normalize_values", "normalize_rewards", "learning_rate_warmup",
     "gradient_accumulation", "optimizer",
 )  # fmt: skip
 _SIZES = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
 _SCHEDULES = {"constant": None, "adaptive_kl": "ADAPTIVE_KL"}
-# What is told to RSL-RL; all the rest it does in its own way, and a leg of it must leave that as it is.
-_TOLD_RSL_RL = (
+# Options that a leg of RSL-RL's translates; it must leave all others at their defaults.
+_RSL_RL = (
     "num_envs", "batch_size", "num_minibatches", "num_updates_per_batch", "unroll_length", "discounting", "gae_lambda",
     "reward_scaling", "normalize_observations", "entropy_cost", "clipping_epsilon", "vf_loss_coefficient",
     "max_grad_norm", "learning_rate",
 )  # fmt: skip
-# Rivals that train on a GPU where there is one.
+# Rivals that train on the GPU if the machine has one.
 ON_GPU = ("brax", "rsl_rl")
-_NAMED_ENDINGS = range(3, 11)  # exit codes of runs that guards or second attempts ended
+_STOPPED = range(3, 11)  # exit codes of runs that guards or the supervisor stopped
 
 
 @dataclasses.dataclass(frozen=True)
 class Leg:
-    """One process to be measured.
+    """A process that is measured."""
 
-    Attributes:
-        measure: `start`, `threshold` or `floor`.
-        task: Its name.
-        side: Whose.
-        case: Which of several, where a side has several: what simulates, or `published`; else empty.
-        warm: Whether the same was compiled before and kept.
-        settings: Overrides of `rlstable.train`, or settings of `rivals/sb3_ppo.py`.
-        limit: Seconds after which it is ended.
-        threshold: The return at which it is over, None where that is not asked.
-    """
-
-    measure: str
+    measure: str  # `start`, `threshold` or `floor`
     task: str
-    side: str
-    case: str
-    warm: bool
-    settings: tuple[str, ...] | Mapping[str, Any]
-    limit: float
-    threshold: float | None = None
+    side: str  # `ours`, `floor` or a rival
+    case: str  # variant of the side: a physics backend, or `published`; empty without variants
+    warm: bool  # whether an earlier process has compiled the same programs and cached them
+    settings: tuple[str, ...] | Mapping[str, Any]  # overrides of `rlstable.train`, or settings of `rivals/sb3_ppo.py`
+    limit: float  # seconds after which the process is killed
+    threshold: float | None = None  # return that ends the leg; None for `start` and `floor`
 
     def __str__(self) -> str:
         kind = ", ".join(filter(None, (self.case, "warm" if self.warm else "")))
@@ -68,65 +56,48 @@ class Leg:
 
     @property
     def text(self) -> str:
-        """The settings in one line."""
         return json.dumps(self.settings) if isinstance(self.settings, Mapping) else " ".join(self.settings)
 
 
 class Workshop:
-    """Where legs are run: the rivals' environments, and the folders that outlive a leg.
-
-    Args:
-        venvs: Folder of the rivals' virtual environments.
-        gpu: Whether there is one.
-    """
+    """Runs legs, and owns the folders of compiled programs."""
 
     def __init__(self, venvs: Path, gpu: bool):
         self._venvs = venvs
         self._gpu = gpu
-        self._kept: dict[tuple[str, str], str] = {}  # by side and settings
+        self._caches: dict[tuple[str, str], str] = {}  # by side and settings
 
     def close(self) -> None:
-        """Throws compiled programs away."""
-        for folder in self._kept.values():
+        """Deletes the compiled programs."""
+        for folder in self._caches.values():
             shutil.rmtree(folder, ignore_errors=True)
 
     def run(self, leg: Leg, seed: int) -> Row:
-        """Runs a leg to its end or its limit.
-
-        Args:
-            leg: What is run.
-            seed: Of its training.
-
-        Returns:
-            What was measured.
-
-        Raises:
-            ConfigError: Its settings cannot work, or the process ended by an error.
-        """
-        own = leg.side, leg.text
+        """Runs a leg until it ends or reaches its limit, and returns its measurements."""
+        key = leg.side, leg.text
         if not leg.warm:
             cache = tempfile.mkdtemp()
-            # What a cold process compiles is what a warm one finds; Brax's hears of a folder only where it is warm.
-            if leg.side == "ours" and own not in self._kept:
-                self._kept[own] = cache
+            # Our warm process finds what the cold process compiled. Brax's cold process gets no cache folder.
+            if leg.side == "ours" and key not in self._caches:
+                self._caches[key] = cache
             try:
                 return self._run(leg, seed, cache)
             finally:
-                if cache not in self._kept.values():
+                if cache not in self._caches.values():
                     shutil.rmtree(cache, ignore_errors=True)
-        if own not in self._kept:
-            self._kept[own] = tempfile.mkdtemp()
-            print(f"race: {leg}: once before, to compile", file=sys.stderr, flush=True)
-            self._run(leg, seed, self._kept[own])
-        return self._run(leg, seed, self._kept[own])
+        if key not in self._caches:
+            self._caches[key] = tempfile.mkdtemp()
+            print(f"race: {leg}: an extra run first, to compile", file=sys.stderr, flush=True)
+            self._run(leg, seed, self._caches[key])
+        return self._run(leg, seed, self._caches[key])
 
     def _run(self, leg: Leg, seed: int, cache: str) -> Row:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            more = caching(leg, cache)
-            outcome = watch(self._command(leg, seed, folder), environment(**more), folder, leg.limit)
+            env = environment(**caching(leg, cache))
+            outcome = watch(self._command(leg, seed, folder), env, folder, leg.limit)
             if leg.measure == "floor":
-                return _own_words(leg, outcome)
+                return _printed(leg, outcome)
             points = read_points(leg, folder)
             ending = ending_of(leg, points, outcome, folder)
         common = {"ending": ending, "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
@@ -145,30 +116,30 @@ class Workshop:
             return [sys.executable, "-m", "rlstable.train", *leg.settings, *run]
         python = str(python_of(leg.side, self._venvs, self._gpu and leg.side in ON_GPU))
         if leg.side == "brax":
-            told = brax_settings(compose(list(leg.settings)), seed, leg.threshold)
-            return [python, str(REQUIREMENTS / "brax_ppo.py"), json.dumps(told), lines]
+            settings = brax_settings(compose(list(leg.settings)), seed, leg.threshold)
+            return [python, str(REQUIREMENTS / "brax_ppo.py"), json.dumps(settings), lines]
         if leg.side == "rsl_rl":
-            told = rsl_rl_settings(compose(list(leg.settings)), seed)
-            return [python, str(REQUIREMENTS / "rsl_rl_ppo.py"), json.dumps(told), lines]
-        told = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}  # type: ignore[dict-item]
-        return [python, str(REQUIREMENTS / "sb3_ppo.py"), json.dumps(told), lines]
+            settings = rsl_rl_settings(compose(list(leg.settings)), seed)
+            return [python, str(REQUIREMENTS / "rsl_rl_ppo.py"), json.dumps(settings), lines]
+        settings = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}  # type: ignore[dict-item]
+        return [python, str(REQUIREMENTS / "sb3_ppo.py"), json.dumps(settings), lines]
 
     def _imports(self, leg: Leg, outcome: Outcome, points: Sequence[Row]) -> Row:
-        """When everything was imported and the environment made, and the memory then.
+        """Returns the time and the memory after the imports, with the environment made.
 
-        Our command imports things when it comes to them and says nothing of it, so a process of its own does that much.
+        Our command imports modules late and does not log when, so that another process imports them.
         """
         if leg.side != "ours":
             return {"at": points[0]["time"] - outcome.started, "mb": points[0]["imported_mb"]}
         command = [sys.executable, "-m", "scripts.race.imports", *leg.settings]
         with tempfile.TemporaryDirectory() as folder:
             probe = watch(command, environment(PYTHONPATH=str(ROOT)), Path(folder), leg.limit)
-        said = _own_words(leg, probe)
-        return {"at": said["time"] - probe.started, "mb": said["imported_mb"]}
+        row = _printed(leg, probe)
+        return {"at": row["time"] - probe.started, "mb": row["imported_mb"]}
 
 
 def caching(leg: Leg, cache: str) -> dict[str, str]:
-    """What a side is told of the folder for compiled programs; Brax hears of one only where it is warm."""
+    """Returns the environment variables that set the folder of compiled programs; Brax has one only if warm."""
     if leg.side in ("ours", "floor"):
         return {"XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
     if leg.warm:
@@ -177,16 +148,7 @@ def caching(leg: Leg, cache: str) -> dict[str, str]:
 
 
 def brax_settings(config: Config, seed: int, threshold: float | None) -> Row:
-    """What `rivals/brax_ppo.py` is told for a configuration of rlstable's.
-
-    Args:
-        config: The configuration. Without evaluations Brax reports after every iteration.
-        seed: Of everything.
-        threshold: The return that ends it.
-
-    Raises:
-        ConfigError: It wants something that Brax's PPO has not.
-    """
+    """Translates a configuration for `rivals/brax_ppo.py`; without evaluations Brax reports after every iteration."""
     ppo, default = config.ppo.model_dump(), type(config.ppo)().model_dump()
     ours = {name: ppo.pop(name) for name in _OURS}
     networks, plain = config.network.model_dump(), type(config.network)().model_dump()
@@ -214,19 +176,11 @@ def brax_settings(config: Config, seed: int, threshold: float | None) -> Row:
 
 
 def rsl_rl_settings(config: Config, seed: int) -> Row:
-    """What `rivals/rsl_rl_ppo.py` is told for a configuration of rlstable's.
-
-    Args:
-        config: The configuration, without evaluations.
-        seed: Of everything.
-
-    Raises:
-        ConfigError: It wants something that RSL-RL's PPO has not.
-    """
+    """Translates a configuration without evaluations for `rivals/rsl_rl_ppo.py`."""
     ppo, networks = config.ppo, config.network
     mine, default = ppo.model_dump(), type(ppo)().model_dump()
     own, plain = networks.model_dump(), type(networks)().model_dump()
-    other = [name for name in mine if name not in _TOLD_RSL_RL and mine[name] != default[name]]
+    other = [name for name in mine if name not in _RSL_RL and mine[name] != default[name]]
     other += [name for name in own if name not in (*_SIZES, "activation") and own[name] != plain[name]]
     if config.eval.num_evals:
         other.append("num_evals")
@@ -248,7 +202,7 @@ def rsl_rl_settings(config: Config, seed: int) -> Row:
         "clip_param": ppo.clipping_epsilon,
         "gamma": ppo.discounting,
         "lam": ppo.gae_lambda,
-        "value_loss_coef": ppo.vf_loss_coefficient / 2,  # of the squared error; ours and Brax's is of half of it
+        "value_loss_coef": ppo.vf_loss_coefficient / 2,  # RSL-RL has the squared error, we and Brax half of it
         "use_clipped_value_loss": False,
         "entropy_coef": ppo.entropy_cost,
         "learning_rate": ppo.learning_rate,
@@ -279,9 +233,9 @@ def rsl_rl_settings(config: Config, seed: int) -> Row:
 
 
 def read_points(leg: Leg, folder: Path) -> list[Row]:
-    """What a side wrote, line by line: `time`, and `step`, `value`, `evaluating` where training had come so far.
+    """Returns the lines that a side wrote: `time`, and after training began `step`, `value` and `evaluating`.
 
-    The last line of a process that was killed may be torn; it does not count.
+    The last line of a killed process can be torn and does not count.
     """
     path = folder / ("run/metrics.jsonl" if leg.side == "ours" else "lines.jsonl")
     rows = []
@@ -299,11 +253,7 @@ def read_points(leg: Leg, folder: Path) -> list[Row]:
 
 
 def ending_of(leg: Leg, points: Sequence[Row], outcome: Outcome, folder: Path) -> str:
-    """How a leg ended: `reached`, `time limit`, `all steps`, or a stop reason of ours.
-
-    Raises:
-        ConfigError: By an error, which measures nothing.
-    """
+    """Returns how a leg ended: `reached`, `time limit`, `all steps`, or our stop reason."""
     good = [row for row in points if row.get("step") is not None]
     if leg.threshold is not None and _first_at(good, leg.threshold) is not None:
         return "reached"
@@ -311,23 +261,13 @@ def ending_of(leg: Leg, points: Sequence[Row], outcome: Outcome, folder: Path) -
         return "time limit"
     if outcome.code == 0 and good:
         return "all steps"
-    if leg.side == "ours" and outcome.code in _NAMED_ENDINGS:
+    if leg.side == "ours" and outcome.code in _STOPPED:
         return str(json.loads((folder / "run" / "result.json").read_text())["stop_reason"])
     raise ConfigError(f"race: {leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
 
 
 def start_result(points: Sequence[Row], imports: Row, outcome: Outcome) -> Row:
-    """How a run gets going and how quick it is then.
-
-    Args:
-        points: One per iteration, perhaps with others before them.
-        imports: Seconds (`at`) and memory (`mb`) when everything was imported.
-        outcome: Of the process.
-
-    Returns:
-        `imports` and `first` in seconds since the start, `steady_sps` by the median iteration after the second, the
-        division of the time where it is known, memory.
-    """
+    """Returns the measurements of a start."""
     points = [row for row in points if row.get("step") is not None]
     late = points[1:]
     gaps = [(b["step"] - a["step"]) / (b["time"] - a["time"]) for a, b in itertools.pairwise(late)]
@@ -344,27 +284,27 @@ def start_result(points: Sequence[Row], imports: Row, outcome: Outcome) -> Row:
 
 
 def threshold_result(points: Sequence[Row], threshold: float, outcome: Outcome) -> Row:
-    """When the threshold was reached, None where it was not, and the way there as (seconds, steps, return)."""
-    judged = [row for row in points if row.get("value") is not None]
-    found = _first_at(judged, threshold)
-    end = len(judged) if found is None else found + 1
-    curve = [(round(row["time"] - outcome.started, 2), row["step"], row["value"]) for row in judged[:end]]
+    """Returns when the threshold was reached (None if never), and the curve as (seconds, steps, return)."""
+    evaluated = [row for row in points if row.get("value") is not None]
+    found = _first_at(evaluated, threshold)
+    end = len(evaluated) if found is None else found + 1
+    curve = [(round(row["time"] - outcome.started, 2), row["step"], row["value"]) for row in evaluated[:end]]
     return {
         "seconds": None if found is None else curve[-1][0],
         "steps": curve[-1][1] if curve else 0,
-        "evaluating": round(sum(row["evaluating"] or 0.0 for row in judged[:end]), 2),
+        "evaluating": round(sum(row["evaluating"] or 0.0 for row in evaluated[:end]), 2),
         "evaluations": end,
         "curve": curve,
     }
 
 
 def _first_at(points: Sequence[Row], threshold: float) -> int | None:
-    """The number of the first point at the threshold."""
+    """Returns the index of the first point at the threshold."""
     return next((n for n, row in enumerate(points) if row.get("value") is not None and row["value"] >= threshold), None)
 
 
-def _own_words(leg: Leg, outcome: Outcome) -> Row:
-    """What a process said of itself in its last line."""
+def _printed(leg: Leg, outcome: Outcome) -> Row:
+    """Returns the JSON in the last line of a process."""
     try:
         if outcome.code == 0:
             return dict(json.loads(outcome.last_line))

@@ -1,11 +1,11 @@
-"""Whole processes beside each other: ours, Brax's PPO, SB3's, SBX's and RSL-RL's, each as a user starts it.
+"""Races whole processes as a user starts them: rlstable, and the PPO of Brax, SB3, SBX and RSL-RL.
 
-python -m scripts.bench race                                          # all of it, hours; goes on where it stopped
+python -m scripts.bench race                                          # all legs, hours; resumes where it stopped
 python -m scripts.bench race --task ant --side ours --side brax       # some tasks, some sides
 python -m scripts.bench race --measure threshold --rounds 5
 
-Every leg is a line of docs/race.jsonl as soon as it ends. A leg that is there, for this kind of device, these versions
-and settings, is not run again; to have it measured anew, take its line away.
+Every leg is a line of docs/race.jsonl when it ends. A leg with a line for this kind of device, these versions and
+settings is not run again. To measure a leg again, delete its line.
 """
 
 from __future__ import annotations
@@ -13,56 +13,45 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
-from scripts.race.legs import ON_GPU, Leg, Row, Workshop
-from scripts.race.process import python_of
-from scripts.race.results import RIVALS, add, commit, device, identity, measured, read
+from scripts import arguments, results
+from scripts.process import python_of
+from scripts.race.legs import ON_GPU, Leg, Workshop
+from scripts.race.results import RIVALS, identity, measured
+from scripts.results import Row
 
 SIDES = ("ours", *RIVALS, "floor")
 MEASURES = ("start", "threshold")
 LIMIT = 1800.0
-# Who is also measured with what an earlier process had compiled.
+# Sides that are also measured with the compiled programs of an earlier process.
 WARM = {"start": ("ours", "brax"), "threshold": ("ours",)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The same task, hyperparameters and networks for every side.
+    """The same task, hyperparameters and networks for every side."""
 
-    Attributes:
-        settings: Overrides of `rlstable.train`.
-        cut: More of them on a CPU, where a published iteration is a long wait.
-        iterations: How many are run.
-        ours: Physics of ours, as `env.backend` names it, native on a CPU alone; Brax's has the first. Empty: no choice.
-        rsl_rl: Whether RSL-RL's is measured too, in the physics of Brax's and on a GPU alone.
-    """
-
-    settings: tuple[str, ...]
-    cut: tuple[str, ...] = ()
-    iterations: int = 24
+    settings: tuple[str, ...]  # overrides of `rlstable.train`
+    cut: tuple[str, ...] = ()  # further overrides on a CPU, where a published iteration takes long
+    iterations: int = 24  # number of iterations
+    # our values of `env.backend`, native only on a CPU. Brax has the first. Empty: the default
     ours: tuple[str, ...] = ("mjx", "native")
-    rsl_rl: bool = False
+    rsl_rl: bool = False  # whether RSL-RL's PPO runs, too, on Brax's backend and only on a GPU
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A return to be reached, by each side in its own way.
+    """A return that each side must reach with its own settings."""
 
-    Attributes:
-        threshold: Mean return of a deterministic evaluation.
-        sides: Settings by side and case; a side that is not there does not run.
-        limit: Seconds from the start of the process.
-    """
-
-    threshold: float
+    threshold: float  # mean return of a deterministic evaluation
+    # settings by side and case; a missing side does not run
     sides: Mapping[tuple[str, str], tuple[str, ...] | Mapping[str, Any]]
-    limit: float = LIMIT
+    limit: float = LIMIT  # seconds from the start of the process
 
 
 START = {
@@ -76,10 +65,10 @@ START = {
     ),
 }
 
-# Ten episodes or more per evaluation everywhere, and between two evaluations more training than evaluating.
+# Every evaluation has ten or more episodes and takes less time than the training between two evaluations.
 _OURS = ("recipe_for=cpu", "eval.num_envs=10")
 _BRAX = ("total_steps=10_000_000", "eval.num_evals=100", "eval.num_envs=10", "ppo.num_envs=256")
-# What is published, but for evaluations, of which there is one after every iteration.
+# The published settings, with an evaluation after every iteration.
 _PUBLISHED = ("total_steps=50_000_000", "eval.num_evals=200", "eval.num_envs=10")
 
 # RL Baselines3 Zoo, hyperparams/ppo.yml, commit 00128b5d: "tuned" for HalfCheetah-v3 and Hopper-v3, and its
@@ -87,13 +76,13 @@ _PUBLISHED = ("total_steps=50_000_000", "eval.num_evals=200", "eval.num_envs=10"
 _NETWORKS = {
     "log_std_init": -2, "ortho_init": False, "activation_fn": "relu", "net_arch": {"pi": [256, 256], "vf": [256, 256]},
 }  # fmt: skip
-_LOOKS = {"episodes": 10}
-_PENDULUM = _LOOKS | {
+_EPISODES = {"episodes": 10}
+_PENDULUM = _EPISODES | {
     "env": "InvertedPendulum-v5", "num_envs": 8, "normalize": False, "evaluate_every": 2,
     "ppo": {"n_steps": 256, "batch_size": 256, "n_epochs": 10, "learning_rate": 1e-3},
 }  # fmt: skip
-_ANT = _LOOKS | {"env": "Ant-v5", "num_envs": 1, "normalize": True, "evaluate_every": 10, "ppo": {}}
-_CHEETAH = _LOOKS | {
+_ANT = _EPISODES | {"env": "Ant-v5", "num_envs": 1, "normalize": True, "evaluate_every": 10, "ppo": {}}
+_CHEETAH = _EPISODES | {
     "env": "HalfCheetah-v5", "num_envs": 1, "normalize": True, "evaluate_every": 40,
     "ppo": {
         "batch_size": 64, "n_steps": 512, "gamma": 0.98, "learning_rate": 2.0633e-05, "ent_coef": 0.000401762,
@@ -101,7 +90,7 @@ _CHEETAH = _LOOKS | {
         "policy_kwargs": _NETWORKS,
     },
 }  # fmt: skip
-_HOPPER = _LOOKS | {
+_HOPPER = _EPISODES | {
     "env": "Hopper-v5", "num_envs": 1, "normalize": True, "evaluate_every": 40,
     "ppo": {
         "batch_size": 32, "n_steps": 512, "gamma": 0.999, "learning_rate": 9.80828e-05, "ent_coef": 0.00229519,
@@ -178,38 +167,23 @@ TASKS = tuple(dict.fromkeys((*START, *THRESHOLD)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `race` takes besides what all benchmarks take."""
-    parser.add_argument("--task", action="append", choices=TASKS, help="may be repeated; all of them by default")
-    parser.add_argument("--side", action="append", choices=SIDES, help="may be repeated; all of them by default")
-    parser.add_argument("--measure", action="append", choices=MEASURES, help="both by default")
-    parser.add_argument("--rounds", type=_rounds, default=3, help="processes per leg, 3 by default")
-    parser.add_argument("--page", action="store_true", help="write the page from what was measured, and run nothing")
-    parser.add_argument("--limit", type=_seconds, help="seconds per leg, in place of every task's own")
-    parser.add_argument("--venvs", type=Path, default=Path(".rivals"), help="where rivals are installed")
+    for name, choices in (("--task", TASKS), ("--side", SIDES), ("--measure", MEASURES)):
+        arguments.add_choice(parser, name, choices)
+    parser.add_argument("--rounds", type=arguments.whole(1), default=3, help="processes per leg; default: 3")
+    parser.add_argument("--page", action="store_true", help="write the page from the results and run nothing")
+    parser.add_argument("--limit", type=arguments.seconds, help="seconds per leg; default: each task's limit")
+    parser.add_argument("--venvs", type=Path, default=Path(".rivals"), help="folder of the rivals' environments")
     parser.add_argument("--results", type=Path, default=Path("docs/race.jsonl"), help="file that legs are added to")
 
 
-def _rounds(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0")
-
-
 def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
-    """The sides of a task with the same settings, cold and warm, and the floor under them."""
+    """Yields the sides of a task with the same settings, cold and warm, and their floor."""
     task = START[name]
     settings = (*task.settings, *(task.cut if on_cpu else ()), "eval.num_evals=0")
     settings = (*settings, f"total_steps={task.iterations * _steps(settings)}")
     for warm in (False, True):
         for backend in [name for name in task.ours if on_cpu or name != "native"] or ("",):
-            chosen = settings + ((f"env.backend={backend}",) if backend else ())
+            chosen = (*settings, *([f"env.backend={backend}"] if backend else []))
             rivals = ("brax", "rsl_rl") if task.rsl_rl and not on_cpu else ("brax",)
             for side in ("ours", *(rivals if backend != "native" else ())):
                 if not warm or side in WARM["start"]:
@@ -219,14 +193,14 @@ def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
 
 
 def _steps(settings: Sequence[str]) -> int:
-    """Environment steps of an iteration."""
+    """Returns the environment steps of an iteration."""
     from rlstable.cli.compose import compose
 
     return compose(list(settings)).env_steps_per_iteration
 
 
 def threshold_legs(name: str) -> Iterator[Leg]:
-    """Every side of a task in its own way."""
+    """Yields the sides of a task, each with its own settings."""
     goal = THRESHOLD[name]
     for warm in (False, True):
         for (side, case), settings in goal.sides.items():
@@ -238,17 +212,13 @@ def threshold_legs(name: str) -> Iterator[Leg]:
 
 
 def legs(on_cpu: bool) -> list[Leg]:
-    """All there are, task by task."""
+    """Returns all legs, task by task."""
     started = [leg for name in START for leg in start_legs(name, on_cpu)]
     return started + [leg for name in THRESHOLD for leg in threshold_legs(name)]
 
 
 def asked_for(every: Sequence[Leg], args: argparse.Namespace) -> list[Leg]:
-    """Those that the command line names.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Returns the legs that the command line selects; raises ConfigError if there are none."""
     measures = [*(args.measure or MEASURES), *(["floor"] if "start" in (args.measure or MEASURES) else [])]
     chosen = [
         leg
@@ -256,12 +226,12 @@ def asked_for(every: Sequence[Leg], args: argparse.Namespace) -> list[Leg]:
         if leg.task in (args.task or TASKS) and leg.side in (args.side or SIDES) and leg.measure in measures
     ]
     if not chosen:
-        raise ConfigError("race: no leg is of that task, side and measure at once")
+        raise ConfigError("race: no leg has that task, side and measure")
     return [dataclasses.replace(leg, limit=args.limit) if args.limit else leg for leg in chosen]
 
 
 def in_turn(chosen: Sequence[Leg], rounds: int) -> Iterator[tuple[int, Leg]]:
-    """Round by round, task by task; another leg of a task comes first in every round."""
+    """Yields legs round by round, task by task; every round starts with another leg of the task."""
     for number in range(1, rounds + 1):
         for group in dict.fromkeys((leg.measure == "threshold", leg.task) for leg in chosen):
             own = [leg for leg in chosen if (leg.measure == "threshold", leg.task) == group]
@@ -269,8 +239,8 @@ def in_turn(chosen: Sequence[Leg], rounds: int) -> Iterator[tuple[int, Leg]]:
             yield from ((number, leg) for leg in own[shift:] + own[:shift])
 
 
-def said(row: Row) -> str:
-    """What a leg came to, for the console."""
+def summary(row: Row) -> str:
+    """Returns the result of a leg, for the console."""
     if row["measure"] == "floor":
         return f"{row['floor_sps']:,.0f} steps/s at most"
     if row["measure"] == "start":
@@ -280,35 +250,21 @@ def said(row: Row) -> str:
 
 
 def run(args: argparse.Namespace) -> tuple[list[tuple[Leg, list[Row]]], Row]:
-    """Runs what is missing, one process at a time.
-
-    Returns:
-        The results of every leg that there is on this device, and the device.
-
-    Raises:
-        ConfigError: Something cannot work.
-    """
-    path, rows, where = args.results, read(args.results), device()
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--results: cannot write to {path}")
-    on_gpu, every = where["platform"] == "gpu", legs(where["platform"] == "cpu")
+    """Runs the missing legs, one process at a time."""
+    rows, device = results.read(args.results), results.device()
+    results.check_writable(args.results)
+    on_gpu, every, kind = device["platform"] == "gpu", legs(device["platform"] == "cpu"), device["kind"]
     chosen = asked_for(every, args)
     turns = [] if args.page else in_turn(chosen, args.rounds)
-    missing = [(number, leg) for number, leg in turns if number not in measured(rows, leg, where["kind"])]
+    missing = [(number, leg) for number, leg in turns if number not in measured(rows, leg, kind)]
     for side in dict.fromkeys(leg.side for _, leg in missing if leg.side in RIVALS):
         python_of(side, args.venvs, on_gpu and side in ON_GPU)
     with contextlib.closing(Workshop(args.venvs, on_gpu)) as workshop:
         for number, leg in missing:
-            about = {
-                **identity(leg, where["kind"]),
-                "round": number,
-                "limit": leg.limit,
-                "device": where,
-                "commit": commit(),
-            }
-            row = about | workshop.run(leg, number)
-            add(path, row)
+            about = {"round": number, "limit": leg.limit, "device": device, "commit": results.commit()}
+            row = {**identity(leg, kind), **about, **workshop.run(leg, number)}
+            results.add(args.results, [row])
             rows.append(row)
-            print(f"round {number}: {leg}: {said(row)}", file=sys.stderr, flush=True)
+            print(f"round {number}: {leg}: {summary(row)}", file=sys.stderr, flush=True)
     limited = [(leg, dataclasses.replace(leg, limit=args.limit or leg.limit)) for leg in every]
-    return [(leg, list(measured(rows, own, where["kind"]).values())) for leg, own in limited], where
+    return [(leg, list(measured(rows, own, kind).values())) for leg, own in limited], device

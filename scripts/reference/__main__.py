@@ -1,16 +1,11 @@
-"""Every key of the configuration, its values, default and use, as docs/configuration.md.
+"""Writes every key of the configuration, its values, default and meaning, to docs/configuration.md.
 
-python -m scripts.reference            # writes the page
-python -m scripts.reference --check    # exits with 1 where the page is not what it would write
-
-What a key takes comes from the typed configuration, what it is for from the comments of configs/.
+The values come from the typed configuration, the meaning from the comments of configs/.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -23,30 +18,34 @@ from pydantic.fields import FieldInfo
 from rlstable.config import Config
 from rlstable.config.defaults import config_dir, defaults
 from rlstable.config.schema import Section
+from scripts.pages import table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 _INTRODUCTION = """# Configuration
 
-Written by `make docs` (`scripts/reference/`) from the typed configuration and the comments of `configs/`; a test
-fails where this page says something else than they do.
+Written by `make docs` (`scripts/reference/`) from the typed configuration and the comments of `configs/`. A test fails
+if this page is stale.
 
-A key is typed as it stands here, `python -m rlstable.train ppo.learning_rate=1e-3`; a whole group of them is chosen
-by its name, `guards=strict`. An unknown key, a wrong type, a value out of range and an impossible combination are one
-line of error each, before anything compiles. `python -m rlstable.train ... --cfg job` prints what a command line
-comes to.
+A key is typed as in these tables: `python -m rlstable.train ppo.learning_rate=1e-3`. A group is chosen by its name:
+`guards=strict`. An unknown key, a wrong type, a value out of range or an impossible combination is an error of one
+line each, before anything compiles. `python -m rlstable.train ... --cfg job` prints the whole configuration of a
+command line.
 """
 _TOP = "The run"
 _WORDS = {bool: "`true` or `false`", str: "text", dict: "a mapping", int: "a whole number", float: "a number"}
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts = [_INTRODUCTION, "## Groups", "", _groups(), ""]
     files = [config_dir() / name for name in ("config.yaml", "recipe_for/auto.yaml")]
     comments = {key: text for file in files for key, text in comments_of(file).items()}
-    own = {name: field for name, field in Config.model_fields.items() if _section(field) is None}
-    usual = defaults("")
-    rows = ((name, field, usual.get(name, "???"), comments.get(name, "")) for name, field in own.items())
+    default = defaults("")
+    rows = (
+        (name, field, default.get(name, "???"), comments.get(name, ""))
+        for name, field in Config.model_fields.items()
+        if _section(field) is None
+    )
     parts += [f"## {_TOP}", "", _table(rows), ""]
     for name, field in Config.model_fields.items():
         if (model := _section(field)) is not None:
@@ -55,13 +54,13 @@ def page() -> str:
 
 
 def comments_of(path: Path) -> dict[str, str]:
-    """The comment directly above every key of a YAML file, by dotted key."""
+    """Returns the comment directly above every key of a YAML file, by dotted key."""
     found: dict[str, str] = {}
     above: list[str] = []
     parents: list[tuple[int, str]] = []
     for line in path.read_text().splitlines():
         comment, key = re.match(r" *# ?(.*)", line), re.match(r"( *)(\w+):", line)
-        if comment and not comment[1].startswith("@"):  # which is Hydra's
+        if comment and not comment[1].startswith("@"):  # a directive of Hydra
             above.append(comment[1])
         elif key:
             indent = len(key[1])
@@ -74,18 +73,18 @@ def comments_of(path: Path) -> dict[str, str]:
 
 
 def _keys(group: str, model: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
-    """Every key of a group, those of its sections among them, with its default and its comment."""
+    """Yields every key of a group and of its sections, with its field, default and comment."""
     folder = config_dir() / group / "default.yaml"
     comments = comments_of(folder if folder.is_file() else config_dir() / "config.yaml")
     prefix = "" if folder.is_file() else f"{group}."
 
     def walk(path: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
-        usual = defaults(section.at or "")
+        default = defaults(section.at or "")
         for name, field in section.model_fields.items():
             key = f"{path}{name}"
             inner = _section(field)
             if inner is None:
-                yield f"{group}.{key}", field, usual.get(name, "???"), comments.get(f"{prefix}{key}", "")
+                yield f"{group}.{key}", field, default.get(name, "???"), comments.get(f"{prefix}{key}", "")
             else:
                 yield from walk(f"{key}.", inner)
 
@@ -98,11 +97,11 @@ def _section(field: FieldInfo) -> type[Section] | None:
 
 
 def _table(keys: Any) -> str:
-    rows = ["| key | values | default | |", "| --- | --- | --- | --- |"]
+    rows = []
     for key, field, value, comment in keys:
         default = "" if value == "???" else f"`{written(value)}`"
-        rows.append(f"| `{key}` | {values(field)} | {default} | {_cell(comment)} |")
-    return "\n".join(rows)
+        rows.append((f"`{key}`", values(field), default, _cell(comment)))
+    return "\n".join(table(("key", "values", "default", "meaning"), rows, range(4)))
 
 
 def _cell(text: str) -> str:
@@ -110,7 +109,7 @@ def _cell(text: str) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as one would type it."""
+    """Returns a value as the user types it."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -125,7 +124,7 @@ def written(value: Any) -> str:
 
 
 def values(field: FieldInfo) -> str:
-    """What a key takes, in words."""
+    """Returns the values of a key, in words."""
     return _values(field.annotation, tuple(field.metadata))
 
 
@@ -149,7 +148,7 @@ def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
 
 
 def _range(metadata: tuple[Any, ...]) -> str:
-    """Bounds, those out of reach left out."""
+    """Returns the bounds in words, without bounds beyond every useful value."""
     bounds: dict[str, float] = {}
     for item in metadata:
         for one in getattr(item, "metadata", None) or [item]:
@@ -158,9 +157,8 @@ def _range(metadata: tuple[Any, ...]) -> str:
                 if isinstance(one, kind):
                     bounds[name] = getattr(one, name)
     words = []
-    low = bounds.get("gt") if bounds.get("gt", -1e30) >= bounds.get("ge", -1e30) else None
-    if low is not None:
-        words.append(f"above {low:g}")
+    if bounds.get("gt", -1e30) >= bounds.get("ge", -1e30) and "gt" in bounds:
+        words.append(f"above {bounds['gt']:g}")
     elif bounds.get("ge", -1e30) > -1e30:
         words.append(f"{bounds['ge']:g} or more")
     if bounds.get("le", 1e30) < 2**31 - 1:
@@ -171,25 +169,13 @@ def _range(metadata: tuple[Any, ...]) -> str:
 
 
 def _groups() -> str:
-    rows = ["| group | choices |", "| --- | --- |"]
+    rows = []
     root = config_dir()
     for folder in sorted({path.parent for path in root.rglob("*.yaml")} - {root}):
         names = sorted(path.stem for path in folder.glob("*.yaml"))
-        rows.append(f"| `{folder.relative_to(root)}` | {', '.join(f'`{name}`' for name in names)} |")
-    return "\n".join(rows)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Writes or checks the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 where the page is stale")
-    if parser.parse_args(argv).check:
-        fresh = PAGE.exists() and PAGE.read_text() == page()
-        print(f"{PAGE.name} is " + ("what it should be" if fresh else "stale; say: make docs"), file=sys.stderr)
-        return 0 if fresh else 1
-    PAGE.write_text(page())
-    return 0
+        rows.append((f"`{folder.relative_to(root)}`", ", ".join(f"`{name}`" for name in names)))
+    return "\n".join(table(("group", "choices"), rows, range(2)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page())

@@ -1,10 +1,10 @@
-"""Brax's PPO as published, in an environment of its own; nothing of rlstable is imported.
+"""Trains Brax's PPO as published, in its own virtual environment without rlstable.
 
 .rivals/brax/bin/python scripts/rivals/brax_ppo.py '<settings as JSON>' lines.jsonl
 
-The settings: `env`, `backend` (null for none), `networks` (arguments of `make_ppo_networks`), `train` (arguments of
-`ppo.train`) and `threshold`, the return that ends the training, null for none. Every line says when it was written
-(`time`): the first after imports and environment, then one per epoch.
+The settings: `env`, `backend` (null for the default), `networks` (arguments of `make_ppo_networks`), `train` (arguments
+of `ppo.train`) and `threshold`, the return that ends the training (null for none). Every line has its `time`: the first
+line after imports and environment, then one per epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import functools
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +20,31 @@ import jax
 from brax import envs
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
-from rival_memory import memory_now_mb
+from rival_log import Reached, memory_now_mb, write_line
 
 
-class Reached(Exception):
-    """The threshold is."""
+def main(settings: dict[str, Any], path: Path) -> None:
+    backend = {} if settings["backend"] is None else {"backend": settings["backend"]}
+    env = envs.get_environment(settings["env"], **backend)
+    threshold = settings["threshold"]
 
-
-class Progress:
-    """Writes a line per epoch, and ends the training at the threshold.
-
-    Args:
-        path: Of the lines.
-        threshold: The return, None to train on.
-    """
-
-    def __init__(self, path: Path, threshold: float | None):
-        self._file = path.open("w", buffering=1)
-        self._threshold = threshold
-
-    def say(self, **fields: Any) -> None:
-        """One line."""
-        print(json.dumps({"time": time.time(), **fields}), file=self._file)
-
-    def __call__(self, step: int, metrics: dict[str, Any]) -> None:
-        """What `ppo.train` calls after every epoch and evaluation."""
+    def progress(step: int, metrics: dict[str, Any]) -> None:
+        """Writes a line; `ppo.train` calls this function after every epoch and evaluation."""
         value = metrics.get("eval/episode_reward")
         stats = jax.local_devices()[0].memory_stats() or {}
-        self.say(
+        write_line(
+            lines,
             step=int(step),
             value=None if value is None else float(value),
             evaluating=float(metrics.get("eval/epoch_eval_time", 0.0)),
             device_peak_mb=stats["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in stats else None,
         )
-        if value is not None and self._threshold is not None and value >= self._threshold:
+        if value is not None and threshold is not None and value >= threshold:
             raise Reached
 
-
-def main(settings: dict[str, Any], path: Path) -> None:
-    """Trains."""
-    backend = {} if settings["backend"] is None else {"backend": settings["backend"]}
-    env = envs.get_environment(settings["env"], **backend)
-    progress = Progress(path, settings["threshold"])
-    progress.say(imported_mb=memory_now_mb(), platform=jax.default_backend())
     factory = functools.partial(ppo_networks.make_ppo_networks, **settings["networks"])
-    with contextlib.suppress(Reached):
+    with path.open("w", buffering=1) as lines, contextlib.suppress(Reached):
+        write_line(lines, imported_mb=memory_now_mb(), platform=jax.default_backend())
         ppo.train(env, network_factory=factory, progress_fn=progress, **settings["train"])
 
 

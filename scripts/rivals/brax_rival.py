@@ -1,19 +1,14 @@
-"""Does Brax's own PPO survive a fault? Trains it on an environment that goes bad, and judges what came out.
+"""Trains Brax's own PPO on an environment with a fault, and evaluates the policy without the fault.
 
-python scripts/brax_rival.py --env inverted_pendulum --backend generalized --site physics --value nan \
-    --probability 1e-3 --seed 0 --steps 100000
-
-prints one line of JSON. The trainer is `brax.training.agents.ppo.train.train` as published, with one function that jax
-has dropped given back for as long as it runs, and nothing else changed.
+The trainer is `brax.training.agents.ppo.train.train` as published. While it runs, JAX has back one function that newer
+versions dropped. Nothing else is changed.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import inspect
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +26,7 @@ from brax.training.agents.ppo import train as ppo
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 SITES = ("none", "physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "all")
-EVALUATION_SEED = 2**31 - 1  # the same first states for everyone
+EVALUATION_SEED = 2**31 - 1  # the same first states for all policies
 FOREVER = np.iinfo(np.int32).max
 CACHE = Path(__file__).resolve().parents[2] / ".jax_cache"
 NETWORK = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
@@ -39,38 +34,30 @@ NETWORK = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A bad number, where it appears and how often.
+    """A bad number, its site and its probability."""
 
-    Attributes:
-        site: One of `SITES`.
-        value: The bad number.
-        probability: Of the fault, per environment and step; at site `all` per step, at site `reset` per reset.
-        first_step: First step at which it may happen, counted by each environment since training began.
-        last_step: Last such step. Resets know no step: site `reset` has no window.
-    """
-
-    site: str = "none"
-    value: float = math.nan
-    probability: float = 0.0
-    first_step: int = 0
-    last_step: int = FOREVER
+    site: str = "none"  # one of `SITES`
+    value: float = math.nan  # the bad number
+    probability: float = 0.0  # probability per environment and step; at site `all` per step, at site `reset` per reset
+    first_step: int = 0  # first step with the fault, counted by each environment since training began
+    last_step: int = FOREVER  # last step with the fault. Site `reset` ignores both steps
 
     def __post_init__(self):
         if self.site not in SITES:
-            raise ValueError(f"site: {self.site!r} is none of {', '.join(SITES)}")
+            raise ValueError(f"site: {self.site!r} is not one of {', '.join(SITES)}")
 
 
 def first_element(values: jax.Array, value: jax.Array, hit: jax.Array) -> jax.Array:
-    """The array with `value` as its first element where `hit`, shape and type as they were."""
+    """Returns the array with `value` as its first element where `hit`, with the same shape and type."""
     flat = values.reshape(-1)
     return flat.at[0].set(jnp.where(hit, value.astype(flat.dtype), flat[0])).reshape(values.shape)
 
 
 def bad_positions(physics: Any, value: jax.Array, hit: jax.Array) -> Any:
-    """The physics with a bad first position, in every place from which its backend reads it.
+    """Returns the physics with a bad first position, in every field from which a backend reads it.
 
-    Those are `q` for generalized, `qpos` for mjx, and the bodies' `x_i` for spring and positional, which only derive
-    `q` from it.
+    Those fields are `q` for generalized, `qpos` for mjx, and the bodies' `x_i` for spring and positional, which only
+    derive `q` from it.
     """
     changed = {name: getattr(physics, name) for name in ("q", "qpos") if hasattr(physics, name)}
     changed = {name: first_element(values, value, hit) for name, values in changed.items()}
@@ -80,28 +67,29 @@ def bad_positions(physics: Any, value: jax.Array, hit: jax.Array) -> Any:
 
 
 class FaultyBraxEnv(Wrapper):
-    """An environment of Brax whose numbers go bad at random, the same way every time for the same seed.
+    """A Brax environment with random faults, which are the same for the same seed.
 
-    What is changed is the state that `step` returns:
+    | site | changed in the state that `step` returns |
+    | --- | --- |
+    | `physics` | the first position in the physics, and the observation's first element; reward and `done` stay |
+    | `all` | the same, in every environment at the same step |
+    | `warm_start` | the first element of the solver's warm start, which only the backend mjx has |
+    | `observation`, `reward`, `done` | the (first) number |
+    | `metrics` | the first metric; an environment without metrics gets one, `fault_probe` |
+    | `info` | an extra leaf `fault_probe`, 0 without a fault |
+    | `reset` | the observation's first element, in the state that `reset` returns |
 
-    * `physics`: the first position in the physics, **and** the observation's first element. A simulation gone bad shows
-      in the observation of the same step; the rest of that observation, the reward and `done` stay as computed.
-    * `all`: the same, in every environment at the same step.
-    * `warm_start`: the first element of the solver's warm start, which only the backend mjx has.
-    * `observation`, `reward`, `done`: the (first) number.
-    * `metrics`: the first metric; an environment without metrics is given one, `fault_probe`.
-    * `info`: a leaf `fault_probe` of our own, 0 while all is well.
-    * `reset`: the observation's first element, in what `reset` returns. Brax resets only before training and keeps that
-      first state for its automatic resets, so a bad one comes back after every episode.
+    Brax resets only before training and uses that first state for its automatic resets, so that a bad first state
+    comes back after every episode.
 
-    The fault's numbers, the random key and the count of steps live in `info["fault"]`, which automatic resets leave
-    alone. So they are data to the compiled training program, and all faults share one; only `reset`, which sets them,
-    is compiled for each, and for site `all` for each seed too.
+    The fault's numbers, the random key and the count of steps are in `info["fault"]`, which automatic resets leave
+    unchanged. They are data of the training program, so that all faults share one compiled program. Only `reset` is
+    compiled for each fault, and for site `all` also for each seed.
 
     Args:
         env: The environment, not batched.
-        fault: What goes wrong.
-        seed: Of the steps at which `all` happens, which environments must agree on.
+        fault: The fault.
+        seed: Decides the steps of site `all`, which are the same for all environments.
     """
 
     def __init__(self, env: Env, fault: Fault, seed: int = 0):
@@ -110,7 +98,7 @@ class FaultyBraxEnv(Wrapper):
         self.seed = seed
 
     def reset(self, rng: jax.Array) -> State:
-        """A first state, from a key of shape (2,); the fault-free environment would draw the same one."""
+        """Returns the same first state as the environment without the fault, from a key of shape (2,)."""
         state = self.env.reset(rng)
         key, draw = jax.random.split(jax.random.fold_in(rng, 1))
         value = jnp.float32(self.fault.value)
@@ -134,7 +122,7 @@ class FaultyBraxEnv(Wrapper):
         )
 
     def step(self, state: State, action: jax.Array) -> State:
-        """One step of the environment, then perhaps the fault."""
+        """Takes a step of the environment, then injects the fault."""
         fault = state.info["fault"]
         stepped = self.env.step(state, action)
         at, fault = draw_fault(fault)
@@ -158,15 +146,7 @@ class FaultyBraxEnv(Wrapper):
 
 
 def draw_fault(fault: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Whether the fault happens in this step.
-
-    Args:
-        fault: `info["fault"]` of one environment, scalars and two keys of shape (2,).
-
-    Returns:
-        By site, whether something goes bad there, `all` counted as physics; and the fault with its key and count
-        moved on.
-    """
+    """Draws whether the fault happens in this step."""
     key, draw = jax.random.split(fault["key"])
     common = jax.random.fold_in(fault["common_key"], fault["count"])
     draw = jnp.where(fault["site"] == SITES.index("all"), common, draw)
@@ -178,17 +158,13 @@ def draw_fault(fault: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], di
 
 
 def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """What jax dropped: every leaf with a leading axis over the devices, one copy on each, as `jax.pmap` wants it."""
+    """Returns every leaf with a leading axis over devices, one copy on each, as the dropped JAX function did."""
     sharding = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
     return jax.tree.map(lambda leaf: jax.device_put(jnp.stack([jnp.asarray(leaf)] * len(devices)), sharding), tree)
 
 
 def brax_settings(config: Any) -> dict[str, Any]:
-    """The settings for `run` that a configuration of rlstable's says (`rlstable.cli.compose.compose`).
-
-    Raises:
-        ValueError: It wants something that Brax's PPO has not.
-    """
+    """Returns the settings for `train` of a configuration of rlstable."""
     values = config.ppo.model_dump()
     schedule = values.pop("learning_rate_schedule")
     if schedule not in ("constant", "adaptive_kl"):
@@ -209,33 +185,21 @@ def train(
     healthy: Env,
     seed: int,
     settings: Mapping[str, Any],
-    looks: int = 0,
-    look: Callable[[int, Any], None] | None = None,
+    evaluations: int = 0,
+    evaluate: Callable[[int, Any], None] | None = None,
 ) -> tuple[str | None, Callable[..., Any], Any]:
     """Runs Brax's PPO.
 
-    Its evaluations are off. It can raise after its last update, when it compares the parameters with themselves over
-    the devices, a test that NaN fails; so the parameters are taken from the callback before that.
-
-    Args:
-        env: What to train on, not batched.
-        healthy: The same without the fault. Brax resets it for an evaluation that never comes.
-        seed: Of everything.
-        settings: Arguments of `ppo.train` by its own names, the layer sizes under `NETWORK`'s, and `total_steps`.
-        looks: Number of calls of `look` at equal distances over the training; 0 for one at the end.
-        look: Receives the steps so far and the parameters; None for nothing.
-
-    Returns:
-        Brax's error in one line or None, what makes a policy of parameters, and the last trained parameters
-        (normalizer, policy, value), None if it did not get so far.
+    Brax's own evaluations are off. Brax can raise after its last update, when it compares the parameters with
+    themselves over the devices, a test that NaN fails. The parameters therefore come from the callback before.
     """
     trained: dict[str, Any] = {"make_policy": None, "params": None}
 
     def keep(step: int, make_policy: Callable[..., Any], params: Any) -> None:
         if step > 0:
             trained.update(make_policy=make_policy, params=jax.device_get(params))
-            if look is not None:
-                look(step, trained["params"])
+            if evaluate is not None:
+                evaluate(step, trained["params"])
 
     arguments = dict(settings)
     sizes = {name: tuple(arguments.pop(name)) for name in NETWORK if name in arguments}
@@ -249,7 +213,7 @@ def train(
                 eval_env=healthy,
                 seed=seed,
                 max_devices_per_host=1,
-                num_evals=looks + 1 if looks else 0,
+                num_evals=evaluations + 1 if evaluations else 0,
                 run_evals=False,
                 network_factory=functools.partial(ppo_networks.make_ppo_networks, **sizes),
                 policy_params_fn=keep,
@@ -261,7 +225,7 @@ def train(
 
 
 def one_line(error: BaseException) -> str:
-    """An error's type, the function that raised it, and what it says."""
+    """Returns an error's type, the function that raised it, and its message."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -270,36 +234,29 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__} in {where}: {text}"[:300]
 
 
-def evaluate(
-    env: Env, make_policy: Callable[..., Any], params: Any, episodes: int = 32, length: int = 1000
-) -> tuple[float | None, int]:
-    """Evaluates a deterministic policy on a healthy environment; see `make_judge`."""
-    return make_judge(env, make_policy, episodes, length)(params)
-
-
-def make_judge(
+def make_evaluation(
     env: Env, make_policy: Callable[..., Any], episodes: int = 32, length: int = 1000
 ) -> Callable[[Any], tuple[float | None, int]]:
-    """Evaluates deterministic policies on a healthy environment, all by one compiled program.
+    """Returns a function that evaluates deterministic policies on an environment without a fault.
 
-    An episode ends for good at its first number that is not finite, and all of them stop when none is left.
+    An episode ends at its first number that is not finite. The evaluation stops when all episodes have ended.
 
     Args:
-        env: Not batched.
-        make_policy: Brax's: from parameters to a function of observations (episodes, ...) and a key.
-        episodes: How many are played at once.
-        length: Steps after which an episode ends.
+        env: The environment, not batched.
+        make_policy: Brax's function from parameters to a policy.
+        episodes: Number of episodes, played at once.
+        length: Greatest length of an episode.
 
     Returns:
-        A function of the parameters. It gives the mean return of the episodes whose actions and rewards were finite to
-        their end, None if there is none; and the number of the others.
+        A function of the parameters. It returns the mean return of the episodes in which all actions and rewards were
+        finite (None if there are none), and the number of the other episodes.
     """
 
     @jax.jit
     def play(params: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         policy = make_policy(params, deterministic=True)
 
-        def goes_on(carry: Any) -> jax.Array:
+        def running(carry: Any) -> jax.Array:
             _, _, alive, _, count = carry
             return alive.any() & (count < length)
 
@@ -313,19 +270,19 @@ def make_judge(
 
         flags = jnp.ones(episodes, bool)
         carry = (jax.vmap(env.reset)(keys), jnp.zeros(episodes), flags, flags, jnp.int32(0))
-        _, returns, _, good, _ = jax.lax.while_loop(goes_on, step, carry)
+        _, returns, _, good, _ = jax.lax.while_loop(running, step, carry)
         return returns, good
 
-    def judge(params: Any) -> tuple[float | None, int]:
+    def evaluate(params: Any) -> tuple[float | None, int]:
         keys = jax.random.split(jax.random.PRNGKey(EVALUATION_SEED), episodes)
         returns, good = jax.device_get(play(params, keys))
         return float(returns[good].mean()) if good.any() else None, int((~good).sum())
 
-    return judge
+    return evaluate
 
 
 def like(tree: Any, other: Any) -> Any:
-    """The tree with the types of another, as a loop wants it: `inverted_pendulum` returns a Python float as reward."""
+    """Returns the tree with the types of another, because `inverted_pendulum` returns a Python float as reward."""
     return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, other)
 
 
@@ -334,64 +291,21 @@ def all_finite(tree: Any) -> bool:
 
 
 def run(env_name: str, backend: str | None, fault: Fault, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains with the fault and judges the final policy without it.
-
-    Args:
-        env_name: One of Brax's environments.
-        backend: Of its physics; None for the environment's own.
-        fault: What goes wrong while training.
-        seed: Of training and of the fault.
-        settings: As in `train`; `brax_settings` makes them.
-
-    Returns:
-        `finished`: Brax raised nothing. `error`: what it raised, or None. `finite`: the final parameters and
-        observation statistics are. `return`: as `evaluate` says; None where nothing was trained. `bad_episodes`: how
-        many of its 32 episodes do not count. `seconds`: wall time of everything, compiling included.
-
-    Raises:
-        ValueError: The environment's physics has no such site.
-    """
+    """Trains with the fault and evaluates the final policy without it."""
     started = time.perf_counter()
     env = envs.get_environment(env_name, **({"backend": backend} if backend else {}))
     faulty = FaultyBraxEnv(env, fault, seed)
-    jax.eval_shape(faulty.reset, jax.random.PRNGKey(0))  # a site that is not there is our error, not Brax's
+    jax.eval_shape(faulty.reset, jax.random.PRNGKey(0))  # so that a missing site raises here and not inside Brax
     error, make_policy, params = train(faulty, env, seed, settings)
     result = {"finished": error is None, "error": error, "finite": False, "return": None, "bad_episodes": None}
     if params is not None:
         result["finite"] = all_finite(params)
-        result["return"], result["bad_episodes"] = evaluate(env, make_policy, params)
+        result["return"], result["bad_episodes"] = make_evaluation(env, make_policy)(params)
     return {**result, "seconds": round(time.perf_counter() - started, 2)}
 
 
 def keep_compiled_programs(folder: Path = CACHE) -> None:
-    """Lets later runs and other processes use what was compiled before, unless the user said where to keep it."""
+    """Caches compiled programs in a folder for later processes, unless the user has set another folder."""
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="inverted_pendulum")
-    parser.add_argument("--backend", default=None)
-    parser.add_argument("--site", default="none", choices=SITES)
-    parser.add_argument("--value", type=float, default=math.nan)
-    parser.add_argument("--probability", type=float, default=1e-3)
-    parser.add_argument("--first-step", type=int, default=0)
-    parser.add_argument("--last-step", type=int, default=FOREVER)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=None, help="default: as in the environment's configuration")
-    options = parser.parse_args()
-
-    from rlstable.cli.compose import compose
-
-    keep_compiled_programs()
-    settings = brax_settings(compose([f"env={options.env}"]))
-    if options.steps is not None:
-        settings["total_steps"] = options.steps
-    fault = Fault(options.site, options.value, options.probability, options.first_step, options.last_step)
-    print(json.dumps(run(options.env, options.backend, fault, options.seed, settings)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,11 @@
-"""SB3's or SBX's PPO on Gymnasium's MuJoCo tasks, in an environment of its own; nothing of rlstable is imported.
+"""Trains SB3's or SBX's PPO on Gymnasium's MuJoCo tasks, in its own virtual environment without rlstable.
 
 .rivals/sb3/bin/python scripts/rivals/sb3_ppo.py '<settings as JSON>' lines.jsonl
 
 The settings: `library` (`sb3` or `sbx`), `env`, `num_envs`, `normalize` (VecNormalize around the environments), `ppo`
 (arguments of `PPO`), `threshold`, `evaluate_every` (collected batches between evaluations), `episodes` of an
-evaluation, all at once, and `seed`. Every line says when it was written (`time`): the first after imports and
-environments, then one per evaluation.
+evaluation, all at once, and `seed`. Every line has its `time`: the first line after imports and environments, then one
+per evaluation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rival_memory import memory_now_mb
+from rival_log import Reached, memory_now_mb, write_line
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -29,18 +29,8 @@ WITHOUT_END = 2**40
 EVALUATION_SEED = 10_000
 
 
-class Reached(Exception):
-    """The threshold is."""
-
-
-class Judge(BaseCallback):
-    """Evaluates the mean action after every so many updates, and ends the training at the threshold.
-
-    Args:
-        env: The environments of the evaluation, as many as episodes.
-        settings: Of the command line.
-        lines: The file that is written.
-    """
+class Evaluations(BaseCallback):
+    """Evaluates the mean action at regular intervals, and ends the training at the threshold."""
 
     def __init__(self, env: VecEnv, settings: dict[str, Any], lines: Any):
         super().__init__()
@@ -59,7 +49,7 @@ class Judge(BaseCallback):
         count = self._settings["episodes"]
         value, _ = evaluate_policy(self.model, self._env, n_eval_episodes=count, deterministic=True, warn=False)
         now = time.time()
-        say(self._lines, time=now, step=self.num_timesteps, value=float(value), evaluating=now - started)
+        write_line(self._lines, time=now, step=self.num_timesteps, value=float(value), evaluating=now - started)
         if value >= self._settings["threshold"]:
             raise Reached
 
@@ -67,13 +57,8 @@ class Judge(BaseCallback):
         return True
 
 
-def say(lines: Any, **fields: Any) -> None:
-    """One line."""
-    print(json.dumps(fields), file=lines)
-
-
 def environments(settings: dict[str, Any], count: int, seed: int, training: bool) -> VecEnv:
-    """Environments side by side, with a monitor each that knows returns without normalisation."""
+    """Makes vectorised environments, with monitors of returns without normalisation."""
     envs = make_vec_env(settings["env"], n_envs=count, seed=seed)
     if not settings["normalize"]:
         return envs
@@ -82,25 +67,24 @@ def environments(settings: dict[str, Any], count: int, seed: int, training: bool
 
 
 def arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `PPO`, in which an activation is a name."""
+    """Returns the arguments of `PPO`, with the activation function for its name."""
     _, module, name = LIBRARIES[settings["library"]]
-    own = dict(settings["ppo"])
-    policy = dict(own.pop("policy_kwargs", {}))
+    ppo = dict(settings["ppo"])
+    policy = dict(ppo.pop("policy_kwargs", {}))
     if policy.get("activation_fn") == "relu":
         policy["activation_fn"] = getattr(importlib.import_module(module), name)
-    return {**own, "policy_kwargs": policy or None}
+    return {**ppo, "policy_kwargs": policy or None}
 
 
 def main(settings: dict[str, Any], path: Path) -> None:
-    """Trains until the threshold is reached."""
     learner = importlib.import_module(LIBRARIES[settings["library"]][0]).PPO
     envs = environments(settings, settings["num_envs"], settings["seed"], training=True)
-    judged = environments(settings, settings["episodes"], EVALUATION_SEED, training=False)
+    evaluated = environments(settings, settings["episodes"], EVALUATION_SEED, training=False)
     with path.open("w", buffering=1) as lines:
-        say(lines, time=time.time(), imported_mb=memory_now_mb(), platform="cpu")
+        write_line(lines, imported_mb=memory_now_mb(), platform="cpu")
         model = learner("MlpPolicy", envs, seed=settings["seed"], device="cpu", **arguments(settings))
         with contextlib.suppress(Reached):
-            model.learn(WITHOUT_END, callback=Judge(judged, settings, lines))
+            model.learn(WITHOUT_END, callback=Evaluations(evaluated, settings, lines))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Does a policy stay good? Trains every task three to five times longer than it takes to solve, on several sides.
+"""Trains every task three to five times longer than it takes to solve: which policies stay good?
 
-python -m scripts.stability                          # what is missing of everything; resumes where it stopped
+python -m scripts.stability                          # all missing seeds; resumes where it stopped
 python -m scripts.stability --only hopper --seeds 2  # one task, fewer seeds
 python -m scripts.stability --before ../old          # also the side `before`, an older checkout of rlstable
 python -m scripts.stability --only point_mass --side off --plus guards.limiters.kl=1.0    # a side and one setting
-python -m scripts.stability --page                   # docs/stability.md and its picture from what was measured
+python -m scripts.stability --page                   # docs/stability.md and its picture from the results
 
-A run is a process as a user starts it, up to eight seeds in one program, in a temporary run folder. Each seed is a row
+A run is a process as a user starts it, with up to eight seeds in one program, in a temporary folder. Each seed is a row
 of docs/stability.jsonl, and is not trained again. Delete the rows that a change makes stale.
 """
 
@@ -29,20 +29,20 @@ import numpy as np
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.envs.load import load_env
-from scripts.race import process as race_process
-from scripts.race import results as race_results
+from scripts import arguments, results
+from scripts.process import ROOT, environment, last_line
+from scripts.results import Row
 from scripts.rivals import brax_rival
 from scripts.stability import page as stability_page
-from scripts.stability.numbers import SIDES, Row, Task, base_of
+from scripts.stability.numbers import SIDES, Task, base_of
 from scripts.stability.tasks import PROBES, REWARD_FACTORS
 
-RESULTS = Path("docs/stability.jsonl")
-LOOKS = 16
+EVALUATIONS = 16
 SIDE_BY_SIDE = 8
 # guards.limiters.kl of guards=default, in nats; the same for every side.
 BOUND = 1.0
 GUARDS = {"off": "off", "default": "default", "strict": "strict", "before": "default"}
-# The seeds are vmapped, and a slot for incidents is not theirs.
+# The seeds are vmapped, and incidents have one slot for all.
 _QUIET = (
     "logging=quiet", "devices=1", "checkpoint.every=1000000", "checkpoint.keep_best=0", "checkpoint.confirm_best=0",
     "supervise.incident.enabled=false",
@@ -61,7 +61,7 @@ def _probe(name: str, *more: str) -> Task:
 TASKS: dict[str, Task] = {
     "inverted_pendulum": Task(_PENDULUM, seeds=32),
     "inverted_pendulum_3e-4": Task((*_PENDULUM, "ppo.learning_rate=3e-4"), seeds=32),
-    # These four have no recipe for a CPU. They take that of another task, small networks included.
+    # These four have no recipe for a CPU. They use another task's recipe with its small networks.
     "inverted_double_pendulum": Task(
         ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000"),
         borrowed=True,
@@ -70,7 +70,7 @@ TASKS: dict[str, Task] = {
         ("env=reacher", "ppo=halfcheetah_cpu", "ppo.discounting=0.95", "ppo.reward_scaling=5", "total_steps=800000"),
         borrowed=True,
         from_start=True,
-        episodes=128,  # their returns scatter
+        episodes=128,  # because returns scatter
     ),
     "walker2d": Task(("env=walker2d", "ppo=hopper_cpu", "total_steps=1000000"), borrowed=True),
     "swimmer": Task(("env=swimmer", "ppo=hopper_cpu", "total_steps=600000"), borrowed=True),
@@ -109,36 +109,24 @@ TASKS: dict[str, Task] = {
         )
         for factor in REWARD_FACTORS
     },
-    # Not times ten, as ppo=fast would have it: then limiters.reward would clip every reward.
+    # Not the factor ten of ppo=fast, with which limiters.reward would clip every reward.
     "large_rewards": _probe("large_rewards", "ppo.learning_rate=1e-3", "ppo.reward_scaling=1.0", "total_steps=300000"),
 }
 
 
 def settings_of(task: str, side: str) -> list[str]:
-    """The overrides that make a training what it is, the seed apart.
-
-    Args:
-        task: Its name.
-        side: Its name, and after each ` + ` a further override: `off + guards.limiters.kl=1.0`.
-    """
+    """Returns the overrides of a training without its seed."""
     base, *plus = side.split(" + ")
     if base == "brax":
         return [*TASKS[task].overrides, *plus]
-    looks = (f"eval.num_evals={LOOKS}", f"eval.num_envs={TASKS[task].episodes}", "eval.target_return=null")
-    return [*TASKS[task].overrides, *looks, f"guards={GUARDS[base]}", *plus]
+    evaluations = (f"eval.num_evals={EVALUATIONS}", f"eval.num_envs={TASKS[task].episodes}", "eval.target_return=null")
+    return [*TASKS[task].overrides, *evaluations, f"guards={GUARDS[base]}", *plus]
 
 
 def missing(rows: Sequence[Row], task: str, side: str, seeds: Sequence[int]) -> Iterator[range]:
-    """The seeds without a row of the present settings, as ranges.
-
-    Args:
-        rows: The results so far.
-        task: Its name.
-        side: Its name.
-        seeds: In order.
-    """
-    wanted = (task, side, settings_of(task, side))
-    known = {row["seed"] for row in rows if (row["task"], row["side"], row["settings"]) == wanted}
+    """Yields the seeds without a row of the present settings, as ranges; seeds must be in order."""
+    own = results.matching(rows, task=task, side=side, settings=settings_of(task, side))
+    known = {row["seed"] for row in own}
     found: list[int] = []
     for seed in seeds:
         if found and (seed in known or seed != found[-1] + 1):
@@ -151,41 +139,28 @@ def missing(rows: Sequence[Row], task: str, side: str, seeds: Sequence[int]) -> 
 
 
 def train(task: str, side: str, seeds: range, root: Path) -> list[Row]:
-    """Trains seeds in one process and reads what the process leaves.
-
-    Args:
-        task: Its name.
-        side: Its name.
-        seeds: Of the runs.
-        root: Checkout of rlstable that trains.
-
-    Raises:
-        ConfigError: A seed has no result.
-    """
+    """Trains seeds in one process and returns their rows."""
     known = (root / "configs/checkpoint/default.yaml").read_text()
     quiet = [override for override in _QUIET if "confirm_best" not in override or "confirm_best" in known]
     if not (root / "configs/logging").is_dir():
         quiet = [override.replace("logging=", "sinks=") for override in quiet]  # an older checkout
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        own = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
-        command = [sys.executable, "-m", "rlstable.train", *settings_of(task, side), *quiet, *own]
-        env = race_process.environment(PYTHONPATH=os.pathsep.join(map(str, dict.fromkeys((root, race_process.ROOT)))))
-        said = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        about = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
+        command = [sys.executable, "-m", "rlstable.train", *settings_of(task, side), *quiet, *about]
+        env = environment(PYTHONPATH=os.pathsep.join(map(str, dict.fromkeys((root, ROOT)))))
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
         folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
         if not all((own / "result.json").exists() for own in folders):
-            last = (said.stderr.strip() or said.stdout.strip()).splitlines()[-1:] or ["no output"]
-            raise ConfigError(f"{task} {side}: exit code {said.returncode}, {last[0]}")
+            message = last_line(done.stderr) or last_line(done.stdout) or "no output"
+            raise ConfigError(f"{task} {side}: exit code {done.returncode}, {message}")
         return [seed_row(own, seed) for own, seed in zip(folders, seeds, strict=True)]
 
 
 def seed_row(folder: Path, seed: int) -> Row:
-    """The row of a seed, from its run folder."""
-    metrics, events = (
-        [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for name in ("metrics.jsonl", "events.jsonl")
-    )
-    looks = [row for row in metrics if "eval/episode_reward" in row]
+    """Returns the row of a seed, from its run folder."""
+    metrics, events = (results.read(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
+    evaluated = [row for row in metrics if "eval/episode_reward" in row]
     moved = [row["training/policy_distance"] for row in metrics if row.get("training/policy_distance") is not None]
     kinds = [event["kind"] for event in events]
     trips = {
@@ -196,8 +171,8 @@ def seed_row(folder: Path, seed: int) -> Row:
     result = json.loads((folder / "result.json").read_text())
     return {
         "seed": seed,
-        "steps": [row["step"] for row in looks],
-        "returns": [row["eval/episode_reward"] for row in looks],
+        "steps": [row["step"] for row in evaluated],
+        "returns": [row["eval/episode_reward"] for row in evaluated],
         "beyond": float(np.mean([not distance <= BOUND for distance in moved])) if moved else None,
         "rollbacks": kinds.count("rolled_back"),
         "return_collapsed": kinds.count("return_collapsed"),
@@ -210,23 +185,24 @@ def seed_row(folder: Path, seed: int) -> Row:
 
 
 def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
-    """Trains the seeds with Brax's own PPO, one after another, and evaluates what it has at equal distances."""
+    """Trains the seeds with Brax's PPO, one after another, and evaluates the policies at equal distances."""
     config = compose([*settings_of(task, side), "devices=1"])
     env = load_env(config.env)
     for seed in seeds:
-        kept: list[tuple[int, Any]] = []
+        saved: list[tuple[int, Any]] = []
+        settings = brax_rival.brax_settings(config)
         error, make_policy, _ = brax_rival.train(
-            env, env, seed, brax_rival.brax_settings(config), LOOKS, lambda *look, own=kept: own.append(look)
+            env, env, seed, settings, EVALUATIONS, lambda step, params, saved=saved: saved.append((step, params))
         )
-        if not kept:
+        if not saved:
             raise ConfigError(f"{task} brax: {error}")
-        judge = brax_rival.make_judge(env, make_policy, TASKS[task].episodes, config.env.episode_length)
+        evaluate = brax_rival.make_evaluation(env, make_policy, TASKS[task].episodes, config.env.episode_length)
         yield {
             "seed": seed,
-            "steps": [step for step, _ in kept],
-            "returns": [judge(params)[0] for _, params in kept],
+            "steps": [step for step, _ in saved],
+            "returns": [evaluate(params)[0] for _, params in saved],
             "stop_reason": error or "completed",
-            # Brax has none of these; its speed is of one seed at a time.
+            # Brax has none of these; its speed is that of one seed at a time.
             **dict.fromkeys(("beyond", "rollbacks", "return_collapsed", "return_fall_refuted", "steps_per_second")),
             "trips": {},
         }
@@ -235,17 +211,14 @@ def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
 def run(task: str, side: str, seeds: range, root: Path, out: Path) -> None:
     """Trains seeds of one side and adds their rows."""
     started = time.perf_counter()
-    versions = {name: text for name, text in race_results.versions("ours").items() if name != "rlstable"}
+    versions = {name: text for name, text in results.versions().items() if name != "rlstable"}
     about = {
-        "settings": settings_of(task, side), "commit": race_results.commit(root), "versions": versions,
-        "device": race_results.device(),
+        "settings": settings_of(task, side), "commit": results.commit(root), "versions": versions,
+        "device": results.device(),
     }  # fmt: skip
     brax = base_of(side) == "brax"
     for rows in [[row] for row in train_brax(task, side, seeds)] if brax else [train(task, side, seeds, root)]:
-        lines = [json.dumps({"task": task, "side": side, **row, **about}) + "\n" for row in rows]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a") as file:
-            file.write("".join(lines))
+        results.add(out, [{"task": task, "side": side, **row, **about} for row in rows])
         for row in rows:
             returns = [value for value in row["returns"] if value is not None] or [float("nan")]
             ended = f"seed {row['seed']} last {returns[-1]:.1f} best {max(returns):.1f} {row['stop_reason']}"
@@ -263,37 +236,33 @@ def rounds(asked: argparse.Namespace) -> Iterator[tuple[str, str, range]]:
                 yield task, " + ".join([side, *asked.plus]), range(start, min(count, start + SIDE_BY_SIDE))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains what is missing, then writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=TASKS, action="append", metavar="TASK", help="default: all of them")
-    parser.add_argument("--side", choices=SIDES, action="append", help="default: all of them")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Trains the missing seeds, then writes the page."""
+    parser = arguments.study_parser(__doc__, Path("docs/stability.jsonl"))
+    arguments.add_choice(parser, "--only", TASKS, metavar="TASK")
+    arguments.add_choice(parser, "--side", SIDES)
     parser.add_argument("--plus", action="append", default=[], metavar="KEY=VALUE", help="a further override; repeats")
-    parser.add_argument("--seeds", type=int, help="default: 8, of the inverted pendulum 32")
+    parser.add_argument("--seeds", type=arguments.whole(1), help="default: 8, of the inverted pendulum 32")
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="an older checkout, for the side before")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--page", action="store_true", help="write the page and train nothing")
-    asked = parser.parse_args(arguments)
-    if asked.seeds is not None and asked.seeds < 1:
-        parser.error(f"--seeds: {asked.seeds} is none; 8 is the default")
+    asked = parser.parse_args(argv)
     if asked.before and not (asked.before / "rlstable").is_dir():
-        parser.error(f"--before: {asked.before} is no checkout of rlstable")
-    failed = []
+        parser.error(f"--before: {asked.before} is not a checkout of rlstable")
+    failed = 0
     if not asked.page:
         if asked.before is None:
             print("stability: the side before is skipped; --before FOLDER names an older checkout", flush=True)
         brax_rival.keep_compiled_programs()
         for task, side, seeds in rounds(asked):
-            root = asked.before.resolve() if base_of(side) == "before" else race_process.ROOT
+            root = asked.before.resolve() if base_of(side) == "before" else ROOT
             try:
-                for some in missing(race_results.read(asked.out), task, side, seeds):
+                for some in missing(results.read(asked.out), task, side, seeds):
                     run(task, side, some, root, asked.out)
             except ConfigError as error:
-                failed.append(str(error))
+                failed += 1
                 print(f"stability: {error}", file=sys.stderr, flush=True)
-    stability_page.write(race_results.read(asked.out), TASKS, asked.out)
+    stability_page.write(results.read(asked.out), TASKS, asked.out)
     if failed:
-        sys.exit(f"stability: {len(failed)} of the runs failed; run it again to retry them")
+        sys.exit(f"stability: {failed} of the runs failed; run it again to retry them")
 
 
 if __name__ == "__main__":

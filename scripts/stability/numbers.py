@@ -5,78 +5,56 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-Row = dict[str, Any]
+from scripts.results import Row
 
 SIDES = ("off", "default", "strict", "before", "brax")
 KEPT = 0.8
 _RESAMPLES = 2000
-# Sides that have no event return_collapsed.
+# Sides without the event return_collapsed.
 _UNWATCHED = ("off", "before", "brax")
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task to train on.
+    """A task to train on."""
 
-    Attributes:
-        overrides: Settings, as `python -m rlstable.train` takes them.
-        seeds: Number of seeds.
-        best: Best possible return per episode, None where it is not known.
-        from_start: Whether returns count from the first evaluation, because they are negative.
-        borrowed: Whether the recipe is that of another task.
-        episodes: Of every evaluation.
-        scaled: Where rewards are multiplied, the name of the task without that and the factor.
-    """
-
-    overrides: tuple[str, ...]
-    seeds: int = 8
-    best: float | None = None
-    from_start: bool = False
-    borrowed: bool = False
-    episodes: int = 16
-    scaled: tuple[str, float] | None = None
+    overrides: tuple[str, ...]  # settings, as `python -m rlstable.train` takes them
+    seeds: int = 8  # number of seeds
+    best: float | None = None  # best possible return per episode; None if unknown
+    from_start: bool = False  # whether returns count from the first evaluation, because they are negative
+    borrowed: bool = False  # whether the recipe is another task's
+    episodes: int = 16  # episodes of every evaluation
+    scaled: tuple[str, float] | None = None  # the unscaled task and the factor on its rewards; None without a factor
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """The measurements of one side, on one task or over all of them.
+    """The measurements of one side, on one task or over all of them."""
 
-    Attributes:
-        last: Return of the state that the run leaves over the best evaluation, by seed.
-        low_at_end: By seed, whether that is below 0.8.
-        low_after_best: By seed, whether any evaluation after the best is below 0.8 of it.
-        beyond: Share of iterations beyond the bound, by seed; empty where the side has no such metric.
-        improvement: Probability of improvement over `off`, then its bootstrap resamples; None without `off`.
-        slowdown: Steps to 0.8 of the best return over those of `off`, then its resamples; None without `off`.
-        collapses: Number of events `return_collapsed`, None where the side has no such event.
-        false_alarms: The same number in healthy tasks, None where no task is known to be healthy.
-        speed: Steps per second over those of `off`, None without `off`.
-        names: By seed, its task and number.
-    """
-
-    last: np.ndarray
-    low_at_end: np.ndarray
-    low_after_best: np.ndarray
-    beyond: np.ndarray
+    last: np.ndarray  # by seed, return of the run's final state over the best evaluation
+    low_at_end: np.ndarray  # by seed, whether `last` is below 0.8
+    low_after_best: np.ndarray  # by seed, whether any evaluation after the best is below 0.8 of the best
+    beyond: np.ndarray  # by seed, share of iterations beyond the bound; empty if the side has no such metric
+    # probability of improvement over `off`, then its bootstrap resamples; None without `off`
     improvement: np.ndarray | None
+    # ratio to `off` of the steps to 0.8 of the best return, then its resamples; None without `off`
     slowdown: np.ndarray | None
-    collapses: int | None
-    false_alarms: int | None
-    speed: float | None
-    names: tuple[str, ...]
+    collapses: int | None  # number of events `return_collapsed`; None if the side has no such event
+    false_alarms: int | None  # the same number in healthy tasks; None if no task is known to be healthy
+    speed: float | None  # ratio to `off` of the steps per second; None without `off`
+    names: tuple[str, ...]  # by seed, task and number of the seed
 
 
 def base_of(side: str) -> str:
-    """The side without the settings that are added to it."""
+    """Returns the side without further settings."""
     return side.split(" + ")[0]
 
 
 def latest(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows by task and side, in the order of seeds; of several rows of a seed the last one."""
+    """Returns the rows by task and side, in the order of seeds; the last row of a seed counts."""
     found = {(row["task"], row["side"], row["seed"]): row for row in rows}
     by: dict[tuple[str, str], list[Row]] = {}
     for (task, side, _), row in sorted(found.items(), key=lambda item: item[0][2]):
@@ -85,23 +63,23 @@ def latest(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def returns_of(row: Row) -> np.ndarray:
-    """The evaluations of a seed; one without a finite return counts as the lowest, at most 0."""
+    """Returns the evaluations of a seed; an evaluation without a finite return counts as the lowest, at most 0."""
     values = np.array([np.nan if value is None else value for value in row["returns"]], dtype=float)
     finite = values[np.isfinite(values)]
     return np.where(np.isfinite(values), values, min([0.0, *finite]))
 
 
 def kept(row: Row, start: float) -> np.ndarray:
-    """Every evaluation as a share of the seed's best, counted from `start`; 1 or 0 where the best is no gain."""
+    """Returns every evaluation as a share of the best, counted from `start`; 1 or 0 if the best is no gain."""
     returns = returns_of(row)
     gained = returns.max() - start
     return (returns - start) / gained if gained > 0 else (returns >= returns.max()).astype(float)
 
 
 def left(row: Row, start: float) -> float:
-    """The return of the state that a run leaves, as a share of the seed's best evaluation, counted from `start`.
+    """Returns the return of a run's final state as a share of the seed's best evaluation, counted from `start`.
 
-    A run that ends with its best state instead of a collapsed one has evaluated that state, too.
+    A run that ends with its best state instead of a collapsed one has evaluated the best state, too.
     """
     if row.get("left") is None:
         return float(kept(row, start)[-1])
@@ -110,23 +88,18 @@ def left(row: Row, start: float) -> float:
 
 
 def start_of(rows: Sequence[Row], task: Task) -> float:
-    """The return from which the task's returns count."""
+    """Returns the return from which the task's returns count."""
     return float(np.median([returns_of(row)[0] for row in rows])) if task.from_start and rows else 0.0
 
 
 def falls(row: Row, start: float) -> bool:
-    """Whether an evaluation after the best is below 0.8 of it."""
+    """Returns whether an evaluation after the best is below 0.8 of the best."""
     shares = kept(row, start)
     return bool(shares[shares.argmax() :].min() < KEPT)
 
 
 def improvement(rows: Sequence[Row], off: Sequence[Row]) -> np.ndarray:
-    """The probability that a seed returns more over its curve than one of `off`, then its resamples over seeds.
-
-    Args:
-        rows: Of one side.
-        off: The measure. Both are compared at its steps.
-    """
+    """Returns the probability that a seed returns more over its curve than a seed of `off`, then its resamples."""
     steps = off[0]["steps"]
     ours, theirs = (
         np.array([np.interp(steps, row["steps"], returns_of(row)).mean() for row in side]) for side in (rows, off)
@@ -138,7 +111,7 @@ def improvement(rows: Sequence[Row], off: Sequence[Row]) -> np.ndarray:
 
 
 def steps_to(row: Row, level: float) -> float:
-    """Environment steps until evaluations reach a return, between two evaluations by interpolation; inf if never."""
+    """Returns the interpolated environment steps until evaluations reach a return; inf if never."""
     returns, steps = returns_of(row), row["steps"]
     reached = np.flatnonzero(returns >= level)
     if not reached.size:
@@ -148,13 +121,7 @@ def steps_to(row: Row, level: float) -> float:
 
 
 def slowdown(rows: Sequence[Row], off: Sequence[Row], start: float) -> np.ndarray:
-    """The median steps to 0.8 of the median best return of `off`, over those of `off`; then its resamples over seeds.
-
-    Args:
-        rows: Of one side.
-        off: The measure.
-        start: Return from which returns count.
-    """
+    """Returns the ratio to `off` of the median steps to 0.8 of the median best return of `off`, then its resamples."""
     level = start + KEPT * (float(np.median([returns_of(row).max() for row in off])) - start)
     ours, theirs = (np.array([steps_to(row, level) for row in side]) for side in (rows, off))
     rng = np.random.default_rng(0)
@@ -162,24 +129,18 @@ def slowdown(rows: Sequence[Row], off: Sequence[Row], start: float) -> np.ndarra
     ours, theirs = (
         np.append(np.median(own), np.median(drawn, axis=1)) for own, drawn in ((ours, first), (theirs, second))
     )
-    # If `off` itself never gets there, there is no ratio.
+    # Without a ratio if `off` itself never reaches the level.
     return np.divide(ours, theirs, out=np.full_like(ours, np.nan), where=np.isfinite(theirs))
 
 
 def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, task: Task) -> Numbers | None:
-    """The measurements of a side on a task, None where it has no row.
+    """Returns the measurements of a side on a task, None without rows.
 
-    A side with further settings is compared with the side itself instead of `off`.
-
-    Args:
-        by: All rows by task and side.
-        name: Of the task.
-        side: Its name.
-        task: The task.
+    The baseline of a side with further settings is the side itself instead of `off`.
     """
     base = base_of(side)
-    measure = "off" if side == base else base
-    rows, off = by.get((name, side), []), by.get((name, measure), [])
+    baseline = "off" if side == base else base
+    rows, off = by.get((name, side), []), by.get((name, baseline), [])
     if not rows:
         return None
     start = start_of([row for (own, _), some in by.items() for row in some if own == name], task)
@@ -192,8 +153,8 @@ def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, t
         low_at_end=last < KEPT,
         low_after_best=np.array([falls(row, start) for row in rows]),
         beyond=np.array([row["beyond"] for row in rows if row["beyond"] is not None], dtype=float),
-        improvement=improvement(rows, off) if off and side != measure else None,
-        slowdown=slowdown(rows, off, start) if off and side != measure else None,
+        improvement=improvement(rows, off) if off and side != baseline else None,
+        slowdown=slowdown(rows, off, start) if off and side != baseline else None,
         collapses=collapses,
         false_alarms=collapses if healthy else None,
         speed=float(np.median(speeds[0]) / np.median(speeds[1])) if all(speeds) else None,
@@ -202,7 +163,7 @@ def numbers(by: Mapping[tuple[str, str], Sequence[Row]], name: str, side: str, t
 
 
 def together(parts: Sequence[Numbers]) -> Numbers:
-    """The measurements of a side over several tasks: seeds count alike, for improvement, steps and speed tasks do."""
+    """Returns the measurements of a side over several tasks, as means over tasks for improvement, steps and speed."""
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -226,6 +187,6 @@ def together(parts: Sequence[Numbers]) -> Numbers:
 
 
 def _apart(values_of_tasks: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same, with resamples in another order for each task: tasks are independent."""
+    """Returns the values with their resamples in another order for each task, because tasks are independent."""
     rng = np.random.default_rng(1)
     return [np.append(values[0], rng.permutation(values[1:])) for values in values_of_tasks]

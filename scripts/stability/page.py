@@ -1,4 +1,4 @@
-"""The page and the picture of `make stability`: which policies stay good, from the rows of all seeds."""
+"""The page and the picture of `make stability`, from the rows of all seeds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
-from scripts.stability.numbers import KEPT, SIDES, Numbers, Row, Task, latest, numbers, returns_of, steps_to, together
+from scripts import pages
+from scripts.results import Row
+from scripts.stability.numbers import KEPT, SIDES, Numbers, Task, latest, numbers, returns_of, steps_to, together
 
 TITLES = {
     "off": "guards=off", "default": "guards=default", "strict": "guards=strict",
@@ -53,12 +56,7 @@ return."""
 
 
 def cells(found: Numbers | None, shows_task: bool) -> list[str]:
-    """The texts of a side's row, in the order of the columns.
-
-    Args:
-        found: Its measurements, None for blanks.
-        shows_task: Whether the least seed is named with its task.
-    """
+    """Returns the cells of a side's row."""
     if found is None:
         return [""] * len(_COLUMNS)
     middle = estimate(found.last, interquartile_mean)
@@ -85,23 +83,23 @@ def _ratio(drawn: np.ndarray) -> str:
 
 
 def _estimate(drawn: np.ndarray) -> Estimate:
-    # Not interpolated: a resample in which a side never gets there is infinite.
+    # Not interpolated, because a resample is infinite if a side never reaches the level.
     low, high = np.nanpercentile(drawn[1:], [2.5, 97.5], method="nearest")
     return Estimate(float(drawn[0]), float(low), float(high))
 
 
 def interval(of: Estimate) -> str:
-    """A number and its interval, as a cell."""
+    """Returns a number and its interval, as a cell."""
     return f"{of.value:.2f}" + ("" if of.low is None else f" [{of.low:.2f}, {of.high:.2f}]")
 
 
 def share(flags: np.ndarray) -> str:
-    """How many of the seeds, as a cell."""
+    """Returns how many of the seeds, as a cell."""
     return f"{int(flags.sum())} of {len(flags)} ({flags.mean():.1%})"
 
 
 def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
-    """The page's first paragraph."""
+    """Returns the page's first paragraph."""
     parts = [f"`guards={side}` {share(all_of[side].low_at_end)}" for side in ("default", "off") if side in all_of]
     text = f"Seeds that end below 0.8 of their best return, over {tasks} tasks: {', '.join(parts)}."
     ours = all_of.get("default")
@@ -113,7 +111,7 @@ def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
 
 
 def part(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> list[str]:
-    """The lines of a task."""
+    """Returns the lines of a task."""
     about = [f"`{shlex.join(task.overrides)}`."]
     if task.borrowed:
         about.append("The task has no recipe for a CPU and takes that of another task, small networks included.")
@@ -135,12 +133,12 @@ def part(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> 
             for reason, count in ended.items()
             if reason != "completed"
         ]
-    rows = [f"| {TITLES[side]} | " + " | ".join(cells(numbers(by, name, side, task), False)) + " |" for side in SIDES]
-    return [f"## {name}", "", " ".join(about), "", *_head("side"), *rows, ""]
+    rows = [(TITLES[side], *cells(numbers(by, name, side, task), False)) for side in SIDES]
+    return [f"## {name}", "", " ".join(about), "", *pages.table(("side", *_COLUMNS), rows), ""]
 
 
 def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
-    """The lines on tasks whose rewards are multiplied."""
+    """Returns the lines on tasks whose rewards are multiplied."""
     lines = []
     for name, task in tasks.items():
         rows = by.get((name, "default"), [])
@@ -150,46 +148,35 @@ def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task
         steps = np.median([steps_to(row, level) for row in rows])
         last = [returns_of(row)[-1] / task.best for row in rows]
         shown = (*task.scaled, len(rows), f"{steps:,.0f}", f"{np.median(last):.3f}", f"{min(last):.3f}")
-        lines.append("| " + " | ".join(map(str, shown)) + " |")
+        lines.append([str(cell) for cell in shown])
     if not lines:
         return []
     about = (
         "Medians over seeds of `guards=default` with `ppo.normalize_values=true`, the point mass also with "
         "`ppo.normalize_advantage=true`."
     )
-    head = "| task | rewards times | seeds | steps to 0.8 of the best possible | last over best possible | least seed |"
-    return ["## Rewards of any scale", "", about, "", head, "| --- |" + " ---: |" * 5, *lines, ""]
+    measured = ("seeds", "steps to 0.8 of the best possible", "last over best possible", "least seed")
+    table = pages.table(("task", "rewards times", *measured), lines)
+    return ["## Rewards of any scale", "", about, "", *table, ""]
 
 
 def settings(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
-    """The lines on sides to which a setting was added."""
+    """Returns the lines on sides with a further setting."""
     lines = []
     for name, side in sorted(by, key=lambda key: (list(tasks).index(key[0]), key[1])):
         base, *plus = side.split(" + ")
         if plus:
             found = cells(numbers(by, name, side, tasks[name]), False)
-            lines.append(f"| {name} | {TITLES[base]} | `{' '.join(plus)}` | " + " | ".join(found) + " |")
+            lines.append((name, TITLES[base], f"`{' '.join(plus)}`", *found))
     if not lines:
         return []
-    head = [title.replace("off", "the side") for title in ("task", "side", "setting", *_COLUMNS)]
+    header = [title.replace("off", "the side") for title in ("task", "side", "setting", *_COLUMNS)]
     about = "Improvement, steps and speed are against the same side without the setting."
-    columns = "| --- | --- | --- |" + " ---: |" * len(_COLUMNS)
-    return ["## One setting at a time", "", about, "", "| " + " | ".join(head) + " |", columns, *lines, ""]
-
-
-def _head(*first: str) -> list[str]:
-    titles = [*first, *_COLUMNS]
-    return ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
+    return ["## One setting at a time", "", about, "", *pages.table(header, lines, range(3)), ""]
 
 
 def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None:
-    """Writes the page and the picture beside the results.
-
-    Args:
-        rows: The results.
-        tasks: By name, in order.
-        results: The file that the results are from.
-    """
+    """Writes the page and the picture beside the results."""
     by = {key: some for key, some in latest(rows).items() if key[0] in tasks}
     shown = [name for name in tasks if any((name, side) in by for side in SIDES)]
     lines = ["# Does a policy stay good?", ""]
@@ -200,10 +187,8 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
     found = {side: [numbers(by, name, side, tasks[name]) for name in shown] for side in SIDES}
     present = {side: [own for own in some if own is not None] for side, some in found.items()}
     all_of = {side: together(some) for side, some in present.items() if some}
-    lines += [answer(all_of, len(shown)), "", _COMMAND, "", *_head("side", "tasks")]
-    for side in SIDES:
-        count = str(len(present[side])) if present[side] else ""
-        lines.append(f"| {TITLES[side]} | {count} | " + " | ".join(cells(all_of.get(side), True)) + " |")
+    summary = [(TITLES[side], str(len(present[side]) or ""), *cells(all_of.get(side), True)) for side in SIDES]
+    lines += [answer(all_of, len(shown)), "", _COMMAND, "", *pages.table(("side", "tasks", *_COLUMNS), summary)]
     lines += ["", "![the curves of all seeds](stability.png)", "", _LEGEND, ""]
     for name in shown:
         lines += part(by, name, tasks[name])
@@ -213,7 +198,7 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
 
 
 def _measured(rows: Sequence[Row]) -> list[str]:
-    """Device, versions and commits of the rows."""
+    """Returns the devices, versions and commits of the rows."""
     found = {}
     for row in rows:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
@@ -225,37 +210,34 @@ def _measured(rows: Sequence[Row]) -> list[str]:
 
 def draw(by: Mapping[tuple[str, str], Sequence[Row]], names: Sequence[str], path: Path) -> None:
     """Draws a panel per task: the seeds of off and default as thin lines, their medians as thick ones."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     columns = min(4, len(names))
     lines = -(-len(names) // columns)
-    figure, grid = plt.subplots(lines, columns, figsize=(3.2 * columns, 2.3 * lines), squeeze=False)
-    for axes in grid.flat[len(names) :]:
-        axes.set_visible(False)
-    for axes, name in zip(grid.flat, names, strict=False):
-        for side, colour in (("off", "tab:red"), ("default", "tab:blue")):
-            rows = by.get((name, side), [])
-            if not rows:
-                continue
-            curves = [(np.array(row["steps"]) / 1000, returns_of(row)) for row in rows]
-            # Seeds have steps of their own where they went back or stopped early.
-            shared = np.linspace(curves[0][0][0], np.median([steps[-1] for steps, _ in curves]), _POINTS)
-            for steps, returns in curves:
-                axes.plot(steps, returns, color=colour, linewidth=0.6, alpha=0.35)
-            middle = np.median([np.interp(shared, *curve) for curve in curves], axis=0)
-            axes.plot(shared, middle, color=colour, linewidth=2, label=TITLES[side])
-        axes.set_title(name, fontsize=9)
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("return", fontsize=8)
-    for axes in grid[-1]:
-        axes.set_xlabel("thousand steps", fontsize=8)
-    handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=2, fontsize=9, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 0.96 if lines > 1 else 0.9))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    layout = {"nrows": lines, "ncols": columns, "figsize": (3.2 * columns, 2.3 * lines), "squeeze": False}
+    with pages.picture(path, dpi=110, tight=False, **layout) as (figure, grid):
+        for axes in grid.flat[len(names) :]:
+            axes.set_visible(False)
+        for axes, name in zip(grid.flat, names, strict=False):
+            for side, colour in (("off", "tab:red"), ("default", "tab:blue")):
+                if rows := by.get((name, side), []):
+                    _draw_side(axes, rows, colour, TITLES[side])
+            axes.set_title(name, fontsize=9)
+            pages.plain(axes, size=7)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("return", fontsize=8)
+        for axes in grid[-1]:
+            axes.set_xlabel("thousand steps", fontsize=8)
+        handles = {
+            label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=2, fontsize=9, frameon=False)
+        figure.tight_layout(rect=(0, 0, 1, 0.96 if lines > 1 else 0.9))
+
+
+def _draw_side(axes: Any, rows: Sequence[Row], colour: str, label: str) -> None:
+    curves = [(np.array(row["steps"]) / 1000, returns_of(row)) for row in rows]
+    # Seeds that rolled back or stopped early have other steps.
+    shared = np.linspace(curves[0][0][0], np.median([steps[-1] for steps, _ in curves]), _POINTS)
+    for steps, returns in curves:
+        axes.plot(steps, returns, color=colour, linewidth=0.6, alpha=0.35)
+    middle = np.median([np.interp(shared, *curve) for curve in curves], axis=0)
+    axes.plot(shared, middle, color=colour, linewidth=2, label=label)

@@ -1,4 +1,4 @@
-"""Probe tasks with a known best return, on which a policy that was learnt is easily lost again."""
+"""Probe tasks with a known best return, on which a trained policy collapses easily."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from flax import struct
 
 TARGET = 0.5
 _SECONDS = 0.2  # of one step
-_KEPT = 0.5  # share of the speed that friction leaves
+_KEPT = 0.5  # share of the velocity that friction leaves
 
 
 @struct.dataclass
 class Point:
-    """Place and speed of the point, each `[1]`, under the names that physics has in Brax."""
+    """Position and velocity of the point, each `[1]`, under Brax's names."""
 
     q: jax.Array
     qd: jax.Array
 
 
 class PointMass(Env):
-    """A point on a line that is to stand still at 0.5: a step pays 1 minus the distance, at least 0.
+    """A point on a line that must stop at 0.5: a step pays 1 minus the distance, at least 0.
 
     Args:
         scale: Factor on every reward.
-        rare: Probability per step of a kick that throws the point far away.
+        rare: Probability per step of a kick to a random position.
         drop_at: Steps, counted over automatic resets, after which a step pays half; 0 for never.
         deadband: Distance within which a step pays in full.
     """
@@ -41,14 +41,14 @@ class PointMass(Env):
         self._deadband = deadband
 
     def reset(self, rng: jax.Array) -> State:
-        """A first state: at rest, within 0.1 of 0."""
+        """Returns a first state: at rest, within 0.1 of 0."""
         key, own = jax.random.split(rng)
         point = Point(jax.random.uniform(own, (1,), minval=-0.1, maxval=0.1), jnp.zeros(1))
         zero = jnp.zeros(())
         return State(point, self._seen(point), zero, zero, {}, {"key": key, "age": zero})
 
     def step(self, state: State, action: jax.Array) -> State:
-        """One step of 0.2 s; the action is a force that friction answers."""
+        """Returns the state after a step of 0.2 s; the action is a force against friction."""
         key, own, where = jax.random.split(state.info["key"], 3)
         place, speed = state.pipeline_state.q[0], state.pipeline_state.qd[0]
         speed = _KEPT * speed + (1.0 - _KEPT) * jnp.clip(action[0], -1.0, 1.0)
@@ -87,17 +87,11 @@ class PointMass(Env):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A `PointMass` whose best return is known.
+    """A `PointMass` whose best return is known."""
 
-    Attributes:
-        kwargs: Arguments of `PointMass`.
-        episode_length: Steps.
-        best: Mean return per episode of `best_force`. A test plays it and compares.
-    """
-
-    kwargs: Mapping[str, float]
-    episode_length: int
-    best: float
+    kwargs: Mapping[str, float]  # arguments of `PointMass`
+    episode_length: int  # steps
+    best: float  # mean return per episode of `best_force`; a test compares it with `best_return`
 
 
 REWARD_FACTORS = (0.01, 1.0, 100.0)
@@ -112,21 +106,21 @@ PROBES = {
 
 
 def best_force(obs: jax.Array) -> jax.Array:
-    """The best action: the force after which the point is nearest to the target, `[1]`.
+    """Returns the best action, `[1]`: the force after which the point is nearest to the target.
 
-    It is optimal at every step at once. Full force brings the point to the target soonest, and a force that stops the
-    point within one step always exists, so that nearness now never costs nearness later. Only a kick leaves the point
-    with the speed that it had, which is 0 at the target.
+    It is optimal at every step at once. Full force brings the point to the target soonest. A force that stops the
+    point within one step always exists, so that nearness now never costs nearness later. After a kick the point keeps
+    its velocity, which is 0 at the target.
 
     Args:
-        obs: Place and speed.
+        obs: Position and velocity.
     """
     wanted = (TARGET - obs[0]) / _SECONDS
     return jnp.clip((wanted - _KEPT * obs[1:]) / (1.0 - _KEPT), -1.0, 1.0)
 
 
 def best_return(probe: Probe, episodes: int = 20_000) -> float:
-    """Mean return per episode of `best_force`."""
+    """Returns the mean return per episode of `best_force`."""
     env = PointMass(**probe.kwargs)
 
     def step(state: State, _: None) -> tuple[State, jax.Array]:

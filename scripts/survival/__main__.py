@@ -1,20 +1,17 @@
-"""Which faults a training survives: guards=off, guards=default and Brax's PPO, over every fault and several seeds.
+"""Trains with every fault: guards=off, guards=default and Brax's PPO, with several seeds.
 
-python -m scripts.survival                       # everything, one line per case as it goes; goes on where it stopped
+python -m scripts.survival                       # all cases, one line per case; resumes where it stopped
 python -m scripts.survival --only gradient_nan   # some cases
-python -m scripts.survival --page                # docs/survival.md and its picture from what was measured
+python -m scripts.survival --page                # docs/survival.md and its picture from the results
 
-A trained policy is judged on the environment without the fault. Faults of the iteration are data, so that one compiled
-program per task and side runs them all, the seeds side by side.
+Policies are evaluated on the environment without the fault. Faults of the iteration are data of the program, so that
+one compiled program per task and side trains all of them, with all seeds at once.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,48 +34,37 @@ from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
+from scripts import arguments, results
+from scripts.results import Row
 from scripts.rivals import brax_rival
 from scripts.survival import page as survival_page
 
-Row = dict[str, Any]
-
-# The recipe at a third of its rate: at its own rate a solved pendulum comes undone now and then, fault or not.
+# A third of the recipe's learning rate, at which a solved pendulum sometimes collapses without a fault.
 STEADY = ("env=inverted_pendulum", "env.backend=generalized", "ppo.learning_rate=3e-4", "total_steps=204800")
-# A second task, of seconds: 100 iterations too, so that a fault begins in the same iteration of each task.
+# A second task that trains in seconds, also with 100 iterations, so that faults begin in the same iteration.
 POINT_MASS = (
     "env=import", "env.name=scripts.stability.tasks:PointMass", "ppo=fast", "network=small", "env.episode_length=50",
     "ppo.learning_rate=1e-3", "ppo.normalize_advantage=true", "total_steps=256000", "eval.num_envs=32",
 )  # fmt: skip
 TASKS = {"generalized": STEADY, "mjx": (*STEADY, "env.backend=mjx"), "point_mass": POINT_MASS}
-RESULTS = Path("docs/survival.jsonl")
 EPISODES = 32
 SOLVED = 60  # iterations, of 100, after which the seeds 0 to 4 have solved the pendulum (docs/curves.jsonl)
 POOL = 64
-NO_INCIDENTS = ("supervise.incident.enabled=false",)  # the seeds are vmapped, and one slot is not theirs
+NO_INCIDENTS = ("supervise.incident.enabled=false",)  # the seeds are vmapped, and incidents have one slot for all
 HEALTHY = {"site": "physics", "probability": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A fault to survive.
+    """A fault to survive."""
 
-    Attributes:
-        name: In the table.
-        fault: Keys of the `fault` section; `HEALTHY` where the trouble is elsewhere.
-        overrides: What else is different from the task, in training.
-        unstable: What becomes of the physics of some episodes, by its place in the model.
-        whole_run: Whether it strikes outside the iteration, and needs a `TrainingLoop`.
-        rival: Brax's PPO meets the same fault as this site of `brax_rival`; None where it can have no such fault.
-        seeds: How many trainings, unless `--seeds` says another number.
-    """
-
-    name: str
-    fault: Mapping[str, Any]
-    overrides: tuple[str, ...] = ()
-    unstable: Mapping[str, float] | None = None
-    whole_run: bool = False
-    rival: str | None = None
-    seeds: int = 3
+    name: str  # its name in the table
+    fault: Mapping[str, Any]  # keys of the `fault` section; `HEALTHY` for a fault outside that section
+    overrides: tuple[str, ...] = ()  # further overrides of the training
+    unstable: Mapping[str, float] | None = None  # factors on parts of the model in some episodes, by dotted name
+    whole_run: bool = False  # whether the fault is outside the iteration, so that the case needs a `TrainingLoop`
+    rival: str | None = None  # site of `brax_rival` with the same fault; None if Brax's PPO cannot have the fault
+    seeds: int = 3  # number of trainings without `--seeds`
 
 
 def _cases() -> Iterator[Case]:
@@ -110,7 +96,7 @@ def _cases() -> Iterator[Case]:
     yield Case("kl nan", {"site": "kl", **later})
     yield Case("adam in float16", {"site": "adam", **later})
     yield Case("learning rate x1000", {"site": "learning_rate", **later})
-    # Finite collapses of a solved task: their cure is a rollback by the supervisor, which a whole run has.
+    # Finite collapses of a solved task need a rollback by the supervisor, which only a whole run has.
     once = {"start": SOLVED, "iterations": 1}
     for name, fault in {
         f"learning rate x100 at iteration {SOLVED}": {"site": "learning_rate", "value": 100.0},
@@ -133,13 +119,7 @@ CASES = {case.name: case for case in _cases()}
 
 
 class Unstable:
-    """An environment of Brax in which some episodes have a model that no integrator can follow.
-
-    Args:
-        env: The stable one.
-        factors: What parts of its model are multiplied by, by dotted name.
-        share: Of the resets that give such an episode.
-    """
+    """A Brax environment that multiplies parts of its model in some episodes, so that no integrator is stable."""
 
     def __init__(self, env: Any, factors: Mapping[str, float], share: float = 0.05):
         self._env = env
@@ -169,20 +149,14 @@ class Unstable:
 
 
 class Arena:
-    """One compiled training program for several seeds at once, and the judge of its policies.
-
-    Args:
-        config: What is trained; its fault is replaced by each case's.
-        seeds: One training each.
-        unstable: See `Case`.
-    """
+    """A compiled training program for several seeds at once, with an evaluation of their policies."""
 
     def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None):
         env = load_env(config.env)
         trained = env if unstable is None else Unstable(load_env(config.env), unstable)
         lengths = (config.env.episode_length, config.env.action_repeat)
         self._envs = VectorEnv(trained, *lengths, env_guards(config.guards))
-        self._judge = VectorEnv(env, *lengths, {"quarantine": Quarantine()})
+        self._eval_env = VectorEnv(env, *lengths, {"quarantine": Quarantine()})
         self._config, self._seeds = config, seeds
         self._ppo = faults.arm(make_ppo(config, self._envs_with(HEALTHY), env.action_size))
         self._mesh = sharding.make_mesh(1)
@@ -195,30 +169,30 @@ class Arena:
         self._evaluate = jax.jit(jax.vmap(self._episodes, in_axes=(0, 0, None)))
 
     def run(self, fault: Mapping[str, Any]) -> list[Row]:
-        """Trains every seed with the fault and judges the policies without it."""
+        """Trains every seed with the fault, then evaluates the policies without the fault."""
         return next(self.watch(fault, 1))
 
-    def watch(self, fault: Mapping[str, Any], looks: int) -> Iterator[list[Row]]:
-        """The same, judged so many times while training, at equal distances and last of all at the end."""
+    def watch(self, fault: Mapping[str, Any], evaluations: int) -> Iterator[list[Row]]:
+        """Trains every seed with the fault and yields evaluations at equal distances, the last one at the end."""
         started = time.perf_counter()
         config = FaultConfig(**fault)
-        # Resets and counters are changed before the first iteration; the rest is data of the same program.
+        # Faults of resets and counters change the first state; all other faults are data of the program.
         states = self._first_states(fault) if config.site in ("reset", "counters") else self._healthy
         data = jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self._seeds)), faults.as_data(config))
         state = sharding.place(dataclasses.replace(states, fault=data), self._mesh, SPECS)
         iterations = self._config.total_steps // self._config.env_steps_per_iteration
-        if iterations % looks:
-            raise ValueError(f"looks: {looks} do not divide {iterations} iterations")
+        if iterations % evaluations:
+            raise ValueError(f"{evaluations} evaluations do not divide {iterations} iterations")
         alive = True
         for iteration in range(iterations):
             if alive:
                 state, _ = self._program(state)
                 alive = self._any_alive(state)
-            if (iteration + 1) * looks // iterations > iteration * looks // iterations:
+            if (iteration + 1) * evaluations // iterations > iteration * evaluations // iterations:
                 yield self._rows(state, (time.perf_counter() - started) / len(self._seeds))
 
     def _any_alive(self, state: Any) -> bool:
-        """Whether any seed still has finite parameters; where none has, training on changes nothing, slowly."""
+        """Whether any seed still has finite parameters; if none has, further training changes nothing."""
         leaves = jax.device_get(jax.tree.leaves(sharding.first_device(state.params)))
         finite = [np.isfinite(leaf).reshape(len(self._seeds), -1).all(axis=1) for leaf in leaves]
         return bool(np.all(finite, axis=0).any())
@@ -239,13 +213,13 @@ class Arena:
         return faults.faulty_env(self._envs, FaultConfig(**fault))
 
     def _first_states(self, fault: Mapping[str, Any]) -> Any:
-        """The first training states of all seeds, stacked, on the host."""
+        """Returns the first training states of all seeds, stacked, on the host."""
         resets = Resets(self._envs_with(fault), self._config.ppo.num_envs)
         states = []
         for seed in self._seeds:
             key_envs, key_pool, key = jax.random.split(jax.random.PRNGKey(seed), 3)
             env_state = resets.draw(key_envs, self._config.ppo.num_envs)
-            pool = resets.pool(key_pool, POOL) if self._envs.draws else None
+            pool = resets.pool(key_pool, POOL) if self._envs.uses_pool else None
             state = init_state(self._ppo, key, env_state, pool)
             states.append(jax.device_get(faults.armed_state(state, FaultConfig(**fault))))
         return jax.tree.map(lambda *x: np.stack(x), *states)
@@ -257,16 +231,16 @@ class Arena:
         def policy(obs: Any, key: jax.Array) -> jax.Array:
             return choose_action(networks, matmul, params, statistics, networks.select(obs), key, True)
 
-        return run_episodes(self._judge, policy, jax.random.split(key_resets, EPISODES), key)
+        return run_episodes(self._eval_env, policy, jax.random.split(key_resets, EPISODES), key)
 
 
 def _total(counter: Any) -> int:
-    """Over the causes of a guard."""
+    """Returns the sum over the causes of a guard."""
     return sum((int(high) << 32) + int(low) for high, low in zip(counter.hi, counter.lo, strict=True))
 
 
 def _mean_return(episodes: Any, index: int) -> float | None:
-    """Over the episodes that were not aborted; None where a policy makes every simulation bad."""
+    """Returns the mean over the episodes that were not aborted; None if all were."""
     returns = episodes.metrics["reward"][index]
     kept = (episodes.aborted[index] == 0) & np.isfinite(returns)
     return float(returns[kept].mean()) if kept.any() else None
@@ -280,33 +254,31 @@ def _row(seed: int, finished: bool, finite: bool, value: float | None, trips: Ro
 
 
 def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequence[int]) -> list[Row]:
-    """Runs as a user would start them, for faults around the iteration."""
+    """Trains runs as a user would start them, for faults outside the iteration."""
     rows = []
+    faults_given = [f"fault.{key}={value}" for key, value in fault.items()]
+    quiet = ["eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "logging=quiet", "devices=1"]
     for seed in seeds:
-        own = [f"fault.{key}={value}" for key, value in fault.items()]
-        quiet = [f"seed={seed}", "eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "logging=quiet"]
         with tempfile.TemporaryDirectory() as folder:
-            runner = TrainingLoop(compose([*overrides, *own, *quiet, "devices=1"]), folder)
-            result = runner.run()
-            state = jax.device_get(
-                (runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer)
-            )
+            loop = TrainingLoop(compose([*overrides, *faults_given, f"seed={seed}", *quiet]), folder)
+            result = loop.run()
+            run = loop.single
+            state = jax.device_get((run.state.params, run.state.opt_state, run.state.normalizer))
             trips = {
                 name[len("guards/") : -len("/trips")]: int(count or 0)
                 for name, count in result.history[-1].items()
                 if name.startswith("guards/") and name.endswith("/trips")
             }
-            trips["rollback"] = runner.single.host.attempts.count
+            trips["rollback"] = run.host.attempts.count
             finished = result.stop_reason.name == "completed"
-            # Of the policy that the run leaves; a run that stops early has no evaluation.
-            value = runner.single.host.last_return if "eval/episode_reward" in result.metrics else None
-            finite = brax_rival.all_finite(state)
-            rows.append(_row(seed, finished, finite, value, trips, round(runner.single.host.elapsed, 1)))
+            # The return of the last policy. A run that stops early has no evaluation.
+            value = run.host.last_return if "eval/episode_reward" in result.metrics else None
+            rows.append(_row(seed, finished, brax_rival.all_finite(state), value, trips, run.host.elapsed))
     return rows
 
 
 def run_rival(task: str, case: Case, seeds: Sequence[int]) -> list[Row]:
-    """Brax's PPO with the same settings and the same fault in its environment."""
+    """Trains Brax's PPO with the same settings and the same fault in its environment."""
     config = compose([*TASKS[task], *case.overrides])
     fault = FaultConfig(**case.fault)
     per_iteration = config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
@@ -314,47 +286,36 @@ def run_rival(task: str, case: Case, seeds: Sequence[int]) -> list[Row]:
     probability = 0.0 if case.rival == "none" else fault.chance
     rows = []
     for seed in seeds:
-        own = brax_rival.Fault(str(case.rival), fault.number, probability, fault.start * per_iteration, last)
-        found = brax_rival.run(config.env.name, config.env.backend, own, seed, brax_rival.brax_settings(config))
+        rival_fault = brax_rival.Fault(str(case.rival), fault.number, probability, fault.start * per_iteration, last)
+        settings = brax_rival.brax_settings(config)
+        found = brax_rival.run(config.env.name, config.env.backend, rival_fault, seed, settings)
         rows.append(_row(seed, found["finished"], found["finite"], found["return"], {}, found["seconds"]))
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs what is missing, then writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=TASKS, action="append", help="all of them")
-    parser.add_argument("--side", choices=survival_page.SIDES, action="append", help="all of them")
-    parser.add_argument("--only", choices=CASES, action="append", metavar="CASE", help="all of them")
-    parser.add_argument("--seeds", type=int, help="3, and 5 for collapses")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--page", action="store_true", help="write the page and run nothing")
-    asked = parser.parse_args(arguments)
-    if asked.seeds is not None and asked.seeds < 1:
-        parser.error(f"--seeds: {asked.seeds} is none; 3 is the default")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the missing cases, then writes the page."""
+    parser = arguments.study_parser(__doc__, Path("docs/survival.jsonl"))
+    arguments.add_choice(parser, "--task", TASKS)
+    arguments.add_choice(parser, "--side", survival_page.SIDES)
+    arguments.add_choice(parser, "--only", CASES, metavar="CASE")
+    parser.add_argument("--seeds", type=arguments.whole(1), help="default: 3, and 5 for collapses")
+    asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
     if not asked.page:
         for task in asked.task or TASKS:
             for side in asked.side or survival_page.SIDES:
                 run_side(task, side, [CASES[name] for name in asked.only or CASES], asked.seeds, asked.out)
-    survival_page.write(survival_page.read(asked.out), [*CASES], asked.out, possible)
+    survival_page.write(results.read(asked.out), [*CASES], asked.out, possible)
 
 
 def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out: Path) -> None:
-    """Runs the cases of one side that are not in the results yet, and adds their rows.
+    """Runs the cases of one side that have no rows, and adds their rows.
 
-    The seeds of a case are one program and one step; the seeds of a whole run are added one by one.
-
-    Args:
-        task: One of `TASKS`.
-        side: One of `survival_page.SIDES`.
-        cases: The cases.
-        count: Seeds of every case; None for the number that the case says.
-        out: The results.
+    One program trains all seeds of a case, so that their rows are added together. The seeds of whole runs are added
+    one by one.
     """
-    known = {
-        (row["case"], row["seed"]) for row in survival_page.read(out) if (row["task"], row["side"]) == (task, side)
-    }
+    known = {(row["case"], row["seed"]) for row in results.matching(results.read(out), task=task, side=side)}
     measured = {case for case, _ in known}
     arenas: dict[Any, Arena] = {}
     for case in cases:
@@ -370,15 +331,15 @@ def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out
 
 
 def possible(task: str, side: str, case: str) -> bool:
-    """Whether a trainer and its physics can have a fault.
+    """Returns whether a trainer and its physics can have a fault.
 
     Only MuJoCo has a warm start. The point mass has no model to change, and Brax's PPO is not run on it.
     """
-    own = CASES[case]
-    if task == "point_mass" and (own.unstable is not None or side == "brax"):
+    about = CASES[case]
+    if task == "point_mass" and (about.unstable is not None or side == "brax"):
         return False
-    has_part = task == "mjx" or own.fault["site"] != "warm_start"
-    return has_part and (side != "brax" or own.rival is not None)
+    has_site = task == "mjx" or about.fault["site"] != "warm_start"
+    return has_site and (side != "brax" or about.rival is not None)
 
 
 def _overrides(task: str, side: str, case: Case) -> tuple[str, ...]:
@@ -386,7 +347,7 @@ def _overrides(task: str, side: str, case: Case) -> tuple[str, ...]:
 
 
 def _run_together(task: str, side: str, case: Case, seeds: range, arenas: dict[Any, Arena]) -> list[Row]:
-    """All seeds of a case; cases that have an arena in common compile it once."""
+    """Trains all seeds of a case; cases with the same program share one `Arena`."""
     if side == "brax":
         return run_rival(task, case, seeds)
     overrides = _overrides(task, side, case)
@@ -398,15 +359,11 @@ def _run_together(task: str, side: str, case: Case, seeds: range, arenas: dict[A
 
 def _add(out: Path, task: str, side: str, case: Case, found: Sequence[Row]) -> None:
     """Adds rows to the results and prints a line about them."""
-    rows = [{"task": task, "side": side, "case": case.name, **row} for row in found]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    shown = [None if row["return"] is None else round(row["return"]) for row in rows]
-    finite = all(row["finite"] for row in rows)
-    trips = {name for row in rows for name in row["trips"]}
-    print(f"{task:12} {side:8} {case.name:36} finite {finite!s:5} returns {shown} {' '.join(sorted(trips))}")
-    sys.stdout.flush()
+    results.add(out, [{"task": task, "side": side, "case": case.name, **row} for row in found])
+    shown = [None if row["return"] is None else round(row["return"]) for row in found]
+    finite = all(row["finite"] for row in found)
+    trips = " ".join(sorted({name for row in found for name in row["trips"]}))
+    print(f"{task:12} {side:8} {case.name:36} finite {finite!s:5} returns {shown} {trips}", flush=True)
 
 
 if __name__ == "__main__":

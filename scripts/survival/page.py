@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 
-Row = dict[str, Any]
+from scripts import pages
+from scripts.results import Row, matching
+
 SIDES = ("off", "default", "brax")
 TITLES = {"off": "guards=off", "default": "guards=default", "brax": "Brax PPO"}
-TASKS = {
-    "generalized": "inverted pendulum, generalized",
-    "mjx": "inverted pendulum, MJX",
-    "point_mass": "point mass",
-}
+TASKS = {"generalized": "inverted pendulum, generalized", "mjx": "inverted pendulum, MJX", "point_mass": "point mass"}
 ENOUGH, TOO_LITTLE = 0.95, 0.8  # shares of the clean return: green from the first on, red below the second
 RED, AMBER, GREEN = range(3)
 _COLOURS = ("#e8705f", "#fdd17a", "#79bf76")
@@ -65,25 +58,8 @@ supervisor's rollbacks.
 """
 
 
-def read(path: Path) -> list[Row]:
-    """The results so far."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def machine() -> str:
-    """The versions and the device that results of this process are of."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "brax", "mujoco", "mujoco-mjx"))
-    return f"Python {platform.python_version()}, {versions}, on {jax.devices()[0].device_kind}."
-
-
 def cell(rows: Sequence[Row], clean: float, possible: bool = True) -> tuple[str, int | None]:
-    """The text of a cell and its colour: `RED`, `AMBER` or `GREEN`; None for a cell without a measurement.
-
-    Args:
-        rows: One per seed.
-        clean: The clean return; NaN if it is not measured yet.
-        possible: Whether this trainer and physics can have such a fault.
-    """
+    """Returns the text of a cell and its colour: `RED`, `AMBER` or `GREEN`; None for a cell without a measurement."""
     if not possible:
         return _IMPOSSIBLE, None
     if not rows or not np.isfinite(clean):
@@ -101,48 +77,34 @@ def cell(rows: Sequence[Row], clean: float, possible: bool = True) -> tuple[str,
 
 
 def trips(rows: Sequence[Row]) -> str:
-    """The guards that tripped, each with the median of its trips over the seeds."""
+    """Returns the guards that tripped, each with the median of its trips over the seeds."""
     names = sorted({name for row in rows for name in row["trips"]})
     return ", ".join(f"{name} {np.median([row['trips'].get(name, 0) for row in rows]):,.0f}" for name in names)
 
 
 def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Callable[[str, str, str], bool]) -> None:
-    """Writes the page and the picture beside the results.
-
-    Args:
-        rows: The results.
-        cases: Names, in order.
-        results: The file they are from.
-        possible: Whether a task, a side and a case go together.
-    """
+    """Writes the page and the picture beside the results."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if not tasks:
         return
-    by = {(t, s, c): [r for r in rows if (r["task"], r["side"], r["case"]) == (t, s, c)]
-          for t in tasks for s in SIDES for c in cases}  # fmt: skip
+    by = {(t, s, c): matching(rows, task=t, side=s, case=c) for t in tasks for s in SIDES for c in cases}
     columns = [(task, side) for task in tasks for side in SIDES if any(by[task, side, case] for case in cases)]
-    colours: list[list[int | None]] = [[None] * len(columns) for _ in cases]
-    words = [[""] * len(columns) for _ in cases]
-    parts = [_INTRODUCTION.format(episodes=32, seeds=min(len(own) for own in by.values() if own))]
+    clean = {key: [row["return"] or 0.0 for row in by[*key, "clean"]] for key in columns}
+    median = {key: float(np.median(values)) if any(values) else np.nan for key, values in clean.items()}
+    drawn = {(*key, case): cell(by[*key, case], median[key], possible(*key, case)) for key in columns for case in cases}
+    lines = [_INTRODUCTION.format(episodes=32, seeds=min(len(own) for own in by.values() if own))]
     for task in tasks:
         sides = [side for own, side in columns if own == task]
-        parts.append(f"\n## {_title(task)}\n")
-        parts.append("| fault | " + " | ".join(TITLES[side] for side in sides) + " | tripped |")
-        parts.append("| --- |" + " ---: |" * len(sides) + " --- |")
-        for index, case in enumerate(cases):
-            texts = []
-            for side in sides:
-                clean = [row["return"] or 0.0 for row in by[task, side, "clean"]]
-                measure = float(np.median(clean)) if any(clean) else np.nan
-                text, colour = cell(by[task, side, case], measure, possible(task, side, case))
-                texts.append(text)
-                place = columns.index((task, side))
-                colours[index][place], words[index][place] = colour, text.replace("*", "")
-            parts.append(f"| {case} | " + " | ".join(texts) + f" | {trips(by[task, 'default', case])} |")
-    parts.append(f"\n{machine()}")
-    (results.parent / "survival.md").write_text("\n".join(parts) + "\n")
+        header = ("fault", *(TITLES[side] for side in sides), "tripped")
+        cells = [
+            (case, *(drawn[task, side, case][0] for side in sides), trips(by[task, "default", case])) for case in cases
+        ]
+        lines += [f"\n## {_title(task)}\n", *pages.table(header, cells, (0, len(header) - 1))]
+    lines.append(f"\n{pages.machine()}")
+    (results.parent / "survival.md").write_text("\n".join(lines) + "\n")
     titles = [f"{TITLES[side]}\n" + _title(task).replace(", ", "\n") for task, side in columns]
-    _draw(colours, words, cases, titles, results.parent / "survival.png")
+    matrix = [[drawn[*key, case] for key in columns] for case in cases]
+    _draw(matrix, cases, titles, results.parent / "survival.png")
 
 
 def _title(task: str) -> str:
@@ -150,49 +112,38 @@ def _title(task: str) -> str:
 
 
 def _draw(
-    colours: Sequence[Sequence[int | None]],
-    words: Sequence[Sequence[str]],
-    cases: Sequence[str],
-    columns: Sequence[str],
-    path: Path,
+    matrix: Sequence[Sequence[tuple[str, int | None]]], cases: Sequence[str], columns: Sequence[str], path: Path
 ) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.colors import to_rgb
 
-    def shade(colour: int | None, text: str) -> tuple[float, float, float]:
+    def shade(text: str, colour: int | None) -> tuple[float, float, float]:
         if colour is not None:
             return to_rgb(_COLOURS[colour])
         return to_rgb("#eeeeee" if text == _IMPOSSIBLE else "white")
 
-    figure, axes = plt.subplots(figsize=(2.5 + 1.35 * len(columns), 0.3 * len(cases) + 1.4))
-    rows = zip(colours, words, strict=True)
-    axes.imshow([[shade(*own) for own in zip(*row, strict=True)] for row in rows], aspect="auto")
-    for row, texts in enumerate(words):
-        for column, text in enumerate(texts):
-            weight = "bold" if colours[row][column] == GREEN else "normal"
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, weight=weight)
-    axes.set_xticks(range(len(columns)), columns, fontsize=8)
-    axes.set_yticks(range(len(cases)), cases, fontsize=8)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    # White lines between the cells, so that neighbours of one colour stay apart.
-    axes.set_xticks(np.arange(len(columns) - 1) + 0.5, minor=True)
-    axes.set_yticks(np.arange(len(cases) - 1) + 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=1.0)
-    axes.tick_params(which="minor", length=0)
-    groups = [title.partition("\n")[2] for title in columns]
-    for column in range(1, len(columns)):
-        if groups[column] != groups[column - 1]:
-            axes.axvline(column - 0.5, color="white", linewidth=6)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    title = (
-        "median / least return of the seeds, as a share of the clean training's\n"
-        f"green: least {ENOUGH} or more, amber: {TOO_LITTLE} or more, red: below, not finite or stopped"
-    )
-    axes.set_title(title, fontsize=9, pad=12)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    with pages.picture(path, figsize=(2.5 + 1.35 * len(columns), 0.3 * len(cases) + 1.4)) as (_, axes):
+        axes.imshow([[shade(*own) for own in row] for row in matrix], aspect="auto")
+        for row, cells in enumerate(matrix):
+            for column, (text, colour) in enumerate(cells):
+                weight = "bold" if colour == GREEN else "normal"
+                axes.text(column, row, text.replace("*", ""), ha="center", va="center", fontsize=8, weight=weight)
+        axes.set_xticks(range(len(columns)), columns, fontsize=8)
+        axes.set_yticks(range(len(cases)), cases, fontsize=8)
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        # White lines separate neighbouring cells of one colour.
+        axes.set_xticks(np.arange(len(columns) - 1) + 0.5, minor=True)
+        axes.set_yticks(np.arange(len(cases) - 1) + 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.0)
+        axes.tick_params(which="minor", length=0)
+        groups = [title.partition("\n")[2] for title in columns]
+        for column in range(1, len(columns)):
+            if groups[column] != groups[column - 1]:
+                axes.axvline(column - 0.5, color="white", linewidth=6)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        title = (
+            "median / least return of the seeds, as a share of the clean training's\n"
+            f"green: least {ENOUGH} or more, amber: {TOO_LITTLE} or more, red: below, not finite or stopped"
+        )
+        axes.set_title(title, fontsize=9, pad=12)

@@ -69,7 +69,7 @@ def test_resolver_in_saved_settings_is_rejected_and_not_run(tmp_path: Path) -> N
     saved = compose(["env=fast"]).model_dump(mode="json")
     saved["env"]["kwargs"] = {"token": "${oc.env:RLSTABLE_TEST_SECRET}"}
     write_config(tmp_path, saved)
-    said = rf"^run: {tmp_path}/config\.yaml has the resolver .* at env\.kwargs\.token; write the value there$"
+    said = rf"^run: {tmp_path}/config\.yaml has the resolver .* at env\.kwargs\.token; write the value instead$"
     for read in (lambda: read_config(tmp_path), lambda: compose([f"resume={tmp_path}"])):
         with pytest.raises(ConfigError, match=said) as refused:
             read()

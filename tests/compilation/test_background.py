@@ -16,7 +16,7 @@ from quick_compile import quickly
 from toys import mesh, tiny_config
 
 from rlstable.compilation import background
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.runner.setup import TrainingSetup
 
 
@@ -40,7 +40,7 @@ def test_programs_are_built_one_after_another() -> None:
 
 def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not background.possible()
+    assert not background.available()
     begun = background.build(threading.current_thread)
     assert begun.done() and begun.result() is threading.current_thread()
     with pytest.raises(ZeroDivisionError):
@@ -51,7 +51,7 @@ def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.
 def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise minutes pass without a line, in which no signal is handled."""
     background.build(lambda: None).result()  # what another test began is built
-    monkeypatch.setattr(background, "possible", lambda: False)
+    monkeypatch.setattr(background, "available", lambda: False)
     telling: list[str] = []
     compiled: dict[str, list[str]] = {}
 
@@ -71,16 +71,16 @@ def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monke
         assembly = TrainingSetup(config, mesh(1), None, compiling)
         keys = jax.random.split(jax.random.PRNGKey(0))
         state = assembly.first_state(*keys, config.fault, ahead=True)
-        judged = [policy_of(state, keys[0])]
+        judged = [snapshot_of(state, keys[0])]
         evaluator = make_evaluator(config, assembly.ppo.networks, compiling, lambda *_, **__: None)
         evaluator.begin(judged)
         assembly.compiled(state)
         evaluator.prepare(judged)
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    assert compiled["jit(program)"] == compiled["jit(_untrained)"] == ["resets"]
+    assert compiled["jit(program)"] == compiled["jit(_init_state)"] == ["resets"]
     assert compiled["jit(iteration)"] == ["training"]
-    assert compiled["jit(numbered)"] == ["evaluation"]
+    assert compiled["jit(play_pass)"] == ["evaluation"]
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +96,7 @@ print("ended", end="")
 try:
     sys.exit({code})
 except SystemExit as end:
-    background.leave(end)
+    background.exit_process(end)
 """
 
 

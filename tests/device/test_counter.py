@@ -61,7 +61,7 @@ def test_counter_converts_from_and_to_int(n):
     assert_canonical(c)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(counts, counts)
 def test_counter_arithmetic_equals_python_and_saturates(a, b):
     """Sum, difference and order are Python's, saturated."""
@@ -71,7 +71,7 @@ def test_counter_arithmetic_equals_python_and_saturates(a, b):
     assert [bool(r) for r in compare(x, y)] == [op(a, b) for op in COMPARISONS]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(counts, any_ints)
 def test_counter_takes_python_integers_of_any_size(a, b):
     """A Python int may have any size, also where it is a constant of the program."""
@@ -88,7 +88,7 @@ def test_counter_takes_python_integers_of_any_size(a, b):
         assert int(c - b) == clip(a - b)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(counts, counts.filter(bool))
 def test_progress_of_a_counter_is_a_share_of_at_most_one(a, total):
     """Within 1e-6, never above 1, exactly 1 at the end."""

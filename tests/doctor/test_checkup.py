@@ -168,7 +168,7 @@ def test_doctor_reports_a_program_that_cannot_be_built(monkeypatch: pytest.Monke
 
 
 def test_doctor_raises_the_errors_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="devices: 99 asked for"):
+    with pytest.raises(ConfigError, match="devices: 99 requested"):
         examine(tiny_config(devices=99))
     with pytest.raises(ConfigError, match=r"step raises ValueError: no such actuator \(.*test_checkup\.py:\d+\)"):
         examined(Bad(), monkeypatch)
@@ -190,6 +190,6 @@ def test_doctor_report_is_strict_json() -> None:
 
 def test_doctor_reports_an_unusable_compile_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(checkup, "keep_programs", lambda folder: f"{folder}: cannot be written")
+    monkeypatch.setattr(checkup, "enable_program_cache", lambda folder: f"{folder}: cannot be written")
     examine(tiny_config(compile_cache="there"), compiles=False, tell=told.append)
     assert told[0] == "what is compiled is not kept for training (compile_cache): there: cannot be written"

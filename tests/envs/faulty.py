@@ -1,4 +1,4 @@
-"""A toy environment in which any number can go bad on demand: the action says where, with what, and when it fires."""
+"""A toy environment with faults chosen by the action: the place, the bad number and the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUND = 1.0
 
 @struct.dataclass
 class Physics:
-    """A point on a line. `q` stays bad once it is; `scratch` is written anew by every step, as `t` counts them."""
+    """A point on a line. A bad `q` stays bad; every step overwrites `scratch`; `t` counts steps."""
 
     q: jax.Array
     qd: jax.Array
@@ -26,7 +26,7 @@ class Physics:
 
 @struct.dataclass
 class BraxState:
-    """Brax's fields."""
+    """The fields of Brax."""
 
     pipeline_state: Physics
     obs: Any
@@ -38,7 +38,7 @@ class BraxState:
 
 @struct.dataclass
 class PlaygroundState:
-    """MuJoCo Playground's fields."""
+    """The fields of MuJoCo Playground."""
 
     data: Physics
     obs: Any
@@ -49,15 +49,15 @@ class PlaygroundState:
 
 
 class Faulty:
-    """Obeys actions `[push, site, value]`: 0 and 0 for no fault, else 1 + the index in SITES, and the index in VALUES.
+    """Takes actions `[push, site, value]`: site 0 is no fault, site 1 + i is SITES[i], value is an index in VALUES.
 
-    Each episode carries a random number, its `ident`, in physics, observation and info: parts of two episodes show. Its
-    health test is a comparison, which NaN passes, and its metrics carry the reward's name, as some of Brax's do.
+    Each episode has a random `ident` in physics, observation and info, so that a mixture of two episodes shows. As in
+    Brax, the end of an episode is a comparison, which NaN does not trigger, and one metric is called `reward`.
 
     Args:
-        named: Dictionary observations.
-        data: The physics is called `data`, as in Playground.
-        period: Faults fire in steps `phase`, `phase + period`, ... of an episode only, repeats counted.
+        named: Whether observations are a dictionary.
+        data: Whether the physics field is called `data`, as in Playground.
+        period: Faults act only in steps `phase`, `phase + period`, ... of an episode; action repeats count.
         phase: See `period`.
     """
 

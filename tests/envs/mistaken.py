@@ -1,4 +1,4 @@
-"""A toy environment with one mistake in its interface, chosen by name; each is one that users make."""
+"""A toy environment with one of the mistakes that users make in the interface, chosen by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Mistaken:
     """A point that is pushed along a line.
 
     Args:
-        mistake: A method `reset_<mistake>` or `step_<mistake>` below changes the state that reset or step returns.
+        mistake: Name of a method `reset_<mistake>` or `step_<mistake>`, which changes the returned state.
         action_size: Of the environment.
         observation_size: Of the environment; an observation has 2 numbers.
     """

@@ -1,4 +1,4 @@
-"""C MuJoCo against MJX: the same environment, the same state, one step in each."""
+"""Differences between one step in C MuJoCo and one in MJX, from the same state."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from brax import envs
 
 from rlstable.config.run import EnvConfig
 from rlstable.envs.load import load_env
-from rlstable.envs.mujoco_batch import MOVED, PUT_IN
+from rlstable.envs.mujoco_batch import INPUT_ARRAYS, STATE_ARRAYS
 
 STEPS, ENVS = 125, 8
 ATTRIBUTES = ("q", "qd", "x", "xd")
 
-# Differences in a thousand steps, relative to the greatest number of their kind in them: the greatest, and what 99 in
-# a hundred do not exceed. MJX computes in float32, 1e-7 per operation; stiff contacts magnify it.
+# Allowed differences in a thousand steps, relative to the greatest number of the quantity: the maximum, and the 99th
+# percentile. MJX computes in float32 (1e-7 per operation); stiff contacts magnify the error.
 PRECISE = {"obs": 2e-4, "reward": 1e-4, "done": 0.0, "q": 5e-5, "qd": 2e-4, "x": 5e-5, "xd": 5e-4}
-# Brax stops the solver before it is done, and the two do not leave off in the same place: now and then in some,
-# after a single iteration with 4 steps of its line search in others. See `tireless_ant`.
+# Brax stops the solver before it converges, and the two engines stop at different points: rarely in some environments,
+# often in those with one solver iteration and 4 line search steps. See `tireless_ant`.
 NOW_AND_THEN = {"obs": 0.03, "reward": 1e-3, "done": 0.0, "q": 3e-3, "qd": 0.03, "x": 2e-3, "xd": 0.03}
 MOSTLY = {"obs": 0.2, "reward": 0.1, "done": 0.0, "q": 0.02, "qd": 0.3, "x": 0.03, "xd": 0.4}
 MOSTLY_99 = {"obs": 2e-3, "reward": 5e-3, "done": 0.0, "q": 1e-3, "qd": 0.01, "x": 1e-3, "xd": 0.01}
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 
 def bounds(name: str) -> dict[str, Difference]:
-    """What is allowed, by quantity."""
+    """Allowed differences by quantity."""
     most, of_99 = {
         "pusher": (NOW_AND_THEN, PRECISE),
         "humanoidstandup": (NOW_AND_THEN, PRECISE),
@@ -46,7 +46,7 @@ def bounds(name: str) -> dict[str, Difference]:
 
 
 def tireless_ant(backend: str) -> Any:
-    """Brax's ant with a solver that is given the time it needs."""
+    """The ant of Brax with enough solver iterations to converge."""
     env = envs.get_environment("ant", backend=backend)
     env.sys = env.sys.tree_replace({"opt.iterations": 50, "opt.ls_iterations": 50})
     return env
@@ -57,7 +57,7 @@ def native(config: EnvConfig) -> Any:
 
 
 def in_mjx(config: EnvConfig) -> Any:
-    """The environment in MJX; the swimmer too, which Brax does not let it."""
+    """The environment in MJX, including the swimmer, for which Brax rejects MJX."""
     if config.name != "swimmer":
         return load_env(config.model_copy(update={"backend": "mjx"}))
     from brax.mjx import pipeline
@@ -72,20 +72,20 @@ def differences(config: EnvConfig, resets: bool) -> dict[str, Difference]:
 
     Args:
         config: The environment.
-        resets: Whether first states are compared too; MJX takes long to compile them.
+        resets: Whether first states are compared too, which takes MJX long to compile.
     """
     ours, theirs = native(config), in_mjx(config)
     keys = jax.random.split(jax.random.PRNGKey(0), ENVS)
     first, states, actions, stepped = jax.jit(lambda: _rollout(ours, keys))()
     template = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(theirs.reset, keys[0]))
-    inputs = {name: getattr(states.pipeline_state, name) for name in (*MOVED, *PUT_IN, *ATTRIBUTES)}
+    inputs = {name: getattr(states.pipeline_state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS, *ATTRIBUTES)}
     inputs = {name: value for name, value in inputs.items() if hasattr(template.pipeline_state, name)}
 
     def step(state: Any, inputs: dict[str, Any], action: jax.Array) -> Any:
         physics = template.pipeline_state.replace(**inputs)
         return theirs.step(state.replace(pipeline_state=physics), action)
 
-    # Not two programs at once: jaxlib 0.10.2 can wait for ever where both factorise matrices (docs/decisions.md).
+    # One program at a time: jaxlib 0.10.2 can deadlock if two factorise matrices at once (docs/decisions.md).
     reference = jax.block_until_ready(jax.jit(jax.vmap(step))(states, inputs, actions))
     found = _compared(stepped, reference)
     if resets:

@@ -9,7 +9,7 @@ import pytest
 from toys import PointMass, assemble, compiled, equations, placed, tiny_config
 
 from rlstable.envs import capture
-from rlstable.envs.capture import causes_of
+from rlstable.envs.capture import cause_names
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -66,7 +66,7 @@ def test_first_bad_environment_is_captured_completely(program):
     assert metrics.trips["quarantine"].tolist() == [0, 1, 0, 0, 0, 0, 0]
     record = held(after)
     assert (int(record["environment"]), int(record["clock"])) == (5, 0)
-    flags = dict(zip(causes_of(ppo.env.guards), record["causes"].tolist(), strict=True))
+    flags = dict(zip(cause_names(ppo.env.guards), record["causes"].tolist(), strict=True))
     # All causes, not the first alone, by which trips are counted.
     assert [name for name, flag in flags.items() if flag] == [
         f"quarantine/{cause}" for cause in ("physics", "observation", "reward", "metrics")
@@ -105,7 +105,7 @@ def test_lowest_of_several_bad_environments_in_one_step_is_captured(program):
 def test_bad_rewards_and_observations_are_captured(env, cause):
     ppo, state = started(ON, point=PointMass(probability=0.1, **env))
     record = held(compiled(ppo)(placed(state))[0])
-    flags = dict(zip(causes_of(ppo.env.guards), record["causes"].tolist(), strict=True))
+    flags = dict(zip(cause_names(ppo.env.guards), record["causes"].tolist(), strict=True))
     assert [name for name, flag in flags.items() if flag] == [f"quarantine/{cause}"]
     stepped = jax.jit(PointMass(probability=0.1, **env).step)(record["before"], record["action"])
     same((record["after"].obs, record["after"].reward), (stepped.obs, stepped.reward))

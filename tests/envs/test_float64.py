@@ -11,7 +11,7 @@ import pytest
 from toys import PointMass, equations, mesh, tiny_config
 
 from rlstable.device import sharding
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.envs.float64 import Float64Physics
 from rlstable.ppo.state import SPECS
 from rlstable.runner.setup import TrainingSetup
 
@@ -65,7 +65,7 @@ def _outermost_loop(around: tuple[Any, ...]) -> Any:
 
 def test_simulation_in_float64_equals_numpy() -> None:
     """A hundred steps; float32 has an error a thousand times larger."""
-    wide, narrow = DoublePhysics(PointMass(bound=1e3)), PointMass(bound=1e3)
+    wide, narrow = Float64Physics(PointMass(bound=1e3)), PointMass(bound=1e3)
     actions = np.random.default_rng(0).uniform(-1, 1, (100, 2)).astype(np.float32)
 
     def play(env: Any) -> Any:

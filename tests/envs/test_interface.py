@@ -138,7 +138,7 @@ def test_mistake_of_an_environment_ends_with_exit_code_2_before_anything_compile
         monitoring.unregister_event_duration_listener(listen)
     assert caught.value.code == 2
     assert [line for line in capsys.readouterr().err.splitlines() if line] == [
-        f"rlstable: env.name: mistaken:Mistaken: {MISTAKES['info_added'][1]}"
+        f"rlstable: env.name: mistaken:Mistaken: {MISTAKES['info_added']}"
     ]
     assert compiled == []
     assert not (tmp_path / "here").exists()

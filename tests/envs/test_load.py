@@ -119,7 +119,7 @@ def test_swimmer_of_brax_steps():
 
 @pytest.mark.parametrize(
     ("name", "hint"), [("humanoyd", "did you mean humanoid?"), ("half_cheetah", "did you mean halfcheetah?"), ("zzz",
-    "there are: ant, fast")]
+    "choose one of ant, fast")]
 )  # fmt: skip
 def test_unknown_environment_name_gets_a_suggestion(name, hint):
     text = refusal(EnvConfig(name=name))
@@ -163,12 +163,12 @@ def test_user_environment_is_a_class_or_a_function(rooms):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rlstable_test_no_such_module:Room", ["no module 'rlstable_test_no_such_module'", "installed"]),
+        ("rlstable_test_no_such_module:Room", ["no module 'rlstable_test_no_such_module'", "install it"]),
         ("brax.no_such_part:Room", ["no module 'brax.no_such_part'"]),
         ("rlstable_test_broken:Room", ["no module 'rlstable_test_no_such_dependency'", "rlstable_test_broken:Room"]),
         ("rlstable_test_rooms:Roam", ["no 'Roam'", "did you mean Room?"]),
         ("rlstable_test_rooms:Zzz", ["no 'Zzz'"]),
-        ("rlstable_test_rooms:SIZE", ["is not called: it is neither a class", "defined in rlstable_test_rooms"]),
+        ("rlstable_test_rooms:SIZE", ["is not called: it must be a class", "defined in rlstable_test_rooms"]),
         ("rlstable_test_rooms:Ruin", ["no method step", "Brax's Env interface"]),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from ball import MODEL
 
 from rlstable.device.machine import share_of_cores
-from rlstable.envs.mujoco_batch import LINKS, MOVED, PUT_IN, Simulations, Unsupported, _cross
+from rlstable.envs.mujoco_batch import INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported, _cross
 
 ROWS, FRAMES = 33, 4
 
@@ -30,8 +30,8 @@ def model(gear: float = 3.0, old: str = "", new: str = "") -> Any:
 def started(simulations: Simulations, rows: int = ROWS) -> dict[str, np.ndarray]:
     """Some first states, in float32, as a program has them."""
     rng = np.random.default_rng(0)
-    sized = [name for name in (*MOVED, *PUT_IN) if np.prod(simulations.shapes[name])]
-    state = {name: np.zeros((rows, *simulations.shapes[name]), np.float32) for name in (*sized, *LINKS)}
+    sized = [name for name in (*STATE_ARRAYS, *INPUT_ARRAYS) if np.prod(simulations.shapes[name])]
+    state = {name: np.zeros((rows, *simulations.shapes[name]), np.float32) for name in (*sized, *LINK_ARRAYS)}
     qpos, qvel = (rng.uniform(-0.3, 0.3, state[name].shape) for name in ("qpos", "qvel"))
     simulations.start({"qpos": qpos, "qvel": qvel}, state)
     return state
@@ -40,8 +40,8 @@ def started(simulations: Simulations, rows: int = ROWS) -> dict[str, np.ndarray]
 def stepped(simulations: Simulations, state: dict[str, np.ndarray], steps: int = 20) -> dict[str, np.ndarray]:
     """That many steps later, under controls that belong to the row."""
     state = {name: array.copy() for name, array in state.items()}
-    given = {name: array for name, array in state.items() if name not in LINKS}
-    results = {name: array for name, array in state.items() if name not in PUT_IN}
+    given = {name: array for name, array in state.items() if name not in LINK_ARRAYS}
+    results = {name: array for name, array in state.items() if name not in INPUT_ARRAYS}
     for step in range(steps):
         state["ctrl"][..., 0] = np.sin(step + 10.0 * state["qpos"][..., 3])
         simulations.step(given, results, FRAMES)
@@ -85,8 +85,8 @@ def test_row_with_a_mujoco_warning_becomes_bad_and_other_rows_do_not_change(
     monkeypatch.chdir(tmp_path)
     simulations = Simulations(model(), 2)
     first = started(simulations)
-    given = {name: array for name, array in first.items() if name not in LINKS}
-    results = {name: array.copy() for name, array in first.items() if name not in PUT_IN}
+    given = {name: array for name, array in first.items() if name not in LINK_ARRAYS}
+    results = {name: array.copy() for name, array in first.items() if name not in INPUT_ARRAYS}
     healthy = {name: array.copy() for name, array in results.items()}
     simulations.step(given, healthy, FRAMES)
     given[field] = given[field].copy()

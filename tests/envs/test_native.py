@@ -24,7 +24,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
 from rlstable.device import sharding
 from rlstable.envs import native
-from rlstable.envs.float64 import DoublePhysics
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.load import load, load_env
 from rlstable.envs.mujoco_batch import Simulations
 from rlstable.envs.vector import VectorEnv, pool_of
@@ -62,7 +62,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def play(env: Any, state: Any, steps: int = 10) -> Any:
-    """Steps under controls that belong to the environment, wherever it stands; `[B]` in and out."""
+    """Steps under controls that depend on the observation alone, not on the position in the batch; `[B]` to `[B]`."""
 
     def step(state: Any, index: jax.Array) -> tuple[Any, None]:
         draw = jnp.sin(index + 10.0 * state.obs[..., :1])
@@ -111,7 +111,7 @@ def check_parity(config: EnvConfig, resets: bool = False) -> None:
     assert not beyond
 
 
-# --- wherever it is computed
+# --- batches, seeds and devices
 
 
 def test_native_steps_do_not_depend_on_order_or_seeds():
@@ -128,7 +128,7 @@ def test_native_steps_do_not_depend_on_order_or_seeds():
 
 
 def over_devices(env: Any, devices: int, steps: int) -> Any:
-    """Plays on several devices, which meet in every step."""
+    """Plays on several devices, with a reduction over all devices in every step."""
     split = PartitionSpec(sharding.AXIS)
 
     def run(state: Any) -> Any:
@@ -172,7 +172,7 @@ def test_native_steps_by_copy_equal_those_in_place(monkeypatch):
 
 
 def test_native_physics_may_be_carried_in_float64():
-    narrow, wide = stick(), DoublePhysics(stick())
+    narrow, wide = stick(), Float64Physics(stick())
     key, action = jax.random.PRNGKey(0), jnp.array([0.5], jnp.float32)
     with jax.enable_x64(True):
         state = jax.jit(lambda: wide.step(wide.reset(key), action))()
@@ -182,7 +182,7 @@ def test_native_physics_may_be_carried_in_float64():
     assert jax.eval_shape(narrow.reset, key).pipeline_state.qpos.dtype == np.float32
 
 
-# --- what an environment may do
+# --- supported environments
 
 
 def test_environment_that_overrides_pipeline_step_is_kept():
@@ -212,7 +212,10 @@ def test_native_state_carries_the_arrays_that_an_environment_reads():
     ("config", "said"),
     [
         ({"source": "import", "name": "toys:PointMass"}, "it has no MuJoCo model"),
-        ({**STICK, "kwargs": {"reads": ("cfrc_ext",)}}, "it reads pipeline_state.cfrc_ext, which is not carried"),
+        (
+            {**STICK, "kwargs": {"reads": ("cfrc_ext",)}},
+            "it reads pipeline_state.cfrc_ext, which native physics",
+        ),
     ],
 )
 def test_environment_that_native_cannot_simulate_is_rejected_or_falls_back(config, said):
@@ -221,7 +224,7 @@ def test_environment_that_native_cannot_simulate_is_rejected_or_falls_back(confi
         load(EnvConfig(**config, backend="native"))
     assert said in str(refused.value) and "env.backend=null" in str(refused.value)
     loaded = load(EnvConfig(**config, backend="auto"))
-    assert loaded.because is not None and said in loaded.because
+    assert loaded.fallback_reason is not None and said in loaded.fallback_reason
 
 
 def test_auto_backend_depends_on_the_accelerator(monkeypatch):
@@ -230,7 +233,7 @@ def test_auto_backend_depends_on_the_accelerator(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert load(EnvConfig(name="ant", backend="auto"))[1:] == ("mjx", None)
     swimmer = load(EnvConfig(name="swimmer", backend="auto"))
-    assert swimmer.backend == "generalized" and "Unsupported backend: mjx" in str(swimmer.because)
+    assert swimmer.backend == "generalized" and "Unsupported backend: mjx" in str(swimmer.fallback_reason)
 
 
 def test_evaluation_uses_its_own_number_of_threads(monkeypatch):
@@ -248,7 +251,7 @@ def test_evaluation_uses_its_own_number_of_threads(monkeypatch):
     assert used == [2, 2, 8, 8]
 
 
-# --- what explodes
+# --- explosions
 
 
 def test_quarantine_catches_an_explosion_of_native_physics():
@@ -279,6 +282,8 @@ def test_explosion_in_a_run_is_saved_and_replayed(tmp_path: Path) -> None:
 
 # --- in a run
 
+RUN = pytest.mark.usefixtures("quick_compile", "shared_programs")
+
 
 def settings(**sections: Any) -> Config:
     return tiny_config(
@@ -292,7 +297,7 @@ def settings(**sections: Any) -> Config:
     )
 
 
-@pytest.mark.usefixtures("quick_compile")
+@RUN
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_native_run_resumes_exactly_where_it_stopped(tmp_path: Path, devices: int) -> None:
     whole = TrainingLoop(settings(devices=devices), tmp_path / "whole")
@@ -307,7 +312,7 @@ def test_native_run_resumes_exactly_where_it_stopped(tmp_path: Path, devices: in
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_compile")
+@RUN
 def test_native_run_with_physics_in_float64(tmp_path: Path) -> None:
     runner = TrainingLoop(settings(precision={"matmul": "x64"}), tmp_path)
     assert runner.run().stop_reason is StopReason.completed
@@ -329,12 +334,11 @@ def test_native_run_of_thousands_of_iterations_does_not_deadlock(tmp_path: Path)
     assert len(rows) == 5000 and sum("eval/episode_reward" in row for row in rows) == 250
 
 
-@pytest.mark.usefixtures("quick_compile")
+@RUN
 @pytest.mark.parametrize(
     ("begins", "seeds"),
     [
-        (Program.each, 2), (Evaluator.evaluate, 1),
-        (Telemetry.measure_split, 1),
+        (Program.each, 2), (Evaluator.evaluate, 1), (Telemetry.measure_split, 1),
     ],
 )  # fmt: skip
 def test_second_interrupt_inside_native_physics_ends_the_run_as_interrupted(
@@ -349,7 +353,7 @@ def test_second_interrupt_inside_native_physics_ends_the_run_as_interrupted(
         return begins(*args)
 
     def interrupted(*args: Any) -> None:
-        if begun and not raised:  # once, or another place than this one would hear of it
+        if begun and not raised:  # only in the call under test
             raised.append(args)
             raise KeyboardInterrupt
         step(*args)
@@ -368,7 +372,7 @@ def test_second_interrupt_inside_native_physics_ends_the_run_as_interrupted(
         assert '"kind": "error"' not in (folder / "events.jsonl").read_text()
 
 
-@pytest.mark.usefixtures("quick_compile")
+@RUN
 def test_interrupt_inside_a_native_reset_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -378,7 +382,7 @@ def test_interrupt_inside_a_native_reset_is_raised(tmp_path: Path, monkeypatch: 
         TrainingLoop(settings(), tmp_path)
 
 
-@pytest.mark.usefixtures("quick_compile")
+@RUN
 def test_run_logs_the_fallback_of_the_auto_backend(tmp_path: Path) -> None:
     runner = TrainingLoop(settings(env={"name": "toys:PointMass"}), tmp_path)
     runner.close()

@@ -22,7 +22,7 @@ from rlstable.export import formats
 from rlstable.export.__main__ import main
 from rlstable.export.function import policy_function
 from rlstable.policy import load_policy
-from rlstable.policy.environment import make_stage
+from rlstable.policy.environment import load_policy_environment
 from rlstable.policy.saved_run import open_run
 from rlstable.runner.loop import TrainingLoop
 
@@ -124,7 +124,7 @@ def test_exported_files_earn_the_return_of_the_policy(tmp_path: Path) -> None:
     formats.write_stablehlo(function, tmp_path / "policy.stablehlo")
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
     loaded = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
-    env = make_stage(saved, 32, deterministic=True, backend="native").env
+    env = load_policy_environment(saved, 32, deterministic=True, backend="native").env
     reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
 
     def rewards(act: Callable[[np.ndarray], Any]) -> np.ndarray:
@@ -210,7 +210,7 @@ def test_missing_onnx_package_is_an_error_with_the_command_to_install_it(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such"),
+        (["run=no/such"], "run: the folder no/such does not exist"),
         (["run={run}", "which=9"], "no checkpoint 9 here"),
         (["run={run}", "format=torch"], "format: input should be 'both', 'onnx' or 'stablehlo', got 'torch'"),
         (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),

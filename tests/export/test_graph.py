@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from rlstable.config.networks import Activation, NetworkConfig
-from rlstable.export.graph import Untranslatable, to_onnx
+from rlstable.export.graph import UnsupportedOperation, to_onnx
 
 MATRIX = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 INPUTS = np.concatenate(
@@ -71,5 +71,5 @@ def test_onnx_model_accepts_any_batch_size(batch: int) -> None:
     [(jnp.sort, "sort"), (lambda x: x @ x, "a product of two values"), (lambda x: x.reshape(5, 1)[:, 0], "squeeze")],
 )
 def test_operation_without_a_translation_is_named(function: Callable[[Any], Any], what: str) -> None:
-    with pytest.raises(Untranslatable, match=f"no ONNX for {what}"):
+    with pytest.raises(UnsupportedOperation, match=f"no ONNX for {what}"):
         to_onnx(function, 5, ("x", "y"))

@@ -36,8 +36,8 @@ from rlstable.guards.base import (
 from rlstable.guards.batch import BatchContext, batch_guards
 from rlstable.guards.env import EnvContext, env_guards
 from rlstable.guards.inference import ActionContext, InferenceGuard
-from rlstable.guards.outlier import Usual
-from rlstable.guards.state import Report, StateContext, state_guards
+from rlstable.guards.outlier import UsualMagnitude
+from rlstable.guards.state import IterationStats, StateContext, state_guards
 from rlstable.guards.update import UpdateContext, update_guards
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.records import Collected
@@ -236,7 +236,11 @@ def learnt_from(verdict: Verdict, _: Any) -> Any:
     """As the loss reads it: the return sees every reward, a network every observation that is finite."""
     data = verdict.value
     sampled = (data.raw_action, data.log_prob, data.distribution, data.value)
-    return data.reward, masked.finite(data.observation, data.valid), masked.kept(sampled, data.valid)
+    return (
+        data.reward,
+        masked.zero_invalid_nonfinite(data.observation, data.valid),
+        masked.zero_invalid(sampled, data.valid),
+    )
 
 
 BATCH = Row(
@@ -261,7 +265,7 @@ REWARD = Row(
     (Fault("outlier", in_batch("reward", (2, 1)), (*BAD, -65882.0, 15001.0), (15000.0, -14999.0)),),
     (2, 1),
     learnt_from,
-    GuardState(jnp.zeros(1, jnp.int32), Usual(jnp.float32(3.0), jnp.float32(1.0))),
+    GuardState(jnp.zeros(1, jnp.int32), UsualMagnitude(jnp.float32(3.0), jnp.float32(1.0))),
     learns=True,
 )
 
@@ -354,7 +358,7 @@ SPIKE = Row(
     (Fault("spike", of_norm, (HUGE, 250.1), (250.0, 0.0), NOT_FINITE),),
     (),
     chosen,
-    GuardState(jnp.zeros(1, jnp.int32), Usual(jnp.float32(0.25), jnp.float32(1.0))),
+    GuardState(jnp.zeros(1, jnp.int32), UsualMagnitude(jnp.float32(0.25), jnp.float32(1.0))),
     learns=True,
 )
 
@@ -365,7 +369,7 @@ def state_context(seed: int) -> StateContext:
     returns = {"mean": jnp.float32(0.5), "std": jnp.float32(2.0), "count": jnp.uint32(7)}
     value = (*training(seed), (statistics, returns))
     numbers = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5 + seed, distance=0.01, std=0.5, entropy=-0.3)
-    report = Report(updated=jnp.array(True), **{name: jnp.float32(x) for name, x in numbers.items()})
+    report = IterationStats(updated=jnp.array(True), **{name: jnp.float32(x) for name, x in numbers.items()})
     return StateContext(value, report)
 
 
@@ -871,9 +875,9 @@ def test_norm_is_taken_over_all_floats_together(dtype):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"reward": {"mine": Doubling(1.0)}}, "there is no site 'reward'; there are env, batch, update, state"),
-        ({"env": {"storm": Doubling(1.0)}}, "'storm' is the name of another guard"),
-        ({"env": {"mine": Doubling(1.0)}, "batch": {"mine": Doubling(1.0)}}, "'mine' is the name of another guard"),
+        ({"reward": {"mine": Doubling(1.0)}}, "unknown site 'reward'; choose one of env, batch, update, state"),
+        ({"env": {"storm": Doubling(1.0)}}, "another guard has the name 'storm'"),
+        ({"env": {"mine": Doubling(1.0)}, "batch": {"mine": Doubling(1.0)}}, "another guard has the name 'mine'"),
     ],
 )
 def test_user_guard_needs_a_known_site_and_a_unique_name(more, said):

@@ -26,10 +26,10 @@ def reductions(devices: int) -> Any:
         valid_share = masked.share(valid)
         center, std = masked.mean_and_std(x, valid, valid_share)
         mean = sharding.mean(masked.mean(x, valid, valid_share))
-        loss = lambda y: masked.mean(jnp.square(masked.kept(y, valid)), valid, valid_share)  # noqa: E731
+        loss = lambda y: masked.mean(jnp.square(masked.zero_invalid(y, valid)), valid, valid_share)  # noqa: E731
         return {
             "share": valid_share, "mean": mean, "center": center, "std": std,
-            "least": masked.least(x, valid), "greatest": masked.greatest(x, valid),
+            "least": masked.minimum(x, valid), "greatest": masked.maximum(x, valid),
             "gradient": jax.grad(loss)(x) / devices,
         }  # fmt: skip
 
@@ -121,8 +121,8 @@ def test_reductions_without_a_mask_trace_the_plain_operations():
     assert operations(lambda y: masked.mean(y, None, None), x) == operations(jnp.mean, x)
     assert masked.mean(x, None, None) == jnp.mean(x)
     for ours, plain in (
-        (lambda y: masked.least(y, None), lambda y: jax.lax.pmin(jnp.min(y), "data")),
-        (lambda y: masked.greatest(y, None), lambda y: jax.lax.pmax(jnp.max(y), "data")),
+        (lambda y: masked.minimum(y, None), lambda y: jax.lax.pmin(jnp.min(y), "data")),
+        (lambda y: masked.maximum(y, None), lambda y: jax.lax.pmax(jnp.max(y), "data")),
     ):
         assert operations(ours, x) == operations(plain, x)
 
@@ -131,9 +131,9 @@ def test_reductions_without_a_mask_trace_the_plain_operations():
         return center, jnp.sqrt(jax.lax.pmean(jnp.mean(jnp.square(y - center)), "data"))
 
     assert operations(lambda y: masked.mean_and_std(y, None, None), x) == operations(plain_mean_and_std, x)
-    assert operations(lambda y: masked.least(y, None), x, devices=1) == ["reduce_min"]  # nothing crosses to nowhere
+    assert operations(lambda y: masked.minimum(y, None), x, devices=1) == ["reduce_min"]  # nothing crosses to nowhere
     tree = {"x": x}
-    assert masked.kept(tree, None) is tree and masked.finite(tree, None) is tree
+    assert masked.zero_invalid(tree, None) is tree and masked.zero_invalid_nonfinite(tree, None) is tree
 
 
 # --- choosing before computing
@@ -143,5 +143,5 @@ def test_masking_before_a_product_keeps_the_gradient_finite():
     """The failure: masked after the product, the gradient is NaN."""
     x, valid = jnp.array([2.0, NAN]), jnp.array([True, False])
     after = jax.grad(lambda w: jnp.sum(jnp.where(valid, w * x, 0.0)))(1.0)
-    before = jax.grad(lambda w: jnp.sum(w * masked.kept(x, valid)))(1.0)
+    before = jax.grad(lambda w: jnp.sum(w * masked.zero_invalid(x, valid)))(1.0)
     assert np.isnan(after) and before == 2.0

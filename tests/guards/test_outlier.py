@@ -105,7 +105,7 @@ def test_reward_of_minus_65882_among_unit_rewards_is_rejected():
 
 
 def test_rejected_reward_does_not_end_the_episode():
-    guard_state = GuardState(jnp.zeros(1, jnp.int32), outlier.Usual(jnp.float32(1), jnp.float32(1)))
+    guard_state = GuardState(jnp.zeros(1, jnp.int32), outlier.UsualMagnitude(jnp.float32(1), jnp.float32(1)))
     judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
     before = batch(jnp.ones((ROWS, T)).at[0, 0].set(1e5), jnp.ones((ROWS, T), bool)).value
     after = judge(BatchContext(before), guard_state).value

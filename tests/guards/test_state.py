@@ -14,7 +14,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.guards.base import GuardState
-from rlstable.guards.state import PolicyGuard, Report, StateContext, StormGuard, ValueLossGuard, state_guards
+from rlstable.guards.state import IterationStats, PolicyGuard, StateContext, StormGuard, ValueLossGuard, state_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -23,21 +23,21 @@ GUARDS = state_guards(GuardsConfig(), PPOConfig())
 NUMBERS = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5, distance=0.01, std=0.5, entropy=-0.3)
 
 
-def report(updated: bool = True, **numbers: float) -> Report:
+def report(updated: bool = True, **numbers: float) -> IterationStats:
     told: dict[str, Any] = {name: np.float32(x) for name, x in (NUMBERS | numbers).items()}
-    return Report(updated=np.bool_(updated), **told)
+    return IterationStats(updated=np.bool_(updated), **told)
 
 
 @functools.cache
 def judging(guard: Any) -> Any:
-    def step(state: GuardState, told: Report) -> Any:
+    def step(state: GuardState, told: IterationStats) -> Any:
         verdict = guard.apply(StateContext((), told), state)
         return verdict.state, (verdict.ok, verdict.state, guard.exhausted(verdict.state))
 
     return jax.jit(lambda told: jax.lax.scan(step, guard.init(), told)[1])
 
 
-def judge(guard: Any, *told: Report) -> tuple[list[bool], dict[str, int], GuardState, list[bool]]:
+def judge(guard: Any, *told: IterationStats) -> tuple[list[bool], dict[str, int], GuardState, list[bool]]:
     """Iterations one after another: verdicts, trips in the end, states, and whether patience had ended."""
     longer = (*told, *[told[-1]] * (64 - len(told)))  # one program for all lengths
     judged = judging(guard)(jax.tree.map(lambda *x: np.stack(x), *longer))

@@ -105,7 +105,7 @@ def test_code_of_another_user_is_imported_after_one_word_of_trust(
     assert exit_code(main, *words(stranger)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"names code outside rlstable, Brax and Playground, env.name={COPY}:PointMass" in last
-    assert last.endswith(f"look at that code, then add {agree} once")
+    assert last.endswith(f"read that code, then add {agree} once")
     assert not Path("imported").exists() and sys.path == before
     # A point mass has no model to draw; it was made all the same.
     assert exit_code(main, *words(stranger), agree) == (2 if command == "render" else 0)

@@ -31,7 +31,7 @@ def state_of(iteration: int) -> dict[str, Any]:
     return {"x": np.arange(50) + 1.0 * iteration, "noise": noise, "none": TEMPLATE["none"]}
 
 
-def policy_of(iteration: int) -> dict[str, Any]:
+def snapshot_of(iteration: int) -> dict[str, Any]:
     return {"w": np.random.default_rng(-iteration % 100).random(600)}
 
 
@@ -41,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     with Checkpoints(folder, SYNC) as checkpoints:
         for i, score in ((1, 1.0), (2, 3.0), (3, 2.0)):
-            assert checkpoints.save(i, state_of(i), policy_of(i), {"i": i}, score=score)
+            assert checkpoints.save(i, state_of(i), snapshot_of(i), {"i": i}, score=score)
     return folder
 
 
@@ -138,7 +138,7 @@ def test_restored_policy_is_the_best_undamaged_one(whole, tmp_path, role, damage
         events: list[tuple[str, dict[str, Any]]] = []
         policy, host = restore_policy(run, "best", lambda kind, fields, events=events: events.append((kind, fields)))
         assert host["i"] in (2, 3)
-        np.testing.assert_array_equal(policy["w"], policy_of(host["i"])["w"])
+        np.testing.assert_array_equal(policy["w"], snapshot_of(host["i"])["w"])
         assert [(kind, fields["iteration"]) for kind, fields in events] == (
             [("checkpoint_damaged", 2)] if host["i"] == 3 else []
         )
@@ -156,7 +156,7 @@ def test_run_saves_again_under_the_number_of_a_damaged_checkpoint(run, role, asy
     with Checkpoints(run, config) as checkpoints:
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
         for i in (3, 4):
-            assert checkpoints.save(i, state_of(i), policy_of(i), {"i": -i})
+            assert checkpoints.save(i, state_of(i), snapshot_of(i), {"i": -i})
         assert checkpoints.restore(TEMPLATE)[1] == {"i": -4}
         assert (checkpoints.all(), checkpoints.best()) == ([2, 3, 4], 2)
     left = sorted(path.name for path in (run / "checkpoints").iterdir())
@@ -165,7 +165,9 @@ def test_run_saves_again_under_the_number_of_a_damaged_checkpoint(run, role, asy
 
 def test_policy_other_than_the_best_is_restored_with_a_warning(run):
     flip(run / "checkpoints/2/host/metadata")
-    with pytest.warns(RuntimeWarning, match=rf"^rlstable: {run}/checkpoints/2 is damaged \(.*\); another is taken$"):
+    with pytest.warns(
+        RuntimeWarning, match=rf"^rlstable: {run}/checkpoints/2 is damaged \(.*\); using another checkpoint$"
+    ):
         assert restore_policy(run)[1] == {"i": 3}
     empty(run / "checkpoints/3/manifest/metadata")
     with pytest.warns(RuntimeWarning, match=r"checkpoints/3 is damaged"):
@@ -254,7 +256,7 @@ def test_array_of_another_checkpoint_is_noticed(run):
     events: list[str] = []
     with Checkpoints(run, SYNC, lambda _, fields: events.append(fields["error"])) as checkpoints:
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
-    assert events == ["the array noise of state does not have its checksum"]
+    assert events == ["the checksum of the array noise of state is wrong"]
 
 
 def test_checkpoint_with_a_damaged_score_is_kept(run):
@@ -263,7 +265,7 @@ def test_checkpoint_with_a_damaged_score_is_kept(run):
     with Checkpoints(run, CheckpointConfig(asynchronous=False, keep=1, keep_best=1)) as checkpoints:
         assert checkpoints.best() == 3
         for i in (4, 5):
-            assert checkpoints.save(i, state_of(i), policy_of(i), {"i": i})
+            assert checkpoints.save(i, state_of(i), snapshot_of(i), {"i": i})
         assert checkpoints.all() == [2, 3, 5]
 
 
@@ -277,7 +279,7 @@ def test_unfinished_files_of_a_killed_process_are_no_checkpoint(run):
     with Checkpoints(run, SYNC) as checkpoints:
         assert checkpoints.all() == [1, 2, 3]
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 3}
-        assert checkpoints.save(4, state_of(4), policy_of(4), {"i": 4})
+        assert checkpoints.save(4, state_of(4), snapshot_of(4), {"i": 4})
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 4}
     assert sorted(path.name for path in folder.iterdir()) == ["2", "3", "4"]
 
@@ -306,11 +308,11 @@ def test_checkpoint_of_a_newer_format_is_an_error_that_says_what_to_do(run, monk
         newer.setattr(manifests, "FORMAT", 2)
         newer.setattr(manifests, "__version__", "7.8.9")
         with Checkpoints(run, SYNC) as checkpoints:
-            assert checkpoints.save(4, state_of(4), policy_of(4), {"i": 4})
+            assert checkpoints.save(4, state_of(4), snapshot_of(4), {"i": 4})
     shutil.rmtree(run / "checkpoints/4/host")  # a newer format may hold other items
     message = (
-        rf"^{run}/checkpoints/4: saved by rlstable 7\.8\.9 in checkpoint format 2, of which rlstable "
-        rf"{re.escape(manifests.__version__)} knows nothing \(it reads 0 to 1\); update rlstable to at least 7\.8\.9$"
+        rf"^{run}/checkpoints/4: saved by rlstable 7\.8\.9 in checkpoint format 2, but rlstable "
+        rf"{re.escape(manifests.__version__)} reads only 0 to 1; update rlstable to at least 7\.8\.9$"
     )
     with Checkpoints(run, SYNC) as checkpoints:
         with pytest.raises(ConfigError, match=message):
@@ -337,7 +339,7 @@ def test_checkpoint_of_format_0_is_read_and_reported_as_unverified(format_0):
         np.testing.assert_array_equal(state["x"], np.arange(3.0) + 2)
         assert host == {"i": 2}
         assert (checkpoints.all(), checkpoints.best()) == ([1, 2], 1)
-        assert checkpoints.save(3, template, policy_of(3), {"i": 3}, score=1.0)
+        assert checkpoints.save(3, template, snapshot_of(3), {"i": 3}, score=1.0)
         assert (checkpoints.all(), checkpoints.best()) == ([1, 2, 3], 1)
     assert events == [("checkpoint_unverified", {"iteration": 2})]
     with pytest.warns(RuntimeWarning, match=f"^rlstable: {format_0}/checkpoints/1 was saved without checksums$"):
@@ -352,7 +354,7 @@ def test_run_with_a_damaged_checkpoint_of_format_0_resumes(format_0, name, damag
     template = {"x": np.zeros(3), "none": np.zeros((0, 2), np.int32)}
     with Checkpoints(format_0, SYNC) as checkpoints:
         assert checkpoints.restore(template)[1] == {"i": 2 if name == "metrics/metrics" else 1}
-        assert checkpoints.save(3, template, policy_of(3), {"i": 3})
+        assert checkpoints.save(3, template, snapshot_of(3), {"i": 3})
 
 
 def test_checkpoints_contain_no_pickles(run, monkeypatch):

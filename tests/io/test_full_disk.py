@@ -184,6 +184,6 @@ def test_run_that_ended_between_look_and_lock_is_noticed(tmp_path, monkeypatch):
             (run_dir / "metrics.jsonl").touch()
 
     monkeypatch.setattr("rlstable.io.run_folder.RunLock", Late)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         open_run_dir(tmp_path, None)
     RunLock(tmp_path).release()  # given free

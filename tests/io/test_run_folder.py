@@ -69,7 +69,7 @@ def test_failed_run_releases_its_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
     runner = TrainingLoop(quick(), tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(runner.single.supervisor.setup, "compiled", lambda _: 1 / 0)
+        broken.setattr(runner.single.programs.setup, "compiled", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             runner.run()
     runner = TrainingLoop(quick(resume="auto"), tmp_path)
@@ -143,7 +143,8 @@ def test_resumed_run_logs_changed_versions(finished: Path, monkeypatch: pytest.M
     assert saved == {**versions(), "device": "cpu"}
     TrainingLoop(quick(4, resume="auto"), finished).run()
     assert "versions_changed" not in [event["kind"] for event in events(finished)]
-    monkeypatch.setattr("rlstable.runner.supervisor.versions", lambda: {**versions(), "jax": "99.0", "python": "4.0"})
+    changed = {**versions(), "jax": "99.0", "python": "4.0"}
+    monkeypatch.setattr("rlstable.runner.seed_programs.versions", lambda: changed)
     TrainingLoop(quick(5, resume="auto"), finished).run()
     [event] = [event for event in events(finished) if event["kind"] == "versions_changed"]
     assert event == {

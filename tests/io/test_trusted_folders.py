@@ -75,7 +75,7 @@ def test_user_trusts_a_folder_once(file: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=rf"^run: {file} names code outside rlstable, Brax and Playground, env\.name=toys:PointMass, and is not "
-        r"known to be made by this user; look at that code, then add trust=true once$",
+        r"in this user's list of trusted run folders; read that code, then add trust=true once$",
     ):
         require_trust(file, FOREIGN, trust=False)
     require_trust(file, FOREIGN, trust=True)
@@ -124,5 +124,5 @@ def test_unwritable_list_of_trusted_folders_is_reported_and_harmless(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "in the way"))
     assert "Not a directory" in str(remember(file, FOREIGN))
     require_trust(file, FOREIGN, trust=True)
-    with pytest.raises(ConfigError, match=r"made by this user \(.*Not a directory.*\); look at that code"):
+    with pytest.raises(ConfigError, match=r"trusted run folders \(.*Not a directory.*\); read that code"):
         require_trust(file, FOREIGN, trust=False)

@@ -28,15 +28,15 @@ def test_writer_makes_its_calls_in_order_in_one_thread() -> None:
 
 def test_training_waits_for_a_stalled_disk_only_when_the_queue_is_full() -> None:
     writer, goes_on, made = Writer(most=3), threading.Event(), []
-    writer.ahead(goes_on.wait)
-    writer.ahead(made.append, 1)
-    writer.ahead(made.append, 2)
+    writer.submit_bounded(goes_on.wait)
+    writer.submit_bounded(made.append, 1)
+    writer.submit_bounded(made.append, 2)
     fourth = threading.Thread(target=writer.ahead, args=(made.append, 3))
     fourth.start()
     fourth.join(0.2)
     assert fourth.is_alive()  # it waits for room
     assert made == []
-    writer.soon(made.append, 4)  # which what is rare does not
+    writer.submit(made.append, 4)  # which what is rare does not
     goes_on.set()
     fourth.join()
     writer.close()
@@ -48,7 +48,7 @@ def test_failing_call_of_the_writer_stops_no_other_call() -> None:
     writer, made = Writer(most=1), []
     with pytest.warns(RuntimeWarning, match="rlstable: not written: ZeroDivisionError") as told:
         for number in (0, 1, 0, 2):
-            writer.ahead(lambda number: made.append(1 // number), number)
+            writer.submit_bounded(lambda number: made.append(1 // number), number)
         writer.wait()
     assert len(told) == 2
     assert made == [1, 0]
@@ -61,8 +61,8 @@ import time
 from pathlib import Path
 from rlstable.io.writer import Writer
 writer = Writer()
-writer.soon(time.sleep, 0.3)
-writer.soon(Path({str(tmp_path / "late")!r}).touch)
+writer.submit(time.sleep, 0.3)
+writer.submit(Path({str(tmp_path / "late")!r}).touch)
 raise SystemExit(3)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 3

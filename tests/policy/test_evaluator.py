@@ -14,7 +14,7 @@ import pytest
 
 from rlstable.device.precision import SINGLE
 from rlstable.envs.vector import Episodes
-from rlstable.policy.evaluator import Evaluator, PolicySnapshot, policy_of
+from rlstable.policy.evaluator import Evaluator, PolicySnapshot, snapshot_of
 from rlstable.supervise.memory_plan import OutOfMemory
 
 
@@ -54,7 +54,7 @@ class Refusing(Evaluator):
         return super()._episodes(judged)
 
 
-POLICY = [policy_of(State, jax.random.PRNGKey(5))]  # type: ignore[arg-type]
+POLICY = [snapshot_of(State, jax.random.PRNGKey(5))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("count", "room", "passes"), [(8, 8, 1), (8, 4, 2), (7, 2, 4), (3, 1, 3)])

@@ -61,7 +61,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
 def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     observations = jax.random.normal(jax.random.PRNGKey(3), (100, 4)) * 10
     expected = choose_action(
-        runner.single.supervisor.setup.ppo.networks,
+        runner.single.programs.setup.ppo.networks,
         "default",
         runner.single.state.params,
         runner.single.state.normalizer,
@@ -277,7 +277,7 @@ def test_policy_step_repeats_the_last_good_action_of_each_row() -> None:
 
 def test_policy_step_rejects_a_carry_of_another_batch_shape() -> None:
     policy = untrained()
-    with pytest.raises(ValueError, match=r"step: the carry is of actions \(2,\).*policy.start\(batch_shape=\(3,\)\)"):
+    with pytest.raises(ValueError, match=r"step: the carry holds actions \(2,\).*policy.start\(batch_shape=\(3,\)\)"):
         policy.step(policy.start(), HEALTHY)
     with pytest.raises(ValueError, match="step: a sampled action needs a random key"):
         policy.step(policy.start((3,)), HEALTHY, deterministic=False)
@@ -292,7 +292,7 @@ def test_invalid_safe_action_is_rejected(safe: Any) -> None:
 
 
 def test_unknown_on_bad_option_lists_the_allowed_values() -> None:
-    with pytest.raises(ValueError, match="on_bad: 'zero' is neither of fallback, raise"):
+    with pytest.raises(ValueError, match="on_bad: 'zero' is not one of fallback, raise"):
         untrained(on_bad="zero")
 
 

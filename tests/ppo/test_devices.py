@@ -22,7 +22,7 @@ from toys import (
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
-from rlstable.ppo.build import first_tuning, make_ppo
+from rlstable.ppo.build import init_tuning, make_ppo
 from rlstable.ppo.records import time_first
 from rlstable.ppo.rollout import collect
 from rlstable.ppo.state import SPECS
@@ -53,7 +53,7 @@ def gradients(settings):
 
     def gradient(params, statistics, rows, noise):
         minibatch = minibatch_of(time_first(rows), jnp.swapaxes(noise, 0, 1))
-        return ppo.gradient(params, statistics, minibatch, masked.share(rows.valid), first_tuning(settings))
+        return ppo.gradient(params, statistics, minibatch, masked.share(rows.valid), init_tuning(settings))
 
     programs = {n: sharding.over_devices(gradient, mesh(n), (R, R, SPLIT, SPLIT), R) for n in (1, DEVICES)}
 

@@ -215,9 +215,9 @@ def test_large_batch_is_sampled_at_equal_distances():
     """About 1,024 steps: every eighth of 512 unrolls of 16 steps. A small batch is used whole."""
     _, _, _, data = parts()
     large = jnp.broadcast_to(jnp.arange(512.0)[:, None], (512, 16))
-    found = trust_region.sampled(large, (512, 16))
+    found = trust_region.subsample(large, (512, 16))
     np.testing.assert_array_equal(found[:, 0], np.arange(0.0, 512.0, 8.0))
-    assert trust_region.sampled(data.log_prob, data.log_prob.shape).shape == data.log_prob.shape
+    assert trust_region.subsample(data.log_prob, data.log_prob.shape).shape == data.log_prob.shape
 
 
 # --- the normaliser
@@ -229,7 +229,7 @@ LIMIT = 0.4
 def bounding(limit=LIMIT):
     networks = parts()[0]
     return sharding.over_devices(
-        lambda params, old, new, data, reference: trust_region.bounded(
+        lambda params, old, new, data, reference: trust_region.bounded_update(
             networks, params, old, new, data, reference, limit, SETTINGS.ppo
         ),
         mesh(), R, R,

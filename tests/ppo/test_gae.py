@@ -113,17 +113,17 @@ def test_associative_gae_equals_the_loop(length):
     rng = np.random.default_rng(length)
     deltas = jnp.asarray(rng.normal(size=(length, 7)), jnp.float32)
     weights = jnp.asarray(rng.uniform(0, 1, (length, 7)) * (rng.random((length, 7)) > 0.1), jnp.float32)
-    expected, exact = gae._one_by_one(deltas, weights), np.zeros((length + 1, 7))
+    expected, exact = gae._by_loop(deltas, weights), np.zeros((length + 1, 7))
     for t in reversed(range(length)):
         exact[t] = np.float64(deltas[t]) + np.float64(weights[t]) * exact[t + 1]
-    found = jax.jit(gae._in_halves)(deltas, weights)
+    found = jax.jit(gae._by_prefix_sums)(deltas, weights)
     for values in (expected, found):
         np.testing.assert_allclose(values, exact[:-1], rtol=2e-6, atol=2e-6)
-    assert "scan" not in str(jax.make_jaxpr(gae._in_halves)(deltas, weights))
+    assert "scan" not in str(jax.make_jaxpr(gae._by_prefix_sums)(deltas, weights))
 
 
 def test_gae_uses_a_loop_on_cpus_only(monkeypatch):
     deltas = jnp.ones((4, 2))
-    assert "scan" in str(jax.make_jaxpr(lambda: gae._discounted(deltas, deltas))())
+    assert "scan" in str(jax.make_jaxpr(lambda: gae._discounted_sums(deltas, deltas))())
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert "scan" not in str(jax.make_jaxpr(lambda: gae._discounted(deltas, deltas))())
+    assert "scan" not in str(jax.make_jaxpr(lambda: gae._discounted_sums(deltas, deltas))())

@@ -30,7 +30,7 @@ from rlstable.device.packed import PackedDict
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.ppo import kl_limiter
-from rlstable.ppo.build import first_tuning, init_state, make_networks, make_ppo
+from rlstable.ppo.build import init_state, init_tuning, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import preprocess_batch
@@ -125,7 +125,7 @@ def steps():
     zero = WideCounter.zero()
     counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     settings = tiny_config(ppo={"learning_rate": RATE, "num_updates_per_batch": 1})
-    tuning = first_tuning(settings)
+    tuning = init_tuning(settings)
 
     def bare(progress):
         return progress._replace(sums=PackedDict.of({}))
@@ -139,13 +139,15 @@ def steps():
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)
-    start = proven = SGDState(layout.join(params), layout.join_in(ppo.optimizer.init(params)), PackedDict.of({}), none)
+    start = proven = SGDState(
+        layout.join(params), layout.join_subtrees(ppo.optimizer.init(params)), PackedDict.of({}), none
+    )
     history, moved = [SGDCarry(start, tuning, {}, jax.random.PRNGKey(0), none)], []
     for n in range(1, 13):
         after = program(history[-1])
         moved.append(float(after.progress.sums["training/policy_distance"]))
         if n % EPOCH == 0:
-            end, proven = kl_limiter.settle(after.passed_over, start, proven, bare(after.progress))
+            end, proven = kl_limiter.close_epoch(after.skipped, start, proven, bare(after.progress))
             after, start = after._replace(progress=end), end
         history.append(after)
     return history, moved
@@ -157,7 +159,7 @@ RATE, LIMIT, EPOCH = 1e-4, 0.0021, 2
 def test_overshoot_rolls_back_to_the_last_epoch_within_the_limit(steps):
     """Parameters and moments are bit for bit those of that epoch; later minibatches are skipped."""
     steps, moved = steps
-    passed = [int(x.passed_over) for x in steps]
+    passed = [int(x.skipped) for x in steps]
     first = passed.index(1)  # here the parameters before were seen to be beyond the limit
     epoch, within = divmod(first - 1, EPOCH)
     assert epoch > 1 and within != 0
@@ -180,12 +182,12 @@ def test_kl_limiter_stops_sgd_beyond_the_limit_and_shortens_steps_once(moved, go
     """A distance of NaN stops SGD and shortens no step."""
     tuning = training(1.0)[2].tuning
     metrics = {"training/kl_mean": jnp.float32(99.0), "training/policy_distance": jnp.float32(moved)}
-    found, passed_over, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
+    found, skipped, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
     assert (bool(found), float(tuning.step_scale)) == (going, scale)
-    assert int(passed_over) == (0 if going else 1)
-    assert (kl_limiter.relax(passed_over, scaled(tuning, 0.5)).step_scale > 0.5) == going
+    assert int(skipped) == (0 if going else 1)
+    assert (kl_limiter.relax(skipped, scaled(tuning, 0.5)).step_scale > 0.5) == going
     # The minibatches that follow are passed over, whatever their distance, and shorten nothing more.
-    again, then, after = kl_limiter.check(passed_over, metrics, tuning, 1.0)
+    again, then, after = kl_limiter.check(skipped, metrics, tuning, 1.0)
     if not going:
         assert (bool(again), int(then)) == (False, 2)
         assert after.step_scale == tuning.step_scale
@@ -288,7 +290,7 @@ ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # an
 
 
 @pytest.mark.parametrize(
-    ("passed_over", "moved", "expected"),
+    ("skipped", "moved", "expected"),
     [
         (0, 1.0, (False, 0, 1.0)),
         (0, 1.01, (True, 4, 0.25)),
@@ -297,13 +299,13 @@ ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # an
         (3, 1.01, (True, 4, 1.0)),
     ],
 )
-def test_kl_limiter_measures_the_end_of_an_iteration(passed_over, moved, expected):
+def test_kl_limiter_measures_the_end_of_an_iteration(skipped, moved, expected):
     """Steps are shortened once per iteration, and not if the distance is NaN."""
     tuning = training(1.0)[2].tuning
-    over, passed_over, tuning = kl_limiter.close_epoch(
-        jnp.int32(passed_over), jnp.float32(moved), tuning, 1.0, jnp.int32(MINIBATCHES)
+    over, skipped, tuning = kl_limiter.check_iteration(
+        jnp.int32(skipped), jnp.float32(moved), tuning, 1.0, jnp.int32(MINIBATCHES)
     )
-    assert (bool(over), int(passed_over), float(tuning.step_scale)) == expected
+    assert (bool(over), int(skipped), float(tuning.step_scale)) == expected
 
 
 def watching():

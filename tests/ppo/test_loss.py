@@ -17,7 +17,7 @@ from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.guards.batch import BatchContext, FiniteSamplesGuard
-from rlstable.ppo.build import first_tuning, make_networks, make_ppo
+from rlstable.ppo.build import init_tuning, make_networks, make_ppo
 from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.loss import estimate, ppo_loss, standardize
 from rlstable.ppo.records import Targets, time_first
@@ -348,7 +348,7 @@ def gradient(gae, parts):
             values = ppo.networks.value(params, statistics, data.observation)
             targets = estimate(ppo.networks, params, statistics, data, values, settings.ppo)
         minibatch = minibatch_of(preprocess_batch(ppo.networks, statistics, data), NOISE, targets=targets)
-        return ppo.gradient(params, statistics, minibatch, masked.share(data.valid), first_tuning(settings))
+        return ppo.gradient(params, statistics, minibatch, masked.share(data.valid), init_tuning(settings))
 
     return call
 

@@ -87,7 +87,7 @@ def test_normalizer_equals_numpy_on_all_valid_samples(mode):
     """For any batches and masks."""
     update = updating(**MODES[mode])
 
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     @given(numbers, masks)
     def check(data, valid):
         statistics = fresh(data[0])

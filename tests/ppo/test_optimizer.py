@@ -25,9 +25,9 @@ from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict
 from rlstable.envs.vector import VectorEnv
-from rlstable.ppo.build import first_tuning, make_ppo
+from rlstable.ppo.build import init_tuning, make_ppo
 from rlstable.ppo.flat import ParamFlattener
-from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, held
+from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, count_down_policy_hold
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
 
@@ -37,7 +37,7 @@ LR, MIN = 4e-3, 1e-3
 
 
 def tuning(**fields):
-    return dataclasses.replace(first_tuning(tiny_config(ppo={"learning_rate": LR})), **fields)
+    return dataclasses.replace(init_tuning(tiny_config(ppo={"learning_rate": LR})), **fields)
 
 
 def optimizer(limits=None, **ppo):
@@ -126,8 +126,8 @@ def test_adaptive_learning_rate_stays_within_its_bounds():
 
 def separate(rate, **tuned):
     settings = tiny_config(ppo={"learning_rate": rate})
-    now = dataclasses.replace(first_tuning(settings), **{name: jnp.float32(x) for name, x in tuned.items()})
-    return Optimizer(settings.ppo, settings.guards.limiters, separate=True).rates(now, lambda: jnp.float32(0))
+    now = dataclasses.replace(init_tuning(settings), **{name: jnp.float32(x) for name, x in tuned.items()})
+    return Optimizer(settings.ppo, settings.guards.limiters, separate_rates=True).rates(now, lambda: jnp.float32(0))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_policy_and_critic_share_one_rate_without_the_kl_limiter():
 
 @pytest.mark.parametrize(("hold", "next_one"), [(3, 2), (1, 0), (0, 0)])
 def test_policy_hold_counts_down_to_zero(hold, next_one):
-    after = held(tuning(policy_hold=jnp.int32(hold)))
+    after = count_down_policy_hold(tuning(policy_hold=jnp.int32(hold)))
     assert (int(after.policy_hold), after.policy_hold.dtype) == (next_one, jnp.int32)
 
 
@@ -188,7 +188,7 @@ def test_policy_and_critic_take_steps_of_their_own_rates(joined, rates):
 
 
 def iterated(sizes=(8,), steps=1, **tuned):
-    """Iterations of a run whose policy may be held: parameters before and after, tuning, metrics."""
+    """Iterations of a run whose policy may be count_down_policy_hold: parameters before and after, tuning, metrics."""
     network = {"policy_hidden_layer_sizes": sizes, "value_hidden_layer_sizes": sizes}
     own, state = assemble(tiny_config(guards=GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": 1.0}}, network=network))
     assert ParamFlattener.of(state.params).joined == (sizes == (8,))
@@ -307,9 +307,9 @@ def stepping(request):
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
     progress = SGDState(
-        layout.join(params), layout.join_in(ppo.optimizer.init(params)), PackedDict.of({}), jnp.int32(0)
+        layout.join(params), layout.join_subtrees(ppo.optimizer.init(params)), PackedDict.of({}), jnp.int32(0)
     )
-    start = SGDCarry(progress, tuning(), guard_state, jax.random.PRNGKey(0), passed_over=None)
+    start = SGDCarry(progress, tuning(), guard_state, jax.random.PRNGKey(0), skipped=None)
     return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data, layout
 
 

@@ -28,7 +28,7 @@ EPOCHS = OFF.ppo.num_updates_per_batch
 
 
 def reference(state, config, env, networks):
-    """One iteration of PPO on one device as anyone would write it: nothing guards, masks, limits or reports."""
+    """One iteration of plain PPO on one device, without guards, masks, limiters and metrics."""
     key_sgd, key_rollout, key = jax.random.split(state.key, 3)
 
     def step(env_state, drawn):
@@ -93,7 +93,7 @@ def reference(state, config, env, networks):
         entropy_loss = -config.entropy_cost * jnp.mean(policy.entropy(noise))
         return policy_loss + value_loss + entropy_loss
 
-    layout = ParamFlattener.of(state.params)  # a vector, as whoever counts kernels would
+    layout = ParamFlattener.of(state.params)  # one vector, as in our PPO
     optimizer = optax.chain(optax.scale_by_adam(eps=config.optimizer.eps))
 
     def update(carry, rows):
@@ -118,40 +118,50 @@ def reference(state, config, env, networks):
 
     (params, opt_state, _), _ = jax.lax.scan(
         epoch,
-        (layout.join(state.params), layout.join_in(state.opt_state), key_sgd),
+        (layout.join(state.params), layout.join_subtrees(state.opt_state), key_sgd),
         None,
         length=config.num_updates_per_batch,
     )
-    params, opt_state = layout.split(params), layout.split_in(opt_state, state.opt_state)
+    params, opt_state = layout.split(params), layout.split_subtrees(opt_state, state.opt_state)
     return params, opt_state, statistics, env_state, state.tuning, key
 
 
 def kept(state):
-    """What the reference returns of a training state: everything but counters, and guards' memory and pool."""
+    """Fields of a training state that the reference returns: all but counters, guard memory and reset pool."""
     return state.params, state.opt_state, state.normalizer, state.env_state, state.tuning, state.key
 
 
-def over_one_device(body):
-    """The program with its number of epochs known, so that no while loop hides from dead-code elimination."""
+def over_one_device(body, *more):
+    """The program with a known number of epochs: a while loop would hide operations from dead-code elimination."""
 
     def whole(state):
         return body(dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, epochs=np.int32(EPOCHS))))
 
-    return sharding.over_devices(whole, mesh(), (SPECS,), (R, R, R, SPLIT, R, R))
+    return sharding.over_devices(whole, mesh(), (SPECS,), (R, R, R, SPLIT, R, R, *more))
 
 
 def executions(program, state):
-    """How often each primitive is executed, loops multiplied out, once what `program` does not return is removed."""
-    closed = jax.make_jaxpr(program)(state)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    counts = collections.Counter()
-    for equation, inside in equations(jaxpr):
-        counts[equation.primitive.name] += math.prod(e.params["length"] for e in inside if e.primitive.name == "scan")
+    """Executions of each primitive, loops multiplied out: those the training state needs, and those of all outputs."""
+    closed, shapes = jax.make_jaxpr(program, return_shape=True)(state)
+    learnt = len(jax.tree.leaves(shapes[:6]))
+    counts = []
+    for used in (learnt, len(closed.jaxpr.outvars)):
+        jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [i < used for i in range(len(closed.jaxpr.outvars))])
+        counts.append(collections.Counter())
+        for equation, inside in equations(jaxpr):
+            times = math.prod(e.params["length"] for e in inside if e.primitive.name == "scan")
+            counts[-1][equation.primitive.name] += times
     return counts
 
 
 def ours(ppo):
-    return over_one_device(lambda state: kept(ppo.iteration(state)[0]))
+    """Our iteration: the training state, then the verdict of the state site."""
+
+    def body(state):
+        state, metrics = ppo.iteration(state)
+        return *kept(state), metrics.healthy, metrics.exhausted
+
+    return over_one_device(body, R, R)
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +171,20 @@ def plain():
     return ppo, placed(state), over_one_device(lambda s: reference(s, OFF.ppo, ppo.env, ppo.networks))
 
 
-def test_disabled_guards_add_no_operation_to_a_plain_ppo(plain):
-    """Primitive by primitive, none of them left out: arithmetic, layout, random numbers, communication."""
-    ppo, state, plain_program = plain
-    found, expected = executions(ours(ppo), state), executions(plain_program, state)
+@pytest.fixture(scope="module")
+def off_executions(plain):
+    """Executions of our PPO with guards off."""
+    ppo, state, _ = plain
+    return executions(ours(ppo), state)
+
+
+def test_disabled_guards_add_no_operation_to_a_plain_ppo(plain, off_executions):
+    """Compares every primitive: arithmetic, layout, random numbers, communication."""
+    _, state, plain_program = plain
+    found, expected = off_executions[0], executions(plain_program, state)[0]
     more = {name: (count, expected[name]) for name, count in found.items() if count > expected[name]}
     assert not more
-    # Nor is the reference a program that nobody would write: it is hardly longer.
+    # The reference is not padded: it is at most 1 % longer.
     assert found.total() <= expected.total() <= 1.01 * found.total()
 
 
@@ -180,21 +197,25 @@ SOMETHING_ON = {
     "spike": GUARDS_OFF | {"spike": {"enabled": True}},
     **{name: GUARDS_OFF | {"limiters": LIMITERS_OFF | {name: 2.0}} for name in LIMITERS_OFF},
 }
-# Guards of the state site touch no number of training: they are seen in what an iteration says of it.
-JUDGES = {name: GUARDS_OFF | {name: {"enabled": True}} for name in ("finite_state", "storm", "value_loss", "policy")}
+# Guards of the state site change no number of the training state, only the verdict on it.
+STATE_GUARDS = {
+    name: GUARDS_OFF | {name: {"enabled": True}} for name in ("finite_state", "storm", "value_loss", "policy")
+}
 
 
 def test_every_guard_and_limiter_is_compared_with_a_plain_ppo():
     on_the_host = {"return_watch"}
-    assert {*SOMETHING_ON, *JUDGES} == {"guards=default"} | {*GUARDS_OFF, *LIMITERS_OFF} - {"limiters"} - on_the_host
+    assert {*SOMETHING_ON, *STATE_GUARDS} == {"guards=default"} | {*GUARDS_OFF, *LIMITERS_OFF} - {
+        "limiters"
+    } - on_the_host
 
 
 def started(ppo, state):
     """The first state of another PPO on the same environments, with the same parameters."""
-    pool = pool_of(state.env_state) if ppo.env.draws else None
+    pool = pool_of(state.env_state) if ppo.env.uses_pool else None
     fresh = init_state(ppo, jax.random.PRNGKey(0), state.env_state, pool)
-    own = {name: getattr(fresh, name) for name in ("reset_pool", "guard_memory", "counters")}
-    return dataclasses.replace(state, opt_state=ppo.optimizer.init(state.params), **own)
+    fields = {name: getattr(fresh, name) for name in ("reset_pool", "guard_memory", "counters")}
+    return dataclasses.replace(state, opt_state=ppo.optimizer.init(state.params), **fields)
 
 
 def with_guards(off, guards):
@@ -203,36 +224,32 @@ def with_guards(off, guards):
 
 
 @pytest.mark.parametrize("name", SOMETHING_ON)
-def test_enabled_guard_or_limiter_adds_operations(plain, name):
-    """Shows that the comparison above can fail."""
+def test_enabled_guard_or_limiter_adds_operations(plain, off_executions, name):
+    """The comparison with a plain PPO can fail."""
     off, state, _ = plain
     guarded = with_guards(off, SOMETHING_ON[name])
-    with_it, without = executions(ours(guarded), started(guarded, state)), executions(ours(off), state)
+    with_it, without = executions(ours(guarded), started(guarded, state))[0], off_executions[0].copy()
     assert with_it.total() > without.total()
-    if name == "value_error":  # Huber's loss stands in the place of the square
+    if name == "value_error":  # Huber's loss replaces the square
         without -= collections.Counter(square=without["square"] - with_it["square"])
     assert not [primitive for primitive, count in without.items() if with_it[primitive] < count]
 
 
-@pytest.mark.parametrize("name", JUDGES)
-def test_state_guard_adds_operations_to_its_verdict_only(plain, name):
+@pytest.mark.parametrize("name", STATE_GUARDS)
+def test_state_guard_adds_operations_to_its_verdict_only(plain, off_executions, name):
     off, state, _ = plain
-    judging = with_guards(off, JUDGES[name])
-    first = started(judging, state)
-    assert executions(ours(judging), first) == executions(ours(off), state)
-
-    def verdicts(ppo):
-        return sharding.over_devices(lambda s: tuple(ppo.iteration(s)[1][-2:]), mesh(), (SPECS,), R)
-
-    assert executions(verdicts(judging), first).total() > executions(verdicts(off), state).total()
+    guarded = with_guards(off, STATE_GUARDS[name])
+    learnt, whole = executions(ours(guarded), started(guarded, state))
+    assert learnt == off_executions[0]
+    assert whole.total() > off_executions[1].total()
 
 
 def test_parameters_with_disabled_guards_equal_those_of_a_plain_ppo(plain):
     ppo, state, plain_program = plain
-    found, expected = ours(ppo), plain_program
+    iteration = over_one_device(lambda state: kept(ppo.iteration(state)[0]))
     now, plain_now = state, state
     for _ in range(2):
-        a, b = found(now), expected(plain_now)
+        a, b = iteration(now), plain_program(plain_now)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
         now, plain_now = (
             dataclasses.replace(

@@ -79,7 +79,7 @@ def by_device(x, devices):
 @pytest.mark.parametrize(("unrolls", "masking", "devices"), [(1, False, 1), (3, True, 1), (3, True, 2)])
 def test_reward_normalisation_equals_gymnasium(unrolls, masking, devices):
     """Episodes end within and between unrolls; statistics are those of all devices together."""
-    reference, returns = NormalizeReward(), reward.nothing_yet(ENVS, NORMALIZED)
+    reference, returns = NormalizeReward(), reward.init_returns(ENVS, NORMALIZED)
     for seed in range(2):
         rewards, end, valid = batch(unrolls, seed, masking)
         data = transition(*(by_device(x, devices) for x in (rewards, end)), by_device(valid, devices))
@@ -101,7 +101,7 @@ def test_invalid_samples_do_not_enter_the_reward_statistics():
     """Empty statistics divide by 1."""
     rewards, end, valid = (by_device(x, 1) for x in batch(1, 0, True))
     none = np.zeros_like(valid)
-    returns, shaped, _ = shaping()(reward.nothing_yet(ENVS, NORMALIZED), transition(rewards, end, none))
+    returns, shaped, _ = shaping()(reward.init_returns(ENVS, NORMALIZED), transition(rewards, end, none))
     assert (int(returns.statistics.count), float(returns.statistics.std)) == (0, 1.0)
     np.testing.assert_array_equal(shaped.reward, np.float32(rewards))
     assert valid.any()
@@ -120,7 +120,7 @@ def test_rewards_are_normalised_then_limited_then_credited_for_a_time_out():
     value[2, 2] = np.nan  # of a sample whose episode goes on
     data = transition(rewards, end, valid, value, time_out)
     settings = config(normalize_rewards=True, bootstrap_on_timeout=True)
-    returns, shaped, metrics = shaping(1, 1.5, settings)(reward.nothing_yet(ENVS, settings), data)
+    returns, shaped, metrics = shaping(1, 1.5, settings)(reward.init_returns(ENVS, settings), data)
     seen = [8.0 * DISCOUNT**t for t in range(T)] + [-6.0] + [0.0] * (ENVS * T - T - 2)
     np.testing.assert_allclose(returns.statistics.std, np.std(seen), rtol=1e-6)
     expected = np.zeros((ENVS, T))
@@ -142,7 +142,7 @@ def test_time_out_credit_is_in_the_units_of_values(normalized):
     time_out[1, 3] = 1.0
     shape = shaping(1, None, settings)
     plain, credited = (
-        shape(reward.nothing_yet(ENVS, settings), data)[1].reward
+        shape(reward.init_returns(ENVS, settings), data)[1].reward
         for data in (without, without._replace(time_out=time_out))
     )
     expected = np.zeros((ENVS, T))
@@ -152,7 +152,7 @@ def test_time_out_credit_is_in_the_units_of_values(normalized):
 
 def test_rewards_without_normalisation_and_limit_do_not_change():
     settings = config()
-    assert reward.nothing_yet(ENVS, settings) == Returns(None, None)
+    assert reward.init_returns(ENVS, settings) == Returns(None, None)
 
     def shape(data):
         shaped, returns, metrics = reward.shape(data, Returns(None, None), settings, None)

@@ -58,7 +58,7 @@ def on_one_device(function):
 
 @functools.cache
 def following(*limits):
-    return on_one_device(ppo(True, limits)._loss.follow_targets)
+    return on_one_device(ppo(True, limits)._loss.update_value_statistics)
 
 
 @pytest.mark.parametrize(("mean", "std", "layer_norm"), [(50.0, 30.0, True), (-2000.0, 1e-3, False), (0.5, 1e4, False)])

@@ -20,12 +20,12 @@ from toys import tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.envs.vector import Episodes
-from rlstable.policy.playback import judge
+from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.render import film
 from rlstable.render.__main__ import main
 from rlstable.render.page import page
-from rlstable.render.recording import Recording, Reel, chosen, record
+from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record
 from rlstable.render.scene import make_scene, poses
 from rlstable.runner.loop import TrainingLoop
 
@@ -72,16 +72,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reel(run_dir: Path) -> Reel:
+def recorded(run_dir: Path) -> RecordedEpisodes:
     return record(open_run(run_dir), 5)
 
 
 @pytest.fixture
-def aborted(reel: Reel) -> Reel:
+def aborted(recorded: RecordedEpisodes) -> RecordedEpisodes:
     """The same, but the last episode was aborted and the title contains HTML."""
-    worst = reel.recordings[-1]
-    recordings = (*reel.recordings[:-1], Recording(worst.name, worst.positions[:11], worst.rewards[:10], True))
-    return Reel("</script><b>evil", reel.model, reel.seconds, recordings)
+    worst = recorded.recordings[-1]
+    recordings = (*recorded.recordings[:-1], Recording(worst.name, worst.positions[:11], worst.rewards[:10], True))
+    return RecordedEpisodes("</script><b>evil", recorded.model, recorded.seconds, recordings)
 
 
 run = functools.partial(exit_code, main)
@@ -104,7 +104,7 @@ def episodes(returns: list[float], aborted: list[float]) -> Episodes:
 def test_best_median_and_worst_episode_are_chosen(
     returns: list[float], bad: list[float], expected: dict[str, int]
 ) -> None:
-    assert chosen(episodes(returns, bad)) == expected
+    assert best_median_worst(episodes(returns, bad)) == expected
 
 
 def test_memory_error_while_rendering_is_one_line(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,35 +112,35 @@ def test_memory_error_while_rendering_is_one_line(run_dir: Path, monkeypatch: py
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(jax, "device_get", refuse)
-    with pytest.raises(ConfigError, match="episodes: the device has no memory to play and keep 5; choose fewer"):
+    with pytest.raises(ConfigError, match="not enough memory to record 5 episodes; choose fewer"):
         record(open_run(run_dir), 5)
 
 
-def test_recordings_equal_the_evaluated_episodes(run_dir: Path, reel: Reel) -> None:
-    worth = judge(open_run(run_dir), 5)
+def test_recordings_equal_the_evaluated_episodes(run_dir: Path, recorded: RecordedEpisodes) -> None:
+    worth = evaluate_run(open_run(run_dir), 5)
     returns = sorted(worth.episodes.metrics["reward"], reverse=True)
-    assert [one.name for one in reel.recordings] == ["best", "median", "worst"]
-    for recording, expected in zip(reel.recordings, (returns[0], returns[2], returns[4]), strict=True):
+    assert [one.name for one in recorded.recordings] == ["best", "median", "worst"]
+    for recording, expected in zip(recorded.recordings, (returns[0], returns[2], returns[4]), strict=True):
         assert recording.total == pytest.approx(expected, rel=1e-4)
-        assert recording.positions.shape == (41, reel.model.nq)
+        assert recording.positions.shape == (41, recorded.model.nq)
         assert len(recording.rewards) == 40
-    assert reel.seconds == pytest.approx(0.02)
-    assert reel.title == "ball:Stick, native, step 64"
+    assert recorded.seconds == pytest.approx(0.02)
+    assert recorded.title == "ball:Stick, native, step 64"
 
 
 def test_rendering_an_environment_without_a_model_is_an_error(tmp_path: Path) -> None:
     config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, logging={"console": "off"})
     TrainingLoop(config, tmp_path).run()
-    with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model, so that there is nothing to draw"):
+    with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model to draw"):
         record(open_run(tmp_path), 2)
 
 
-def test_poses_equal_those_of_mujoco(reel: Reel) -> None:
-    recording = reel.recordings[0]
-    found = poses(reel.model, recording.positions)
-    data = mujoco.MjData(reel.model)
+def test_poses_equal_those_of_mujoco(recorded: RecordedEpisodes) -> None:
+    recording = recorded.recordings[0]
+    found = poses(recorded.model, recording.positions)
+    data = mujoco.MjData(recorded.model)
     data.qpos[:] = recording.positions[17]
-    mujoco.mj_forward(reel.model, data)
+    mujoco.mj_forward(recorded.model, data)
     np.testing.assert_allclose(found[17, :, :3], data.xpos, atol=1e-6)
     np.testing.assert_allclose(found[17, :, 3:], data.xquat, atol=1e-6)
 
@@ -166,7 +166,7 @@ def test_every_geom_becomes_triangles_of_the_right_size() -> None:
     np.testing.assert_allclose([points[:, 0].min(), points[:, 0].max(), points[:, 1].max()], [-2, 2, 1])
 
 
-def test_page_of_episodes_is_self_contained_and_escapes_html(aborted: Reel) -> None:
+def test_page_of_episodes_is_self_contained_and_escapes_html(aborted: RecordedEpisodes) -> None:
     text = page(aborted)
     assert "</script><b>" not in text and "&lt;/script&gt;&lt;b&gt;evil" in text
     assert not re.search(r"""(src|href)=["']|url\(|@import|https?://""", text)
@@ -176,7 +176,7 @@ def test_page_of_episodes_is_self_contained_and_escapes_html(aborted: Reel) -> N
     assert data["floor"] == 0.0 and data["title"] == "</script><b>evil"
 
 
-def test_browser_draws_the_page_of_episodes(aborted: Reel, tmp_path: Path) -> None:
+def test_browser_draws_the_page_of_episodes(aborted: RecordedEpisodes, tmp_path: Path) -> None:
     path = tmp_path / "episodes.html"
     path.write_text(page(aborted))
     with opened(path, PHONE) as found:
@@ -223,9 +223,11 @@ def test_film_has_the_right_length_and_shows_the_model(run_dir: Path, tmp_path: 
 
 
 @needs_opengl
-def test_next_opengl_backend_is_tried_if_one_fails(reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_opengl_backend_is_tried_if_one_fails(
+    recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr(film, "_WAYS", ("nonsense", "osmesa"))
+    monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("nonsense", "osmesa"))
     tried: list[str] = []
     run_process = film.subprocess.run
 
@@ -234,30 +236,28 @@ def test_next_opengl_backend_is_tried_if_one_fails(reel: Reel, tmp_path: Path, m
         return run_process(command, env=env, **more)
 
     monkeypatch.setattr(film.subprocess, "run", noted)
-    film.write_film(reel, reel.recordings[0], tmp_path / "one.mp4", 64, 64)
+    film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
     assert tried == ["nonsense", "osmesa"]
     assert (tmp_path / "one.mp4").stat().st_size > 1000
 
 
 def test_missing_opengl_is_an_error_that_names_the_package(
-    reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
-    with pytest.raises(
-        ConfigError, match=r"^format: no OpenGL to draw films with \(nonsense: .*libosmesa6.*format=html"
-    ):
-        film.write_film(reel, reel.recordings[0], tmp_path / "one.mp4", 64, 64)
+    with pytest.raises(ConfigError, match=r"^format: no OpenGL for films \(nonsense: .*libosmesa6.*format=html"):
+        film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
     assert list(tmp_path.iterdir()) == []
 
 
 @needs_opengl
 def test_failing_ffmpeg_is_reported_as_an_ffmpeg_error(
-    reel: Reel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(film, "_WAYS", ("osmesa",))
+    monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("osmesa",))
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/bin/false")
     with pytest.raises(ConfigError, match=r"^format: ffmpeg could not encode the film \(.*format=html"):
-        film.write_film(reel, reel.recordings[0], tmp_path / "one.mp4", 64, 64)
+        film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -281,7 +281,7 @@ def test_missing_ffmpeg_is_reported_before_episodes_are_played(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run=no/such"], "run: there is no folder no/such"),
+        (["run=no/such"], "run: the folder no/such does not exist"),
         (["run={run}", "width=333"], "width: input should be a multiple of 2, got 333"),
         (["run={run}", "format=gif"], "format: input should be 'both', 'mp4' or 'html', got 'gif'"),
         (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),

@@ -18,7 +18,7 @@ from rlstable.replay.__main__ import main
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import as_data, conclude, judge, rows
 from rlstable.runner.loop import TrainingLoop
-from rlstable.supervise.bad_values import Bad
+from rlstable.supervise.bad_values import BadNumber
 from rlstable.supervise.incident import Incident, read
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -113,7 +113,9 @@ def test_replay_of_an_incident_without_its_state_is_an_error(tmp_path: Path) -> 
         step_again(found)
 
 
-Q, REWARD, ACTION = (Bad(name, (), float("nan"), "not finite") for name in ("pipeline_state/q", "reward", "action"))
+Q, REWARD, ACTION = (
+    BadNumber(name, (), float("nan"), "not finite") for name in ("pipeline_state/q", "reward", "action")
+)
 THREE, TWO = ["float32", "float64", "C MuJoCo"], ["float32", "float64"]
 
 
@@ -131,7 +133,7 @@ THREE, TWO = ["float32", "float64", "C MuJoCo"], ["float32", "float64"]
     ],
 )
 def test_replay_conclusion_depends_on_the_engines_with_bad_numbers(
-    incident: Incident, engines: list[str], bad: dict[str, list[Bad]], said: str
+    incident: Incident, engines: list[str], bad: dict[str, list[BadNumber]], said: str
 ) -> None:
     found = {name: bad.get(name, []) for name in ("before", "in the run", *THREE)}
     assert conclude(incident, found, engines).startswith(said)

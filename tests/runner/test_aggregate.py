@@ -18,8 +18,8 @@ from rlstable.supervise.stop_reasons import StopReason
 def together(rows: list[Row], returns: list[float | None]) -> Row:
     own = RowsOfSeeds()
     for seed, row in enumerate(rows):
-        own.take(seed, 0, row)
-    found = own.together(range(len(rows)), returns)
+        own.add(seed, 0, row)
+    found = own.combine(range(len(rows)), returns)
     assert found is not None
     return found
 
@@ -43,38 +43,38 @@ def test_means_leave_out_nan_infinity_and_none() -> None:
 def test_ended_seed_keeps_its_counts_in_the_row_but_not_its_rate() -> None:
     own = RowsOfSeeds()
     for seed in range(2):
-        own.take(seed, 64, {"guards/storm/trips": 5, "training/sps": 10.0, "training/v_loss": float(seed)})
-    assert own.together([0, 1], [])["guards/storm/trips"] == 10  # type: ignore[index]
-    own.take(0, 128, {"guards/storm/trips": 6, "training/sps": 12.0, "training/v_loss": 7.0})
-    row = own.together([0], [])
+        own.add(seed, 64, {"guards/storm/trips": 5, "training/sps": 10.0, "training/v_loss": float(seed)})
+    assert own.combine([0, 1], [])["guards/storm/trips"] == 10  # type: ignore[index]
+    own.add(0, 128, {"guards/storm/trips": 6, "training/sps": 12.0, "training/v_loss": 7.0})
+    row = own.combine([0], [])
     assert row == {"guards/storm/trips": 11, "training/sps": 12.0, "training/v_loss": 7.0, "seeds/training": 1}
 
 
 def test_counts_continue_after_a_resume() -> None:
     own = RowsOfSeeds()
-    own.recall(0, {"guards/storm/trips": 5, "guards/storm/share": 5, "training/v_loss": 9.0})
-    own.recall(1, {"guards/storm/trips": 1, "training/v_loss": 9.0})
-    own.take(1, 64, {"guards/storm/trips": 2, "training/v_loss": 1.0})
-    row = own.together([1], [])
+    own.set_last(0, {"guards/storm/trips": 5, "guards/storm/share": 5, "training/v_loss": 9.0})
+    own.set_last(1, {"guards/storm/trips": 1, "training/v_loss": 9.0})
+    own.add(1, 64, {"guards/storm/trips": 2, "training/v_loss": 1.0})
+    row = own.combine([1], [])
     assert row == {"guards/storm/trips": 7, "guards/storm/share": 5, "training/v_loss": 1.0, "seeds/training": 1}
 
 
 def test_row_waits_for_seeds_that_log_in_other_iterations() -> None:
     """With rows at intervals, a seed that was rolled back logs in other iterations than the rest."""
     own = RowsOfSeeds()
-    assert own.together([0, 1], []) is None
-    own.take(0, 64, {"a": 1.0})
-    assert own.together([0, 1], []) is None
-    own.take(1, 128, {"a": 3.0})
-    assert own.together([0, 1], []) == {"a": 2.0, "seeds/training": 2}
-    assert own.together([0, 1], []) is None
+    assert own.combine([0, 1], []) is None
+    own.add(0, 64, {"a": 1.0})
+    assert own.combine([0, 1], []) is None
+    own.add(1, 128, {"a": 3.0})
+    assert own.combine([0, 1], []) == {"a": 2.0, "seeds/training": 2}
+    assert own.combine([0, 1], []) is None
 
 
 @pytest.mark.parametrize("over", [True, False])
 def test_last_row_and_row_with_an_evaluation_do_not_wait(over: bool) -> None:
     own = RowsOfSeeds()
-    own.take(0, 64, {"a": 1.0} if over else {"eval/episode_reward": 1.0})
-    assert own.together([0, 1], [1.0], over) is not None
+    own.add(0, 64, {"a": 1.0} if over else {"eval/episode_reward": 1.0})
+    assert own.combine([0, 1], [1.0], over) is not None
 
 
 def test_return_of_an_ended_seed_stays_in_the_row() -> None:

@@ -19,7 +19,7 @@ from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record
-from rlstable.runner.configuration_changes import Change, changes
+from rlstable.runner.configuration_changes import SettingChange, changes
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -100,11 +100,11 @@ def test_all_kinds_of_values_are_compared(folder: Path) -> None:
         seed=3,
     )
     found = {change.key: change for change in changes(saved, now, folder)}
-    assert found["env.kwargs"] == Change("env.kwargs", None, {"bound": 2.0}, "typed")
+    assert found["env.kwargs"] == SettingChange("env.kwargs", None, {"bound": 2.0}, "typed")
     assert found["network.policy_hidden_layer_sizes"].old == [8]
     assert found["network.policy_hidden_layer_sizes"].new == [16]
     assert found["guards.limiters.kl"].new is None
-    assert found["seed"] == Change("seed", 0, 3, "typed")
+    assert found["seed"] == SettingChange("seed", 0, 3, "typed")
     assert len(found) == 4
 
 
@@ -123,7 +123,7 @@ def test_checkpoint_without_a_configuration_is_compared_with_nothing(saved: Any,
 def test_change_counts_as_typed_if_config_yaml_is_missing(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
     (folder / "config.yaml").unlink()
-    assert changes(saved, quick(seed=3), folder) == [Change("seed", 0, 3, "typed")]
+    assert changes(saved, quick(seed=3), folder) == [SettingChange("seed", 0, 3, "typed")]
 
 
 @pytest.mark.parametrize(
@@ -169,5 +169,5 @@ def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None
     host = folder / "checkpoints" / "1" / "host" / "metadata"
     host.write_text(host.read_text().replace('"discounting": 0.97', '"discounting": 0.15'))
     write_config(folder, quick().model_dump(mode="json"))
-    with pytest.raises(ValueError, match="the host data do not have their checksum"):
+    with pytest.raises(ValueError, match="the checksum of the host data is wrong"):
         TrainingLoop(quick(total_steps=128, resume="auto"), folder)

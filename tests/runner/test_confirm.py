@@ -18,7 +18,7 @@ from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.policy.saved_run import open_run
 from rlstable.report.run_record import read_record
-from rlstable.runner import loop, seed_run, setup_cache
+from rlstable.runner import after_iteration, loop, setup_cache
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
@@ -135,7 +135,7 @@ def test_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, First
     runner = TrainingLoop(learning(resume="auto"), result.run_dir)
     runner.close()
     returns = [
-        runner.single.supervisor.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]
+        runner.single.programs.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]
     ]
     assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
 
@@ -220,7 +220,7 @@ def test_failed_run_confirms_its_saved_checkpoints(tmp_path: Path, monkeypatch: 
     def diverges_in_the_eighth_iteration(_: Any, host: HostState, *args: Any) -> StopReason | None:
         return StopReason.policy_diverged if host.iteration == 8 else None
 
-    monkeypatch.setattr(seed_run, "cause_of", diverges_in_the_eighth_iteration)
+    monkeypatch.setattr(after_iteration, "cause_of", diverges_in_the_eighth_iteration)
     result = TrainingLoop(learning(), tmp_path).run()
     assert result.stop_reason is StopReason.policy_diverged
     left = read_result(tmp_path) or {}
@@ -233,7 +233,7 @@ def test_signal_while_the_best_is_confirmed_ends_the_confirmation(
 ) -> None:
     runner = TrainingLoop(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
     runner.single.confirmed = {}
-    confirm([runner.single], runner.single.supervisor.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
+    confirm([runner.single], runner.single.programs.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
     runner.close()
     assert not runner.single.confirmed
     assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"

@@ -26,8 +26,11 @@ from rlstable.io.run_folder import read_result, return_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
+from rlstable.runner import loop
+from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
+from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -389,18 +392,20 @@ def test_fleet_killed_before_its_first_save_starts_again(tmp_path: Path) -> None
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
 
-def test_error_of_one_seed_ends_only_that_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = TrainingLoop(together(), tmp_path)
-    finish, asked = fleet.seeds[1].finish_iteration, []
+def test_error_of_one_seed_ends_only_that_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SeedRun] = []
 
-    def fail(*args: Any) -> Any:
-        asked.append(args)
-        if len(asked) == 3:
-            raise OSError("the disk of this one is on fire")
-        return finish(*args)
+    def fail(run: SeedRun, *args: Any) -> Any:
+        if run.config.seed == 1:
+            asked.append(run)
+            if len(asked) == 3:
+                raise OSError("the disk of this one is on fire")
+        return finish_iteration(run, *args)
 
-    fleet.seeds[1].finish_iteration = fail  # type: ignore[method-assign]
-    result = fleet.run()
+    monkeypatch.setattr(loop, "finish_iteration", fail)
+    result = TrainingLoop(together(), tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
     assert (result.stop_reason.exit_code, len(asked)) == (1, 3)
     assert "the disk of this one is on fire" in capsys.readouterr().err
@@ -419,7 +424,7 @@ def test_failing_program_is_logged_by_every_seed(tmp_path: Path, monkeypatch: py
             raise RuntimeError("the device is on fire")
 
     fleet = TrainingLoop(together(), tmp_path)
-    assembly = fleet.seeds[0].supervisor.setup
+    assembly = fleet.seeds[0].programs.setup
     monkeypatch.setattr(assembly, "compiled", lambda *_: Program(Failing(), assembly.precision))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         fleet.run()
@@ -450,7 +455,7 @@ def test_dispatch_of_jax_is_set_before_jax_is_first_used(tmp_path: Path, monkeyp
 
     order: list[str] = []
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(seed_run, "dispatch_inline", lambda: order.append("dispatch"))
+    monkeypatch.setattr(seed_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     with pytest.raises(ConfigError, match="on one device"):
         TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
@@ -524,7 +529,7 @@ def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) 
     config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
     alone = TrainingLoop(config, tmp_path / "seed-1")
     alone.single.host.rungs.network = alone.single.host.rungs.matmul = 0
-    alone.single.supervisor._ladder._matmul = ("default", "highest")
+    alone.single.programs.ladder._matmul = ("default", "highest")
     alone.single.host.rungs.matmul = 1
     alone._save(None)
     alone.single.finish(StopReason.interrupted)
@@ -553,7 +558,7 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
 
 
 def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^seeds: 2 train together on one device, here are 8; set devices=1"):
+    with pytest.raises(ConfigError, match=r"^seeds: 2 seeds train together on one device, not on 8; set devices=1"):
         TrainingLoop(together(2, devices=8), tmp_path)
 
 
@@ -562,9 +567,18 @@ def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
     [
         ({"seeds": 0}, "^seeds: "),
         ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: 2 from seed=4294967295 on pass 2\*\*32"),
-        ({"fault": {"site": "counters", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=counters"),
-        ({"fault": {"site": "reset", "seed": 1}}, "^fault.seed: 1 cannot be struck alone by fault.site=reset"),
-        ({"fault": {"site": "reward", "eval": True, "seed": 0}}, "^fault.seed: 0 cannot be struck alone by fault.eval"),
+        (
+            {"fault": {"site": "counters", "seed": 1}},
+            "^fault.seed: 1 cannot be the only faulty seed with fault.site=counters",
+        ),
+        (
+            {"fault": {"site": "reset", "seed": 1}},
+            "^fault.seed: 1 cannot be the only faulty seed with fault.site=reset",
+        ),
+        (
+            {"fault": {"site": "reward", "eval": True, "seed": 0}},
+            "^fault.seed: 0 cannot be the only faulty seed with fault.eval",
+        ),
     ],
 )
 def test_seeds_and_faults_that_cannot_train_together_are_rejected(sections: dict[str, Any], complaint: str) -> None:
@@ -599,7 +613,7 @@ def test_seeds_saved_with_different_memory_plans_take_the_smallest(tmp_path: Pat
     fleet._agree()
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
-    assert len({run.supervisor.program_key for run in fleet.seeds.values()}) == 1
+    assert len({run.programs.key for run in fleet.seeds.values()}) == 1
     fleet.close()
 
 

@@ -11,13 +11,13 @@ from toys import assemble, tiny_config
 from rlstable.device.packed import PackedDict
 from rlstable.ppo.state import TrainState
 from rlstable.runner.renamed_guards import has_old_names, under_new_names, under_old_names
-from rlstable.supervise.snapshots import Saved, template
+from rlstable.supervise.snapshots import SavedState, template
 
 OLD = ("policy", "state", "storm", "transition", "update")
 NEW = {"state": "finite_state", "transition": "finite_samples", "update": "finite_update"}
 
 
-def saved_before(counts: dict[str, list[int]]) -> Saved:
+def saved_before(counts: dict[str, list[int]]) -> SavedState:
     """A checkpoint of the previous version, without snapshots, with the given trip counts."""
     _, state = assemble(tiny_config())
     now = {NEW.get(name, name): jnp.array(own) for name, own in counts.items()}
@@ -26,7 +26,7 @@ def saved_before(counts: dict[str, list[int]]) -> Saved:
     memory = {name: jnp.array(float(sum(own))) for name, own in counts.items()}
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(TrainState)}
     fields |= {"guard_memory": memory, "counters": dataclasses.replace(state.counters, trips=trips)}
-    return Saved(**fields)
+    return SavedState(**fields)
 
 
 def test_trip_counters_of_the_previous_version_belong_to_the_same_guards() -> None:

@@ -128,7 +128,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
-    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or see that it can be written; then ")
+    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or check its permissions; then ")
     assert left["signs"]["nothing_saved"]["count"] == 2  # at the second failure in a row and at the fourth
     said = [(event["step"] // ITERATION, event["value"] // ITERATION) for event in events(tmp_path, "sign")]
     assert said == [(5, 2), (7, 4)]
@@ -371,7 +371,7 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
 
 def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:
     folder = tmp_path / "gr\udcf6\udcdfe"
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: no checkpoint can be saved under '/.*; choose another"):
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot save checkpoints in '/.*; choose another"):
         TrainingLoop(quick(), folder)
     assert not folder.exists()
 
@@ -382,4 +382,4 @@ def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: 
     done = command(folder / "run", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert line.startswith("rlstable: hydra.run.dir: no checkpoint can be saved under ") and "LC_ALL=C.UTF-8" in line
+    assert line.startswith("rlstable: hydra.run.dir: cannot save checkpoints in ") and "LC_ALL=C.UTF-8" in line

@@ -30,7 +30,7 @@ def test_advice_names_the_limiter_that_rejected_every_update() -> None:
     assert advice(StopReason.no_update_accepted, own) == (
         "no update was accepted for guards.finite_update.patience iterations in a row, or in the whole run. "
         "Updates were rejected by limiters/kl (100%). Every update moved the policy further than guards.limiters.kl "
-        "allows: lower ppo.learning_rate by a hundred or more."
+        "allows: divide ppo.learning_rate by 100 or more."
     )
 
 
@@ -41,7 +41,7 @@ def test_advice_names_the_guard_that_rejected_most_updates(name: str) -> None:
         tally({"limiters/kl/active": 0.25}, {name: {"gradient": 3}, "finite_state": {"x": 9}}),
     )
     assert f"Updates were rejected by guards/{name} (75%) and limiters/kl (25%)." in text
-    assert "lower ppo.learning_rate by ten" in text.replace("Lower", "lower")
+    assert "divide ppo.learning_rate by 10" in text.replace("Divide", "divide")
 
 
 def test_advice_names_the_guard_that_left_no_sample_to_learn_from() -> None:
@@ -58,9 +58,9 @@ def test_storm_of_scaled_rewards_is_not_blamed_on_the_simulation() -> None:
         "Most active were guards/finite_samples (100 trips, most for reward), guards/storm (1 trip, most for "
         "environments)." in text
     )
-    assert "ppo.reward_scaling" in text and "simulation itself" not in text
+    assert "ppo.reward_scaling" in text and "simulation becomes unstable" not in text
     physics = {"training/valid_share": 0.0}, {"quarantine": {"physics": 90, "reward": 10}}
-    assert "The simulation itself breaks down" in advice(StopReason.physics_unstable, tally(*physics))
+    assert "The simulation becomes unstable" in advice(StopReason.physics_unstable, tally(*physics))
 
 
 def test_advice_names_busy_limiters_beside_guards() -> None:

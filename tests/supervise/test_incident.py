@@ -17,7 +17,7 @@ from rlstable.config.schema import Section, validate
 from rlstable.config.supervise import IncidentConfig
 from rlstable.io.manifest import json_checksum
 from rlstable.supervise import incident
-from rlstable.supervise.incident import Caught, Incidents, limits_of, read, write
+from rlstable.supervise.incident import IncidentMemory, Incidents, limits_of, read, write
 
 ARRAYS = {
     "before/pipeline_state/q": np.arange(3, dtype=np.float32),
@@ -113,14 +113,14 @@ def _newer(folder: Path) -> None:
 
 
 DAMAGE = {
-    "edited": (_edit, "is torn or was edited (incident.json does not have its checksum)"),
-    "torn facts": (_cut("incident.json"), "is torn or was edited"),
-    "torn arrays": (_cut("arrays.npz"), "is torn or was edited (arrays.npz does not have its checksum)"),
-    "one bit": (_flip, "is torn or was edited (arrays.npz does not have its checksum)"),
+    "edited": (_edit, "is damaged or was edited (the checksum of incident.json is wrong)"),
+    "torn facts": (_cut("incident.json"), "is damaged or was edited"),
+    "torn arrays": (_cut("arrays.npz"), "is damaged or was edited (the checksum of arrays.npz is wrong)"),
+    "one bit": (_flip, "is damaged or was edited (the checksum of arrays.npz is wrong)"),
     "no arrays": (lambda folder: (folder / "arrays.npz").unlink(), "is no incident, it has no arrays.npz"),
     "no facts": (lambda folder: (folder / "incident.json").unlink(), "is no incident, it has no incident.json"),
     "something else": (lambda folder: (folder / "incident.json").write_text("[1]"), "cannot be read"),
-    "newer": (_newer, "of incident format 2, which rlstable 0.1.0 does not know; update rlstable to 9.0"),
+    "newer": (_newer, "has incident format 2, which rlstable 0.1.0 cannot read; update rlstable to 9.0"),
 }
 
 
@@ -137,8 +137,8 @@ def test_damaged_incident_is_a_one_line_error(tmp_path: Path, damage: Any, messa
 # --- which incidents are saved
 
 
-def incidents(caught: Caught | None = None, **fields: Any) -> tuple[Incidents, Caught]:
-    own = Caught() if caught is None else caught
+def incidents(caught: IncidentMemory | None = None, **fields: Any) -> tuple[Incidents, IncidentMemory]:
+    own = IncidentMemory() if caught is None else caught
     config = tiny_config(guards={}, supervise={"incident": fields})
     return Incidents(Path("nowhere"), config, [], {}, own, lambda kind, **fields: None), own
 
@@ -152,18 +152,18 @@ def test_one_incident_per_window_is_saved() -> None:
 
 
 def test_window_of_one_saves_an_incident_in_every_iteration() -> None:
-    own, _ = incidents(Caught(1, 5), window=1)
+    own, _ = incidents(IncidentMemory(1, 5), window=1)
     assert own.wanted(6) and own.opens_after(5)
 
 
 def test_no_incident_is_saved_beyond_keep() -> None:
-    own, _ = incidents(Caught(3, 5), window=2, keep=3)
+    own, _ = incidents(IncidentMemory(3, 5), window=2, keep=3)
     assert not any(own.wanted(at) or own.opens_after(at) for at in range(5, 20))
 
 
 def test_incident_facts_are_plain_json() -> None:
-    saved = json.loads(json.dumps(dataclasses.asdict(Caught(2, 7))))
-    assert Caught(**saved) == Caught(2, 7)
+    saved = json.loads(json.dumps(dataclasses.asdict(IncidentMemory(2, 7))))
+    assert IncidentMemory(**saved) == IncidentMemory(2, 7)
 
 
 def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
@@ -179,7 +179,7 @@ def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
         ({"window": 0}, "incident.window"),
         ({"window": 1.5}, "incident.window"),
         ({"keep": 0}, "incident.keep"),
-        ({"keep": True}, "incident.keep: True is a truth value where a number is asked"),
+        ({"keep": True}, "incident.keep: True must be a number, not a boolean"),
         ({"max_mb": 0}, "incident.max_mb"),
         ({"max_mb": float("inf")}, "incident.max_mb"),
         ({"windw": 3}, "incident.windw: unknown key"),
@@ -203,11 +203,11 @@ def test_failure_to_save_an_incident_is_an_event(tmp_path: Path, monkeypatch: py
             return 1
 
     events: list[tuple[str, Any]] = []
-    caught = Caught()
+    caught = IncidentMemory()
     own = Incidents(
         tmp_path, tiny_config(guards={}), [], {}, caught, lambda kind, **fields: events.append((kind, fields))
     )
     monkeypatch.setattr(incident, "write", lambda *_: None)
     own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
     assert [kind for kind, _ in events] == ["incident_failed"]
-    assert caught == Caught(0, 6)  # the next attempt comes after the window
+    assert caught == IncidentMemory(0, 6)  # the next attempt comes after the window

@@ -12,22 +12,27 @@ from hypothesis import given
 
 from rlstable.config.schema import ConfigError, validate
 from rlstable.config.supervise import LadderConfig, SuperviseConfig
-from rlstable.supervise.ladder import Ladder, Level, NeedsOwnProgram, Rungs, Signs
+from rlstable.supervise.ladder import Ladder, LadderMemory, Level, NeedsOwnProgram, PrecisionSigns
 
-FINE = Signs(False, 0.0, 0.0, False)
-STORM = Signs(False, 0.5, 0.0, False)
-OVERFLOW = Signs(False, 0.0, 0.0, True)
-REJECTED = Signs(False, 0.0, 0.5, False)
+FINE = PrecisionSigns(False, 0.0, 0.0, False)
+STORM = PrecisionSigns(False, 0.5, 0.0, False)
+OVERFLOW = PrecisionSigns(False, 0.0, 0.0, True)
+REJECTED = PrecisionSigns(False, 0.0, 0.5, False)
 
 
 def ladder(
-    start: tuple[str, str] = ("default", "float32"), rungs: Rungs | None = None, distinct: Any = None, **fields: Any
+    start: tuple[str, str] = ("default", "float32"),
+    memory: LadderMemory | None = None,
+    distinct: Any = None,
+    **fields: Any,
 ) -> Ladder:
     config = validate(LadderConfig, {"patience": 2, "down_after": 3} | fields)
-    return Ladder(config, Level(*start), Rungs() if rungs is None else rungs, distinct or (lambda levels: levels))
+    return Ladder(
+        config, Level(*start), LadderMemory() if memory is None else memory, distinct or (lambda levels: levels)
+    )
 
 
-def changes(own: Ladder, signs: list[Signs]) -> list[str | None]:
+def changes(own: Ladder, signs: list[PrecisionSigns]) -> list[str | None]:
     found = [own.watch(sign) for sign in signs]
     return [None if change is None else f"{change.to} ({change.cause})" for change in found]
 
@@ -47,7 +52,7 @@ def test_lasting_trouble_climbs_to_the_top_and_back_if_there_is_no_relief() -> N
         None, "high/float32 (quarantine)", None, "highest/float32 (quarantine)", None, "x64/float32 (quarantine)",
         None, "default/float32 (no_relief)", None, None,
     ]  # fmt: skip
-    assert own.rungs.futile
+    assert own.memory.futile
     assert not own.can_climb()
 
 
@@ -75,8 +80,8 @@ def test_ladder_steps_down_one_level_and_waits_longer_after_a_mistake() -> None:
     assert stretches == [3, 6, 12]
 
 
-@pytest.mark.parametrize("signs", [OVERFLOW, REJECTED, Signs(True, 0.0, 0.0, False)], ids=str)
-def test_trouble_of_learning_raises_the_precision_of_networks_first(signs: Signs) -> None:
+@pytest.mark.parametrize("signs", [OVERFLOW, REJECTED, PrecisionSigns(True, 0.0, 0.0, False)], ids=str)
+def test_trouble_of_learning_raises_the_precision_of_networks_first(signs: PrecisionSigns) -> None:
     own = ladder(("default", "float16"), matmul=["default", "highest"])
     assert [change.split()[0] if change else None for change in changes(own, [signs] * 4)] == [
         None, "default/float32", None, "highest/float32",
@@ -101,8 +106,8 @@ def test_ladder_starts_at_the_configured_level() -> None:
 
 @pytest.mark.parametrize("share", [float("nan"), 1.0])
 def test_shares_of_nan_and_one_are_trouble(share: float) -> None:
-    assert changes(ladder(patience=1), [Signs(False, share, 0.0, False)])[0] is not None
-    assert changes(ladder(patience=1), [Signs(False, 0.0, share, False)])[0] is not None
+    assert changes(ladder(patience=1), [PrecisionSigns(False, share, 0.0, False)])[0] is not None
+    assert changes(ladder(patience=1), [PrecisionSigns(False, 0.0, share, False)])[0] is not None
 
 
 def test_ladder_that_is_off_never_moves() -> None:
@@ -112,13 +117,13 @@ def test_ladder_that_is_off_never_moves() -> None:
 
 
 @given(st.lists(st.sampled_from([FINE, STORM, REJECTED]), max_size=60), st.integers(0, 60))
-def test_resumed_ladder_decides_like_the_uninterrupted_one(signs: list[Signs], cut: int) -> None:
+def test_resumed_ladder_decides_like_the_uninterrupted_one(signs: list[PrecisionSigns], cut: int) -> None:
     whole = ladder(("default", "bfloat16"))
     expected = changes(whole, signs)
     first = ladder(("default", "bfloat16"))
     found = changes(first, signs[:cut])
-    saved = json.loads(json.dumps(dataclasses.asdict(first.rungs)))
-    second = ladder(("default", "bfloat16"), Rungs(**saved))
+    saved = json.loads(json.dumps(dataclasses.asdict(first.memory)))
+    second = ladder(("default", "bfloat16"), LadderMemory(**saved))
     assert second.level == first.level
     assert found + changes(second, signs[cut:]) == expected
 
@@ -128,10 +133,10 @@ def test_resumed_ladder_decides_like_the_uninterrupted_one(signs: list[Signs], c
     [
         (
             {"matmul": ["x64", "default"]},
-            "ladder.matmul: [x64, default] must rise, each once: default, high, highest, x64",
+            "ladder.matmul: [x64, default] must be in rising order without repeats: default, high, highest, x64",
         ),
-        ({"matmul": ["default", "default"]}, "ladder.matmul: [default, default] must rise, each once"),
-        ({"network": ["float32", "bfloat16"]}, "ladder.network: [float32, bfloat16] must rise, each once"),
+        ({"matmul": ["default", "default"]}, "ladder.matmul: [default, default] must be in rising order"),
+        ({"network": ["float32", "bfloat16"]}, "ladder.network: [float32, bfloat16] must be in rising order"),
         ({"network": ["float64"]}, "ladder.network.0: input should be 'bfloat16' or 'float32', got 'float64'"),
         ({"patience": 0}, "ladder.patience: input should be greater than 0, got 0"),
         ({"max_invalid": 2.0}, "ladder.max_invalid: input should be less than or equal to 1, got 2.0"),
@@ -144,11 +149,11 @@ def test_invalid_ladder_setting_is_a_one_line_error(fields: dict[str, Any], mess
 
 
 @pytest.mark.parametrize("signs", [OVERFLOW, REJECTED], ids=["loss scale", "rejected"])
-def test_trouble_of_networks_does_not_climb_to_x64(signs: Signs) -> None:
+def test_trouble_of_networks_does_not_climb_to_x64(signs: PrecisionSigns) -> None:
     """Networks stay float32 there; trouble of simulations still climbs to x64."""
     own = ladder(distinct=lambda levels: ("default", "highest", "x64"))
     assert changes(own, [signs] * 6) == [None, f"highest/float32 ({own._cause(signs)})", None, None, None, None]
-    assert not own.rungs.futile
+    assert not own.memory.futile
     assert changes(own, [STORM] * 2)[1] == "x64/float32 (quarantine)"
 
 
@@ -156,13 +161,13 @@ def test_trouble_of_networks_does_not_climb_to_x64(signs: Signs) -> None:
     ("signs", "what"),
     [(STORM, "matrix products, for the cause quarantine"), (REJECTED, "networks, for the cause rejected")],
 )
-def test_ladder_of_a_shared_program_refuses_to_climb_and_keeps_its_level(signs: Signs, what: str) -> None:
+def test_ladder_of_a_shared_program_refuses_to_climb_and_keeps_its_level(signs: PrecisionSigns, what: str) -> None:
     own = dataclasses.replace(ladder(("default", "bfloat16"), matmul=["default", "highest"]), shared=True)
     assert own.watch(signs) is None
-    before = dataclasses.replace(own.rungs, troubled=0)
+    before = dataclasses.replace(own.memory, troubled=0)
     with pytest.raises(NeedsOwnProgram, match=what):
         own.watch(signs)
-    assert own.rungs == before
+    assert own.memory == before
     assert own.level == Level("default", "bfloat16")
     assert own.can_climb()
 

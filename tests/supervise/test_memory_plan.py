@@ -11,7 +11,7 @@ from toys import mesh, tiny_config
 from rlstable.config import Config
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint
-from rlstable.supervise.memory_plan import LEVERS, Memory, MemoryPlan, OutOfMemory, exhausted, smaller
+from rlstable.supervise.memory_plan import LEVERS, MemoryPlan, MemoryPlanner, OutOfMemory, is_out_of_memory, smaller
 
 GIB = 2**30
 
@@ -70,8 +70,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return []
 
 
-def make(told: list[Any], devices: int = 1, **kwargs: Any) -> Memory:
-    return Memory(config(**kwargs), mesh(devices), lambda kind, **fields: told.append((kind, fields)))
+def make(told: list[Any], devices: int = 1, **kwargs: Any) -> MemoryPlanner:
+    return MemoryPlanner(config(**kwargs), mesh(devices), lambda kind, **fields: told.append((kind, fields)))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_lever_that_does_not_help_is_left_for_the_next_one(told: list[Any]) -> N
     ]
     assert told[0][1] == {"plan": "gradient_accumulation 4", "needed": "4.0 GiB", "limit": "1.0 GiB"}
     with pytest.raises(
-        OutOfMemory, match=r"^Training needs 1\.9 GiB of 1\.0 GiB with .*; a limit of 2.04 GiB would do"
+        OutOfMemory, match=r"^Training needs 1\.9 GiB of 1\.0 GiB with .*; a limit of 2.04 GiB would be enough"
     ):
         own.smaller(plan, int(1.938 * GIB))
 
@@ -122,7 +122,7 @@ def test_plan_after_out_of_memory_uses_all_levers_without_an_estimate(told: list
 def test_adapt_off_ignores_the_estimate_and_fails_on_out_of_memory(told: list[Any]) -> None:
     own = make(told, adapt=False)
     assert own.fits(own.needed(program(2.0)))
-    with pytest.raises(OutOfMemory, match=r"supervise\.memory\.adapt=true divides the work"):
+    with pytest.raises(OutOfMemory, match=r"set supervise\.memory\.adapt=true"):
         own.smaller(MemoryPlan(), None)
 
 
@@ -131,5 +131,5 @@ def test_every_field_of_a_plan_is_a_lever() -> None:
 
 
 def test_out_of_memory_errors_are_recognised() -> None:
-    assert exhausted(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."))
-    assert not exhausted(RuntimeError("INVALID_ARGUMENT"))
+    assert is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."))
+    assert not is_out_of_memory(RuntimeError("INVALID_ARGUMENT"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlstable.config.guards import QuarantineConfig
-from rlstable.supervise.bad_values import bad_ones, group, in_order, magnitude
+from rlstable.supervise.bad_values import find_bad_numbers, group, in_causal_order, magnitude
 
 LIMITS = QuarantineConfig()
 NOTHING_ELSE = QuarantineConfig(**dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled"))
@@ -27,7 +27,7 @@ HEALTHY = {
 
 def bad(limits: QuarantineConfig = LIMITS, **changed: Any) -> list[str]:
     arrays = HEALTHY | {name: np.asarray(x) for name, x in changed.items()}
-    return [str(one) for one in bad_ones(arrays, limits)]
+    return [str(one) for one in find_bad_numbers(arrays, limits)]
 
 
 def test_healthy_step_has_no_bad_number() -> None:
@@ -58,7 +58,7 @@ def test_without_limits_only_non_finite_numbers_are_bad() -> None:
 def test_arrays_are_sorted_in_the_order_in_which_a_bad_number_spreads() -> None:
     names = ["info/x", "reward", "obs", "pipeline_state/xpos", "pipeline_state/qpos", "pipeline_state/qvel", "action"]
     names += ["pipeline_state/qacc", "done", "metrics/a", "other"]
-    assert in_order(names) == [
+    assert in_causal_order(names) == [
         "action", "pipeline_state/qacc", "pipeline_state/qvel", "pipeline_state/qpos", "pipeline_state/xpos", "obs",
         "reward", "done", "metrics/a", "info/x", "other",
     ]  # fmt: skip

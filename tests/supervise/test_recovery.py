@@ -156,7 +156,10 @@ def test_no_window_has_more_attempts_than_allowed(history: list[bool | None]) ->
     ("remedies", "message"),
     [
         (["pray"], "remedies"),
-        ([], "supervise.recovery.remedies: is empty; name at least one, or set supervise.recovery.enabled=false"),
+        (
+            [],
+            "supervise.recovery.remedies: is empty and needs at least one remedy; add one",
+        ),
         ([{"scale_learning_rate": 2.0}], "scale_learning_rate needs a factor between 0 and 1"),
         ([{"scale_learning_rate": None}], "scale_learning_rate needs a factor between 0 and 1"),
         ([{"fresh_resets": 0.5}], "fresh_resets takes no number; write the name alone"),

@@ -182,7 +182,7 @@ def test_an_unclear_comparison_keeps_the_level_and_asks_again_later() -> None:
     own = watch()
     own.memory.training = Track(start=0.0, best=100.0, sure=90.0, evidence=SUSPICION, recent=[10.0] * 5)
     assert own.suspects
-    own.wait()
+    own.reset_test()
     assert not own.suspects
     assert (own.memory.training.best, own.memory.training.sure, own.memory.refuted) == (100.0, 90.0, 0)
 
@@ -301,7 +301,7 @@ def test_a_confirmed_collapse_forgets_the_looks_and_keeps_the_level() -> None:
     fallen(own)
     best, noise = own.memory.training.best, own.memory.training.noise(own.memory.training.earlier)
     own.train(40.0, 3)
-    own.confirmed()
+    own.confirm()
     track = own.memory.training
     assert (own.memory.collapses, own.suspects, own.memory.episodes, track.recent) == (1, False, 0, [])
     assert (track.best, track.noise(track.earlier)) == (best, noise)

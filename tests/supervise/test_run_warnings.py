@@ -23,7 +23,7 @@ def tally(*iterations: dict[str, Any], returns: tuple[float | None, ...] = ()) -
         healthy = {"training/accepted_share": 1.0, "episode/length": 9.0, "episode/sum_reward": 3.0}
         own.count(healthy | iteration, trips, 100, 4, ("finite_update", "spike"))
     for value in returns:
-        own.evaluate(value)
+        own.count_evaluation(value)
     return own
 
 
@@ -44,7 +44,7 @@ def test_most_transitions_rejected_is_said_with_counts_and_guards() -> None:
     (warning,) = warnings_of(tally({}, *bad))
     assert warning.name == "transitions_rejected"
     assert warning.text == (
-        "guards rejected 270 of 400 transitions, and 68 % of them in the last 4 iterations; what trips most: "
+        "guards rejected 270 of 400 transitions, and 68 % of them in the last 4 iterations; most trips: "
         "guards/finite_samples (270, most for reward), guards/storm (3, most for environments)"
     )
 

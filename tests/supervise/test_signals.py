@@ -47,7 +47,7 @@ def child() -> Callable[[str], Child]:
 
 
 LISTENING = """
-with Signals(hard={hard}) as signals:
+with Signals(owns_process={hard}) as signals:
     ready()
     for _ in range(100):
         time.sleep(0.1)
@@ -66,7 +66,7 @@ def test_first_signal_is_received_and_interrupts_nothing(
 
 
 STUBBORN = """
-with Signals(hard={hard}) as signals:
+with Signals(owns_process={hard}) as signals:
     ready()
     {work}
 """
@@ -107,8 +107,8 @@ def leave():
     print("saved", signals.received, flush=True)
     os._exit(9)
 
-with Signals(hard=True) as signals:
-    with signals.leaving_by(leave):
+with Signals(owns_process=True) as signals:
+    with signals.exit_handler(leave):
         ready()
         work()
 """
@@ -121,14 +121,14 @@ def leave():
     print("left", flush=True)
     os._exit(9)
 
-with Signals(hard=True) as signals:
-    with signals.leaving_by(leave):
+with Signals(owns_process=True) as signals:
+    with signals.exit_handler(leave):
         pass
     ready()
     while signals.received is None:
         time.sleep(0.05)
     print("heard", flush=True)
-    with signals.leaving_by(leave):
+    with signals.exit_handler(leave):
         print("never", flush=True)
 """
     assert child(body).ends(signal.SIGTERM) == (9, "heard\nleft\n")
@@ -145,7 +145,7 @@ def requeue(number, frame):
 
 signal.signal(signal.SIGUSR2, requeue)
 signal.signal(signal.SIGTERM, lambda *_: print("ignored", flush=True))
-with Signals(hard=True) as signals:
+with Signals(owns_process=True) as signals:
     ready()
     while signals.received is None:
         time.sleep(0.05)
@@ -167,7 +167,7 @@ def test_signal_that_the_process_was_started_to_ignore_stays_ignored(child: Call
 def test_signal_handlers_are_restored_afterwards(child: Callable[[str], Child]) -> None:
     body = """
 before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-with Signals(hard=True):
+with Signals(owns_process=True):
     pass
 print([signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before)
 print(signal.set_wakeup_fd(-1))
@@ -180,7 +180,7 @@ ready()
 def test_signals_are_not_handled_outside_the_main_thread(child: Callable[[str], Child]) -> None:
     body = """
 def other():
-    with Signals(hard=True) as signals:
+    with Signals(owns_process=True) as signals:
         print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signals.received)
 thread = threading.Thread(target=other); thread.start(); thread.join()
 """

@@ -34,7 +34,7 @@ class Watched:
     def look(self, times: int = 1, **metrics: float) -> None:
         for _ in range(times):
             self.iteration += 1
-            self._signs.look(self.memory, self.iteration, 100 * self.iteration, HEALTHY | metrics)
+            self._signs.record_iteration(self.memory, self.iteration, 100 * self.iteration, HEALTHY | metrics)
 
     def active(self, name: str, value: float, times: int = 1) -> None:
         self.look(times, **{f"limiters/{name}/active": value})
@@ -43,7 +43,7 @@ class Watched:
         for value in returns:
             worth = {"eval/episode_reward": value, "eval/episode_reward_std": deviation}
             self.iteration += 1
-            self._signs.evaluate(self.memory, 100 * self.iteration, worth)
+            self._signs.record_evaluation(self.memory, 100 * self.iteration, worth)
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +93,7 @@ def test_sign_is_said_once_per_episode_of_trouble() -> None:
     own.look(50)
     own.active("log_ratio", 0.5, times=50)
     assert [at for at, _ in own.said] == [50, 409]
-    said = own.memory.said["limiter_saturated/log_ratio"]
+    said = own.memory.logged["limiter_saturated/log_ratio"]
     assert (said["count"], said["first_step"], said["last_step"]) == (2, 5000, 40900)
 
 

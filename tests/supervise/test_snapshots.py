@@ -12,7 +12,7 @@ from toys import assemble, mesh, placed, tiny_config
 
 from rlstable.ppo.state import TrainState
 from rlstable.supervise import snapshots
-from rlstable.supervise.snapshots import NAMES, Saved, Snapshot, Snapshots
+from rlstable.supervise.snapshots import NAMES, SavedState, Snapshot, Snapshots
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -46,7 +46,7 @@ def test_snapshot_that_becomes_another_leaves_the_other_empty(state: TrainState)
     best, candidate = Snapshot(), Snapshot()
     best.keep(state, 1, 64)
     candidate.keep(moved(state, 1.0), 2, 128)
-    best.become(candidate)
+    best.take_from(candidate)
     assert candidate.empty and (best.iteration, best.step) == (2, 128)
     same(best.policy, (moved(state, 1.0).params, state.normalizer))
 
@@ -74,25 +74,25 @@ def test_saved_snapshots_are_loaded_whether_or_not_they_are_the_state_itself(
     beside = {name for name in NAMES if getattr(saved, name, None) is not None}
     assert beside == {name for name, where in zip(NAMES, at, strict=True) if where == "other"}
     # A checkpoint without anything beside its state has the tree of a plain state.
-    assert isinstance(saved, Saved) == bool(beside)
-    read = saved if isinstance(saved, Saved) else Saved(**snapshots._fields(saved))
+    assert isinstance(saved, SavedState) == bool(beside)
+    read = saved if isinstance(saved, SavedState) else SavedState(**snapshots._fields(saved))
     again = Snapshots(mesh())
     same(again.load(read, 9, origins), state)
     for name in NAMES:
         ours, theirs = getattr(again, name), getattr(kept, name)
         assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
-        same(ours._kept, theirs._kept)
+        same(ours._parts, theirs._parts)
 
 
 def test_numbers_typed_on_resume_change_the_snapshots_too(state: TrainState) -> None:
     kept = Snapshots(mesh())
     kept.best.keep(moved(state, 1.0), 1, 64)
     saved, origins = kept.save(state, 9)
-    assert isinstance(saved, Saved)
+    assert isinstance(saved, SavedState)
     again = Snapshots(mesh())
     found = again.load(saved, 9, origins, learning_rate=np.float32(0.5))
     assert float(found.tuning.learning_rate) == 0.5
-    assert float(again.best._kept["tuning"].learning_rate) == 0.5
+    assert float(again.best._parts["tuning"].learning_rate) == 0.5
 
 
 def test_template_has_every_snapshot(state: TrainState) -> None:

@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstable.cli.compose import compose
 from rlstable.device import machine
+from scripts import pages, results
 from scripts.bench import __main__ as bench
+from scripts.bench import comparisons
+from scripts.bench.comparisons import median_and_interval
+from scripts.bench.side import QUIET, Side
 
-REPORT = bench.Report("guards", "Cost of the guards", "How.", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
-MARKERS = (bench.BEGIN, bench.END)
+SECTION = pages.Section("guards", "Cost of the guards", "How.", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
+MARKERS = (pages.BEGIN, pages.END)
 TOY = (
     "env=import", "env.name=toys:PointMass", "env.episode_length=12",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
@@ -40,17 +45,17 @@ def exact_interval(count: int) -> tuple[int, int]:
 @pytest.mark.parametrize("count", [5, 31, 101])
 def test_interval_is_that_of_the_bootstrap_distribution(count: int) -> None:
     values = np.random.default_rng(1).permutation(np.arange(1.0, count + 1))
-    median, low, high = bench.median_and_interval(values)
+    median, low, high = median_and_interval(values)
     assert median == (count + 1) / 2
     assert (low, high) == exact_interval(count)
 
 
 def test_interval_is_deterministic_and_scales_with_its_values() -> None:
     values = np.array([0.9, 1.1, 0.97, 1.0])
-    assert bench.median_and_interval(values) == bench.median_and_interval(values)
-    assert bench.median_and_interval(values)[0] == pytest.approx(0.985)
-    assert bench.median_and_interval(2 * values) == pytest.approx(2 * np.array(bench.median_and_interval(values)))
-    assert bench.median_and_interval(np.full(3, 0.5)) == (0.5, 0.5, 0.5)
+    assert median_and_interval(values) == median_and_interval(values)
+    assert median_and_interval(values)[0] == pytest.approx(0.985)
+    assert median_and_interval(2 * values) == pytest.approx(2 * np.array(median_and_interval(values)))
+    assert median_and_interval(np.full(3, 0.5)) == (0.5, 0.5, 0.5)
 
 
 def test_timed_pairs_alternate_after_the_warm_up() -> None:
@@ -60,27 +65,27 @@ def test_timed_pairs_alternate_after_the_warm_up() -> None:
     def side(name: str) -> Any:
         return lambda: (calls.append(name), float(next(clock)))[1]
 
-    a, b = bench.time_in_turn(side("a"), side("b"), range(3))
-    assert "".join(calls) == bench.WARM_UP * "ab" + "ab" + "ba" + "ab"
-    first = 2.0 * bench.WARM_UP
+    a, b = comparisons.time_in_turn(side("a"), side("b"), range(3))
+    assert "".join(calls) == comparisons.WARM_UP * "ab" + "ab" + "ba" + "ab"
+    first = 2.0 * comparisons.WARM_UP
     assert a.tolist() == [first, first + 3, first + 4]
     assert b.tolist() == [first + 1, first + 2, first + 5]
 
 
 def test_new_page_has_title_and_section_and_updating_it_again_changes_nothing() -> None:
-    page = bench.updated("", REPORT, "cpu", "numbers\n")
+    page = pages.updated("", SECTION, "cpu", "numbers\n")
     assert page.startswith("# Benchmarks\n")
     assert "## Cost of the guards\n\nHow.\n" in page
-    assert bench.updated(page, REPORT, "cpu", "numbers\n") == page
+    assert pages.updated(page, SECTION, "cpu", "numbers\n") == page
 
 
 def test_update_of_a_page_keeps_other_devices_sections_and_text() -> None:
     gpu = "NVIDIA H100 80GB HBM3 (a+b)"
-    other = bench.Report("precision", "Cost of precision", "So.", (), [], [], [])
-    page = bench.updated("# Mine\n\nWritten by hand.", REPORT, "cpu", "first\n")
-    page = bench.updated(page, other, "cpu", "second\n")
-    page = bench.updated(page, REPORT, gpu, "third\n") + "\nAn afterword.\n"
-    changed = bench.updated(page, REPORT, "cpu", "FIRST \\1\n")
+    other = pages.Section("precision", "Cost of precision", "So.", (), [], [], [])
+    page = pages.updated("# Mine\n\nWritten by hand.", SECTION, "cpu", "first\n")
+    page = pages.updated(page, other, "cpu", "second\n")
+    page = pages.updated(page, SECTION, gpu, "third\n") + "\nAn afterword.\n"
+    changed = pages.updated(page, SECTION, "cpu", "FIRST \\1\n")
     assert changed == page.replace("first\n", "FIRST \\1\n")
     for kept in (
         "# Mine\n\nWritten by hand.\n",
@@ -95,7 +100,7 @@ def test_update_of_a_page_keeps_other_devices_sections_and_text() -> None:
 
 @pytest.mark.parametrize("lost", [marker.format(name) for marker in MARKERS for name in ("guards", "guards on cpu")])
 def test_page_without_a_marker_is_not_changed(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = bench.updated("", REPORT, "cpu", "numbers\n")
+    page = pages.updated("", SECTION, "cpu", "numbers\n")
     file = tmp_path / "page.md"
     file.write_text(page.replace(lost, "", 1))
     assert complaint(capsys, "guards", "--out", str(file)).startswith("bench: --out: ")
@@ -136,7 +141,7 @@ def test_bench_command_reports_a_mistake_in_one_line_with_exit_code_2(
 def test_invalid_setting_of_a_benchmark_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(bench.SETTINGS, "toy", (*TOY, "ppo.lerning_rate=1"))
+    monkeypatch.setitem(comparisons.SETTINGS, "toy", (*TOY, "ppo.lerning_rate=1"))
     with pytest.raises(SystemExit) as caught:
         bench.main(["guards", "--env", "toy", "--json", "--out", str(tmp_path / "page.md")])
     assert caught.value.code == 2
@@ -150,13 +155,13 @@ def test_benchmark_of_the_guards_measures_a_tiny_run_and_writes_its_page(
 ) -> None:
     sides = []
 
-    class Side(bench.Side):
+    class Recorded(Side):
         def __init__(self, overrides: list[str], folder: Path):
             super().__init__(overrides, folder)
             sides.append((overrides[-1], self))
 
-    monkeypatch.setattr(bench, "Side", Side)
-    monkeypatch.setitem(bench.SETTINGS, "toy", TOY)
+    monkeypatch.setattr(comparisons.side, "Side", Recorded)
+    monkeypatch.setitem(comparisons.SETTINGS, "toy", TOY)
     page = tmp_path / "page.md"
     assert bench.main(["guards", "--env", "toy", "--env", "toy", "--pairs", "3", "--json", "--out", str(page)]) == 0
     captured = capsys.readouterr()
@@ -177,7 +182,7 @@ def test_benchmark_of_the_guards_measures_a_tiny_run_and_writes_its_page(
     for side, has_guards in ((plain, False), (guarded, True)):
         counters = side._loop.single.state.counters
         assert bool(counters.trips) is has_guards
-        assert int(counters.iterations) == 1 + bench.WARM_UP + 3, "the state is carried from call to call"
+        assert int(counters.iterations) == 1 + comparisons.WARM_UP + 3, "the state is carried from call to call"
         assert not side._loop.run_dir.exists(), "nothing is left of the runs"
 
     text = page.read_text()
@@ -200,7 +205,7 @@ def test_benchmark_of_one_task_keeps_the_others_on_the_page(
             raise KeyboardInterrupt
         return {"task": task, "seeds": 8, "together": [1.0], "alone": [float(next(numbers))]}
 
-    monkeypatch.setattr(bench, "device", lambda: device)
+    monkeypatch.setattr(results, "device", lambda: device)
     monkeypatch.setattr(bench.seeds, "run", measure)
     page = tmp_path / "page.md"
 
@@ -225,17 +230,17 @@ def test_benchmark_of_one_task_keeps_the_others_on_the_page(
     assert "bench.jsonl: Expecting property name" in complaint(capsys, "seeds", "--out", str(page))
 
 
-@pytest.mark.parametrize("comparison", bench.COMPARISONS, ids=lambda comparison: comparison.name)
+@pytest.mark.parametrize("comparison", comparisons.COMPARISONS, ids=lambda comparison: comparison.name)
 def test_both_sides_of_every_comparison_are_different_configurations(comparison: Any) -> None:
-    first, second = (bench.compose([*bench.COMMON, *bench.QUIET, *side.split()]) for side in comparison.sides.values())
+    first, second = (compose([*comparisons.COMMON, *QUIET, *side.split()]) for side in comparison.sides.values())
     assert first != second
 
 
 def test_table_in_80_columns_does_not_break_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     header = ("env", "relative\nspeed", "95 % interval", "steps/s\noff", "steps/s\ndefault")
     cells = [("inverted_pendulum", "0.991", "0.981 – 0.998", "1,025,384", "1,019,902")]
-    report = bench.Report("guards", "Cost", "", header, cells, [], [])
-    bench.show(report, bench.Console(width=80))
+    section = pages.Section("guards", "Cost", "", header, cells, [], [])
+    bench.show(section, bench.Console(width=80))
     printed = capsys.readouterr().out
     for cell in cells[0]:
         assert f" {cell} " in printed
@@ -243,4 +248,4 @@ def test_table_in_80_columns_does_not_break_its_numbers(capsys: pytest.CaptureFi
 
 def test_bench_command_has_the_documented_defaults() -> None:
     args = bench.make_parser().parse_args(["guards"])
-    assert (args.pairs, args.out, args.env, args.json) == (30, Path("docs/benchmarks.md"), None, False)
+    assert (args.pairs, args.out, args.task, args.json) == (30, Path("docs/benchmarks.md"), None, False)

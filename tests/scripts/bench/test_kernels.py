@@ -8,9 +8,9 @@ import pytest
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
-from scripts.bench import __main__ as bench
 from scripts.bench import kernels
 from scripts.bench.kernels import Kernel
+from scripts.bench.side import Side
 
 TOY = (
     "env=import", "env.name=toys:PointMass", "env.episode_length=12", "ppo.num_envs=8", "ppo.batch_size=8",
@@ -72,7 +72,7 @@ def test_every_profiled_task_is_a_configuration(task: str) -> None:
 @pytest.mark.usefixtures("quick_compile")
 def test_profile_of_a_tiny_run_has_kernels_of_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.PARTS, "toy", TOY)
-    row = kernels.run("toy", bench.Side)
+    row = kernels.run("toy", Side)
     assert row["times"] == {"collect": 30, "learn": 15, "rest": 1}
     found = {cells[1]: int(cells[3].replace(",", "")) for cells in kernels.section([row]).cells}
     assert found["collect"] > 1 and found["learn"] > 10
@@ -83,5 +83,5 @@ def test_profile_of_a_tiny_run_has_kernels_of_every_part(monkeypatch: pytest.Mon
 def test_incomplete_profile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.PARTS, "toy", TOY)
     monkeypatch.setattr(kernels, "_MOST_EVENTS", 10)
-    with pytest.raises(ConfigError, match="kernels: more than 10 things ran in an iteration of toy"):
-        kernels.run("toy", bench.Side)
+    with pytest.raises(ConfigError, match="kernels: an iteration of toy has more events than the 10 "):
+        kernels.run("toy", Side)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlstable.cli.compose import compose
+from scripts import pages
 from scripts.bench import __main__ as bench
 from scripts.bench import scaling
 
@@ -58,7 +59,7 @@ def test_every_point_is_measured_and_plotted(tmp_path: Path) -> None:
     ]
     ends, least, greatest = section.cells[0][4:]
     assert (ends, least, greatest) == ("338,624\n984,971", "338,624", "984,971")
-    page = bench.markdown(bench.Report(**vars(section)), {"kind": "k", "platform": "p", "cpus": 1}, {})
+    page = pages.device_part(section, {"kind": "k", "platform": "p", "cpus": 1}, {})
     assert "![how cost grows](scaling_fake_gpu.png)" in page
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlstable.cli.compose import compose
+from scripts import pages
 from scripts.bench import __main__ as bench
 from scripts.bench import seeds
 
@@ -38,12 +39,12 @@ def test_rounds_alternate_and_the_first_only_compiles(monkeypatch: pytest.Monkey
     assert said == ["hopper: 4 seeds in 30.0 s together, in 40.0 s one after another"] * 2
     section = seeds.section([row])
     assert section.cells == [("hopper", "4", "30.0", "40.0", "1.33", "1.33", "1.33")]
-    page = bench.markdown(bench.Report(**vars(section)), {"kind": "k", "platform": "p", "cpus": 1}, {})
+    page = pages.device_part(section, {"kind": "k", "platform": "p", "cpus": 1}, {})
     assert "| hopper | 4 | 30.0 | 40.0 | 1.33 | 1.33 | 1.33 |" in page
 
 
 def test_failing_training_ends_the_benchmark(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"exit code 2: .*env: there is no 'nowhere'"):
+    with pytest.raises(RuntimeError, match=r"exit code 2: .*env: unknown option 'nowhere'"):
         seeds.train(["env=nowhere"], tmp_path / "run")
 
 
@@ -52,4 +53,4 @@ def test_invalid_rounds_are_a_one_line_error(given: str, capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as stopped:
         bench.main(["seeds", f"--rounds={given}"])
     assert stopped.value.code == 2
-    assert f"{given!r} must be a whole number, more than 0" in capsys.readouterr().err
+    assert f"{given!r} must be a whole number, 1 or more" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from toys import TINY
 
+from scripts import results
 from scripts.curves import __main__ as curves
-from scripts.survival import page as survival_page
 
 GUARDS = {"off": ("guards=off",), "default": ("guards=default",)}
 
@@ -27,7 +27,7 @@ def test_row_of_a_curve_has_a_seed_with_its_evaluations(tmp_path: Path, monkeypa
     monkeypatch.setattr(curves, "TASKS", {"toy": TINY})
     out = tmp_path / "curves.jsonl"
     curves.run_task(curves.Comparison("Guards", GUARDS, ("toy",)), "toy", "default", range(2), out)
-    found = survival_page.read(out)
+    found = results.read(out)
     assert [row["seed"] for row in found] == [0, 1]
     assert all(row["steps"] == [256 * n for n in range(1, 6)] for row in found)
     assert all(len(row["returns"]) == 5 and np.isfinite(row["returns"]).all() for row in found)
@@ -86,4 +86,4 @@ def test_curves_that_are_known_are_not_trained_again(tmp_path: Path, monkeypatch
 def test_one_seed_is_rejected_since_it_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         curves.main(["--seeds", "1"])
-    assert "2 the least" in capsys.readouterr().err
+    assert "2 or more" in capsys.readouterr().err

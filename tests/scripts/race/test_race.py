@@ -16,15 +16,15 @@ import pytest
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
+from scripts import process, results
 from scripts.bench import __main__ as bench
+from scripts.process import Outcome
 from scripts.race import floor as race_floor
 from scripts.race import legs as race_legs
 from scripts.race import page as race_page
-from scripts.race import process as race_process
 from scripts.race import race
 from scripts.race import results as race_results
 from scripts.race.legs import Leg
-from scripts.race.process import Outcome
 
 CPU = {"platform": "cpu", "kind": "cpu", "cpus": 2}
 LEG = Leg("threshold", "pendulum", "ours", "", False, ("env=inverted_pendulum",), 60.0, 950.0)
@@ -275,7 +275,7 @@ def test_process_is_measured_to_its_end(tmp_path: Path) -> None:
     code = (
         "import time; x = bytearray(64 * 2**20); x[::4096] = b'1' * len(x[::4096]); time.sleep(0.3); print('done\\n')"
     )
-    outcome = race_process.watch([sys.executable, "-c", code], race_process.environment(), tmp_path, 60.0)
+    outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 60.0)
     assert (outcome.code, outcome.last_line) == (0, "done")
     assert 0.3 <= outcome.seconds < 60
     assert 0.0 < outcome.cpu < 60
@@ -284,7 +284,7 @@ def test_process_is_measured_to_its_end(tmp_path: Path) -> None:
 
 def test_process_that_runs_out_of_time_is_killed_with_its_children(tmp_path: Path) -> None:
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
-    outcome = race_process.watch([sys.executable, "-c", code], race_process.environment(), tmp_path, 1.0)
+    outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 1.0)
     assert outcome.code is None
     assert 1.0 <= outcome.seconds < 60
     state = Path(f"/proc/{outcome.last_line}/stat")
@@ -300,7 +300,7 @@ def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "somewhere")
     monkeypatch.setenv("PYTHONPATH", "somewhere")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    env = race_process.environment(XDG_CACHE_HOME="here")
+    env = process.environment(XDG_CACHE_HOME="here")
     assert {"JAX_COMPILATION_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(env)
     assert env["XDG_CACHE_HOME"] == "here"
     brax = dataclasses.replace(LEG, side="brax")
@@ -362,15 +362,14 @@ def goals(*values: float, sleep: float = 0.0, limit: float = 60.0) -> dict[str, 
 def race_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_rival: None) -> Any:
     """Runs the command for some goals; returns its exit code and all results so far."""
     monkeypatch.setattr(race, "START", {})
-    monkeypatch.setattr(race, "device", lambda: CPU)
-    monkeypatch.setattr(bench, "device", lambda: CPU)
+    monkeypatch.setattr(results, "device", lambda: CPU)
 
     def command(own: dict[str, race.Goal], *more: str) -> tuple[int, list[dict[str, Any]]]:
         monkeypatch.setattr(race, "THRESHOLD", own)
         monkeypatch.setattr(race, "TASKS", tuple(own))
-        results, page = tmp_path / "race.jsonl", tmp_path / "page.md"
-        code = bench.main(["race", "--results", str(results), "--out", str(page), "--json", *more])
-        return code, race_results.read(results)
+        file, page = tmp_path / "race.jsonl", tmp_path / "page.md"
+        code = bench.main(["race", "--results", str(file), "--out", str(page), "--json", *more])
+        return code, results.read(file)
 
     return command
 
@@ -414,9 +413,9 @@ def test_other_recipe_or_processor_is_another_measurement(monkeypatch: pytest.Mo
     assert not race_results.measured([row], ant, "Other")
     assert not race_results.measured([row | {"recipe": "older"}], ant, "One")
     assert "recipe" not in race_results.identity(RIVAL, "One")
-    monkeypatch.setattr(race_results.processor, "name", lambda: "One")
-    assert race_results.described("cpu", "cpu")["kind"] == "One"
-    assert race_results.described("gpu", "NVIDIA H100")["kind"] == "NVIDIA H100"
+    monkeypatch.setattr(results.machine, "name", lambda: "One")
+    assert results.described("cpu", "cpu")["kind"] == "One"
+    assert results.described("gpu", "NVIDIA H100")["kind"] == "NVIDIA H100"
 
 
 def test_race_with_page_runs_nothing_and_writes_the_page(race_with: Any, tmp_path: Path) -> None:
@@ -502,8 +501,8 @@ BAD_INPUT = {
     "half a round": (["--rounds", "1.5"], "argument --rounds: '1.5' must be"),
     "no time": (["--limit", "0"], "argument --limit: '0' must be a number of seconds"),
     "never": (["--limit", "nan"], "argument --limit: 'nan' must be"),
-    "nothing left": (["--task", "humanoid", "--side", "sbx"], "race: no leg is of that task, side and measure"),
-    "no folder": (["--results", "nowhere/race.jsonl"], "--results: cannot write to nowhere/race.jsonl"),
+    "nothing left": (["--task", "humanoid", "--side", "sbx"], "race: no leg has that task, side and measure"),
+    "no folder": (["--results", "nowhere/race.jsonl"], "cannot write to nowhere/race.jsonl"),
     "no results": (["--results", "notes.txt"], "cannot read notes.txt"),
     "no page": (["--out", "nowhere/page.md"], "--out: there is no folder nowhere"),
 }
@@ -514,7 +513,7 @@ def test_race_command_reports_a_mistake_in_one_line_with_exit_code_2(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(race, "device", lambda: CPU)
+    monkeypatch.setattr(results, "device", lambda: CPU)
     (tmp_path / "docs").mkdir()
     (tmp_path / "notes.txt").write_text("not JSON\n")
     with pytest.raises(SystemExit) as caught:
@@ -527,9 +526,9 @@ def test_race_command_reports_a_mistake_in_one_line_with_exit_code_2(
 def test_virtual_environment_that_cannot_be_made_is_an_error_and_not_marked_as_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(race_process, "_install", lambda command, name: (_ for _ in ()).throw(ConfigError("no")))
+    monkeypatch.setattr(process, "_install", lambda command, name: (_ for _ in ()).throw(ConfigError("no")))
     with pytest.raises(ConfigError):
-        race_process.python_of("sb3", tmp_path, gpu=False)
+        process.python_of("sb3", tmp_path, gpu=False)
     assert not (tmp_path / "sb3" / "installed").exists()
 
 
@@ -540,9 +539,9 @@ def test_virtual_environment_is_made_once_per_list_of_versions(tmp_path: Path, m
         commands.append(command)
         (tmp_path / name).mkdir(exist_ok=True)
 
-    monkeypatch.setattr(race_process, "_install", install)
+    monkeypatch.setattr(process, "_install", install)
     for gpu in (False, False, True):
-        race_process.python_of("brax", tmp_path, gpu)
+        process.python_of("brax", tmp_path, gpu)
     assert len(commands) == 4, "made, known, made again for a GPU"
     assert any(word.startswith("jax==") for word in commands[1])
     assert any(word.startswith("jax[cuda12]==") for word in commands[3])
@@ -550,21 +549,21 @@ def test_virtual_environment_is_made_once_per_list_of_versions(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", race_results.RIVALS)
 def test_every_rival_has_exact_versions(name: str) -> None:
-    assert all(name and version for name, version in race_process.pins(name).items())
+    assert all(name and version for name, version in process.pins(name).items())
 
 
 def test_commit_name_tells_whether_the_code_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race_results, "ROOT", tmp_path)
-    assert race_results.commit() is None
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert results.commit() is None
     for name in ("rlstable", "docs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("1")
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    clean = race_results.commit()
+    clean = results.commit()
     assert clean is not None and re.fullmatch("[0-9a-f]{7}", clean)
     (tmp_path / "docs" / "file").write_text("what was measured")
-    assert race_results.commit() == clean
+    assert results.commit() == clean
     (tmp_path / "rlstable" / "file").write_text("2")
-    assert race_results.commit() == f"{clean}+"
+    assert results.commit() == f"{clean}+"

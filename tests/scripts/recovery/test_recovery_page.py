@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from toys import TINY
 
+from scripts import results
 from scripts.recovery import __main__ as recovery
 from scripts.recovery import page as recovery_page
-from scripts.survival import page as survival_page
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -29,7 +29,7 @@ def test_recovery_seed_that_is_known_is_not_trained_again(tmp_path: Path, monkey
     out = tmp_path / "recovery.jsonl"
     out.write_text(json.dumps(row("some", 1, 5.0)) + "\n" + json.dumps(row("other", 0, 5.0)) + "\n")
     recovery.run_case("some", 3, out, {"some": ("a", "b")}, ("c",))
-    assert [(own["seed"], own["return"]) for own in survival_page.read(out) if own["case"] == "some"] == [
+    assert [(own["seed"], own["return"]) for own in results.read(out) if own["case"] == "some"] == [
         (1, 5.0),
         (0, 3.0),
         (2, 3.0),
@@ -39,7 +39,7 @@ def test_recovery_seed_that_is_known_is_not_trained_again(tmp_path: Path, monkey
 @pytest.mark.slow
 def test_recovery_run_gives_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the returns of its last and best policy and the steps of its evaluations, as plain JSON."""
-    monkeypatch.setattr(recovery, "LOOKS", 2)
+    monkeypatch.setattr(recovery, "EVALUATIONS", 2)
     own = recovery.run_seed("toy", 3, TINY)
     assert (own["case"], own["seed"], own["ending"]) == ("toy", 3, "completed")
     assert own["best"] is not None and own["rate"] == pytest.approx(3e-3)
@@ -49,7 +49,7 @@ def test_recovery_run_gives_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_run_without_a_good_state_has_no_best_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "LOOKS", 2)
+    monkeypatch.setattr(recovery, "EVALUATIONS", 2)
     bad = (
         "guards=off",
         "guards.finite_state.enabled=true",
@@ -69,7 +69,7 @@ def test_recovery_page_has_a_row_per_case_and_the_seeds_that_were_rolled_back(tm
         row("unsupervised", 0, None, ending="policy_diverged", best=None, curve=[], rate=0.3),
         row("supervised", 0, 900.0, lost_steps=8, **back),
     ]
-    recovery_page.write(rows, recovery.CASES, ("env=fast",), tmp_path / "recovery.jsonl")
+    recovery_page.write(rows, recovery.CASES, ("env=fast",), tmp_path / "recovery.jsonl", 32)
     page = (tmp_path / "recovery.md").read_text()
     assert "| `completed` 2 | 900 [800, 1,000] | 1.00 [0.89, 1.11] | 900 [800, 1,000] | 0 [0, 0] |" in page
     assert "| `policy_diverged` 1 | 0 [0, 0] | 0.00 [0.00, 0.00] | none in 1 of 1 | 0 [0, 0] | 0.3 [0.3, 0.3] |" in page
@@ -78,7 +78,7 @@ def test_recovery_page_has_a_row_per_case_and_the_seeds_that_were_rolled_back(tm
 
 
 def test_no_recovery_page_is_written_without_the_clean_case(tmp_path: Path) -> None:
-    recovery_page.write([row("supervised", 0, 1.0)], recovery.CASES, (), tmp_path / "recovery.jsonl")
+    recovery_page.write([row("supervised", 0, 1.0)], recovery.CASES, (), tmp_path / "recovery.jsonl", 32)
     assert not list(tmp_path.iterdir())
 
 

@@ -43,16 +43,6 @@ def test_values_of_a_key_are_described_in_words(key: str, says: str) -> None:
     assert says in line
 
 
-def test_stale_page_fails_the_check_until_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(reference, "PAGE", tmp_path / "configuration.md")
-    assert reference.main(["--check"]) == 1
-    assert "stale; say: make docs" in capsys.readouterr().err
-    assert reference.main([]) == 0
-    assert reference.main(["--check"]) == 0
-
-
 def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlstable.cli.compose import compose
-from scripts.race import results as race_results
+from scripts import results
 from scripts.stability import __main__ as stability
 from scripts.stability import numbers as stability_numbers
 from scripts.stability import page as stability_page
@@ -50,7 +50,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[int]]]
 
     monkeypatch.setattr(stability, "train", train)
     monkeypatch.setattr(stability, "train_brax", lambda *which: train(*which, Path()))
-    monkeypatch.setattr(race_results, "device", lambda: {"platform": "cpu", "kind": "some", "cpus": 2})
+    monkeypatch.setattr(results, "device", lambda: {"platform": "cpu", "kind": "some", "cpus": 2})
     return calls
 
 
@@ -62,7 +62,7 @@ def test_seeds_with_a_row_are_not_trained_again(tmp_path: Path, trained: list[An
     assert trained == [("hopper", "off", [1]), ("hopper", "off", [4, 5])]
     stability.main(arguments)
     assert len(trained) == 2
-    assert sorted(own["seed"] for own in race_results.read(out)) == [*range(6)]
+    assert sorted(own["seed"] for own in results.read(out)) == [*range(6)]
 
 
 def test_row_of_other_settings_is_trained_again_and_the_last_row_counts() -> None:
@@ -100,7 +100,7 @@ def test_failed_process_leaves_no_row_and_the_others_are_trained(
     out = tmp_path / "stability.jsonl"
     with pytest.raises(SystemExit, match="1 of the runs failed"):
         stability.main(["--only", "hopper", "--side", "off", "--side", "default", "--seeds", "1", "--out", str(out)])
-    assert [own["side"] for own in race_results.read(out)] == ["default"]
+    assert [own["side"] for own in results.read(out)] == ["default"]
 
 
 @pytest.mark.parametrize("name", stability.TASKS)
@@ -324,7 +324,7 @@ def test_task_is_trained_in_another_process(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(stability.TASKS, name, short)
     out = tmp_path / "stability.jsonl"
     stability.main(["--only", name, "--side", "default", "--seeds", "2", "--out", str(out)])
-    rows = race_results.read(out)
+    rows = results.read(out)
     assert [own["seed"] for own in rows] == [0, 1]
     for own in rows:
         assert own["steps"][:3] == [2560, 5120, 7680] and all(np.isfinite(own["returns"]))

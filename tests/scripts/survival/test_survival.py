@@ -12,6 +12,7 @@ from toys import TINY
 
 from rlstable.cli.compose import compose
 from rlstable.config.faults import FaultConfig
+from scripts import results
 from scripts.survival import __main__ as survival
 from scripts.survival import page as survival_page
 
@@ -92,7 +93,7 @@ def test_survival_page_shows_every_case_and_side(tmp_path: Path) -> None:
     out = tmp_path / "survival.jsonl"
     out.write_text("".join(json.dumps(own) + "\n" for own in rows))
     cases = ["clean", "bad", "never run", "never possible"]
-    survival_page.write(survival_page.read(out), cases, out, lambda *asked: asked[2] != "never possible")
+    survival_page.write(results.read(out), cases, out, lambda *asked: asked[2] != "never possible")
     page = (tmp_path / "survival.md").read_text()
     assert "| bad | 1.00 / 1.00 | 1.00 / 1.00 | quarantine 3 |" in page
     assert "| never run |  |  |  |" in page
@@ -106,7 +107,7 @@ def test_survival_case_that_is_known_is_not_run_again(tmp_path: Path, monkeypatc
     out.write_text(json.dumps(known) + "\n")
     monkeypatch.setattr(survival, "Arena", lambda *_: pytest.fail("nothing was missing"))
     survival.run_side("generalized", "default", [survival.CASES["clean"]], 1, out)
-    assert survival_page.read(out) == [known]
+    assert results.read(out) == [known]
 
 
 def test_missing_seeds_of_a_whole_run_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_missing_seeds_of_a_whole_run_are_added_one_by_one(tmp_path: Path, monke
     monkeypatch.setattr(survival, "run_whole", run_whole)
     survival.run_side("point_mass", "off", [case], None, out)
     assert asked == [("guards=off", "critic", seed) for seed in (1, 3, 4)]
-    assert sorted(own["seed"] for own in survival_page.read(out)) == [0, 1, 2, 3, 4]
+    assert sorted(own["seed"] for own in results.read(out)) == [0, 1, 2, 3, 4]
 
 
 def test_collapses_are_finite_last_one_iteration_and_are_whole_runs() -> None:

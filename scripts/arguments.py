@@ -1,0 +1,44 @@
+"""Argument parsing shared by the commands in scripts/."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+
+def study_parser(doc: str | None, results: Path) -> argparse.ArgumentParser:
+    """Returns the parser of a command that adds rows to a file of results and writes the page beside the file."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=results, help="file of the results; the page goes beside it")
+    parser.add_argument("--page", action="store_true", help="write the page and train nothing")
+    return parser
+
+
+def add_choice(parser: argparse.ArgumentParser, name: str, choices: Iterable[str], **more: Any) -> None:
+    """Adds an option that selects some of the choices. The option can be repeated; its default is all choices."""
+    parser.add_argument(name, action="append", choices=choices, help="can be repeated; default: all", **more)
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Returns the type of an option that is a whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, {least} or more")
+        return int(text)
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """Type of an option that is a positive, finite number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0")
+    return value

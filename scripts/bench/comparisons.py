@@ -1,0 +1,183 @@
+"""Pairs of configurations that are trained in turn in one process, an iteration at a time."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from scripts.arguments import add_choice, whole
+from scripts.bench import side
+from scripts.bench.parts import Parts
+from scripts.pages import Section
+from scripts.results import Row
+
+_PENDULUM = ("env=inverted_pendulum", "env.backend=generalized")
+# Overrides by the name that --env takes. An iteration takes about a second on two CPU cores.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "inverted_pendulum": _PENDULUM,
+    # Settings with the same amount of work, for which XLA compiles other programs on both sides.
+    "inverted_pendulum, tanh": (*_PENDULUM, "network.activation=tanh"),
+    "inverted_pendulum, elu": (*_PENDULUM, "network.activation=elu"),
+    "inverted_pendulum, gae once": (*_PENDULUM, "ppo.gae=per_iteration"),
+    "inverted_pendulum, entropy": (*_PENDULUM, "ppo.entropy_cost=2e-2"),
+    "humanoid": (
+        "env=humanoid", "ppo=humanoid", "env.backend=mjx", "ppo.num_envs=256", "ppo.batch_size=128",
+        "ppo.num_minibatches=4", "ppo.num_updates_per_batch=8", "ppo.unroll_length=10",
+    ),
+}  # fmt: skip
+COMMON = ("seed=0", "devices=1")
+WARM_UP = 4  # a run measures how its time divides in its third iteration
+_RESAMPLES = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two configurations; the first is the baseline of the second."""
+
+    name: str  # the subcommand
+    help: str  # its line in the list of subcommands
+    title: str  # heading of its section
+    text: str  # how the benchmark measures, and how to read the table
+    sides: dict[str, str]  # overrides by side, separated by spaces
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_choice(parser, "--env", SETTINGS, dest="task")
+        parser.add_argument("--pairs", type=whole(2), default=30, help="pairs of calls; default: 30")
+
+    def parts(self, args: argparse.Namespace, console: Console) -> Parts:
+        settings = {name: (*own, *COMMON, *self.sides.values()) for name, own in SETTINGS.items()}
+
+        def measure(name: str) -> list[Row]:
+            return [compare(self, name, args.pairs, console)]
+
+        return Parts(self.name, settings, {"pairs": args.pairs}, measure, functools.partial(section, self))
+
+
+_PAIRS = """are called in turn in
+one process: four calls each to warm up, then in pairs. The order alternates from pair to pair. A call is a whole
+iteration of a run: the compiled program, and the host's work after it."""
+COMPARISONS = (
+    Comparison(
+        "guards",
+        "cost of all default guards",
+        "Cost of the guards",
+        f"""\
+Two runs of one configuration and seed, `guards=off` and `guards=default` (limiters included), neither supervised,
+{_PAIRS}
+Relative speed is time(off) / time(default), one ratio per pair: a median of 0.97 means 3 % slower with guards. The 95 %
+interval is a bootstrap over pairs. An upper end below 0.98 is evidence that these two programs differ by more than 2 %.
+The guards need not be the cause: after any change of a setting XLA compiles both programs differently, which moves the
+ratio by 2 % in either direction, beyond the interval of a single row. The table therefore has several settings of the
+same work. The middle of their ratios is the cost of the guards.""",
+        {name: f"supervise=off supervise.incident.enabled=false guards={name}" for name in ("off", "default")},
+    ),
+    Comparison(
+        "supervision",
+        "cost of a supervisor that has nothing to do",
+        "Cost of supervision",
+        f"""\
+Two runs of one configuration and seed, without and with a supervisor: clipping bounds that a remedy can tighten, a copy
+of the last good state every 10 iterations, the ladder of precision, a slot for the first bad environment. They
+{_PAIRS}
+Relative speed is time(off) / time(on), one ratio per pair, with the 95 % interval of a bootstrap over pairs. An upper
+end below 0.99 is evidence of a cost above 1 %. Nothing goes bad during the benchmark. Settings scatter as for the
+guards.""",
+        {
+            "off": "supervise=off supervise.ladder.enabled=false supervise.incident.enabled=false",
+            "on": "supervise=default",
+        },
+    ),
+    Comparison(
+        "physics",
+        "C MuJoCo beside MJX",
+        "Native physics",
+        f"""\
+Two runs of one configuration and seed, `env.backend=mjx` and `env.backend=native` (docs/native.md), all guards on,
+{_PAIRS}
+Relative speed is time(mjx) / time(native), one ratio per pair: a median of 2 means that a native iteration, learning
+included, takes half the time. The 95 % interval is a bootstrap over pairs. Compilation is not included.""",
+        {"mjx": "env.backend=mjx", "native": "env.backend=native"},
+    ),
+)
+
+
+def compare(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
+    """Times one environment in both configurations."""
+    settings = [*SETTINGS[name], *COMMON]
+    sides: dict[str, side.Side] = {}
+    with contextlib.ExitStack() as stack:
+        for choice, overrides in comparison.sides.items():
+            with console.status(f"{name}: compiling {overrides}"):
+                started = time.perf_counter()
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                sides[choice] = side.Side([*settings, *overrides.split()], folder)
+                stack.callback(sides[choice].close)
+            console.print(f"{name}: {overrides} is ready after {time.perf_counter() - started:.1f} s")
+        (first, baseline), (second, other) = sides.items()
+        seconds, seconds_other = time_in_turn(baseline, other, track(range(pairs), name, console=console))
+    ratio, low, high = median_and_interval(seconds / seconds_other)
+    return {
+        "env": name,
+        "settings": settings,
+        "ratio": ratio,
+        "interval": [low, high],
+        f"sps_{first}": baseline.steps / float(np.median(seconds)),
+        f"sps_{second}": other.steps / float(np.median(seconds_other)),
+        "pairs": pairs,
+        "steps": baseline.steps,
+        "trips": other.trips,
+        f"seconds_{first}": np.round(seconds, 6).tolist(),
+        f"seconds_{second}": np.round(seconds_other, 6).tolist(),
+    }
+
+
+def time_in_turn(
+    first: Callable[[], float], second: Callable[[], float], numbers: Iterable[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Calls two functions in pairs after a warm-up; in odd pairs the second goes first."""
+    for _ in range(WARM_UP):
+        first()
+        second()
+    times = []
+    for number in numbers:
+        if number % 2:
+            late = second()
+            times.append((first(), late))
+        else:
+            times.append((first(), second()))
+    return tuple(np.array(times).T)
+
+
+def median_and_interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Returns the median and the ends of its 95 % percentile bootstrap interval, with a fixed seed."""
+    rng = np.random.default_rng(0)
+    medians = np.median(values[rng.integers(len(values), size=(_RESAMPLES, len(values)))], axis=1)
+    low, high = np.percentile(medians, (2.5, 97.5))
+    return float(np.median(values)), float(low), float(high)
+
+
+def section(comparison: Comparison, rows: list[Row]) -> Section:
+    """Returns a comparison's section of the page."""
+    first, second = comparison.sides
+    header = ("env", "relative\nspeed", "95 % interval", f"steps/s\n{first}", f"steps/s\n{second}")
+    cells, notes = [], []
+    for row in rows:
+        rates = (f"{row[f'sps_{name}']:,.0f}" for name in (first, second))
+        low, high = row["interval"]
+        cells.append((row["env"], f"{row['ratio']:.3f}", f"{low:.3f} – {high:.3f}", *rates))
+        trips = ", ".join(f"{guard} {count:,}" for guard, count in row["trips"].items()) or "none"
+        measured = f"{row['pairs']} pairs, {row['steps']:,} steps a call, trips: {trips}"
+        notes.append(f"`{' '.join(row['settings'])}`: {measured}")
+    either = " or ".join(f"`{overrides}`" for overrides in comparison.sides.values())
+    before = f"Settings, as `python -m rlstable.train` takes them, each followed by {either}:"
+    return Section(comparison.name, comparison.title, comparison.text, header, cells, notes, rows, before_notes=before)

@@ -1,0 +1,110 @@
+"""Runs processes as a user starts them, measures their time and memory, and makes the rivals' virtual environments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlstable.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+REQUIREMENTS = ROOT / "scripts" / "rivals"
+_POLL_SECONDS = 0.05
+# With these variables a process would compile less than a user's process, or compile its modules again.
+_NOT_PASSED_ON = re.compile("PYTHON(PATH|STARTUP|DONTWRITEBYTECODE)|JAX_COMPILATION_CACHE_DIR|JAX_PERSISTENT_.*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Measurements of a process."""
+
+    started: float  # time of the start, in seconds since the epoch, the clock of the process's own lines
+    seconds: float  # wall time
+    cpu: float  # CPU seconds; few beside `seconds` times the cores if other processes were running
+    code: int | None  # exit code; None if the process reached its time limit
+    peak_mb: float | None  # greatest memory in the host; None where the system does not report it
+    last_line: str  # last printed line
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Returns the user's environment variables without those that only concern this process."""
+    return {name: value for name, value in os.environ.items() if not _NOT_PASSED_ON.fullmatch(name)} | more
+
+
+def last_line(text: str) -> str:
+    """Returns the last line that is not blank; empty if all lines are blank."""
+    return next((line for line in reversed(text.split("\n")) if line.strip()), "")
+
+
+def watch(command: Sequence[str], env: Mapping[str, str], folder: Path, limit: float) -> Outcome:
+    """Runs a process in the root of the checkout until the process ends or reaches its limit."""
+    log, peak, before = folder / "output.txt", 0.0, _cpu_of_children()
+    with log.open("w") as out:
+        started = time.time()
+        process = subprocess.Popen(
+            command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            while process.poll() is None and time.time() - started <= limit:
+                peak = max(peak, memory_mb(process.pid))
+                time.sleep(_POLL_SECONDS)
+            seconds, code = time.time() - started, process.poll()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    last = last_line(log.read_text(errors="replace"))
+    return Outcome(started, seconds, _cpu_of_children() - before, code, peak or None, last)
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def memory_mb(pid: int | str, field: str = "VmHWM") -> float:
+    """Returns the host memory of a process; 0 where the system does not report it."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf"{field}:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) / 1024 if found else 0.0
+    return 0.0
+
+
+def pins(rival: str) -> dict[str, str]:
+    """Returns the pinned versions of a rival's packages."""
+    lines = (REQUIREMENTS / f"requirements-{rival}.txt").read_text().split()
+    return dict(line.split("==") for line in lines)
+
+
+def python_of(rival: str, venvs: Path, gpu: bool) -> Path:
+    """Returns the interpreter of a rival's virtual environment, and makes the environment if it is missing or stale."""
+    wanted = [f"jax[cuda12]=={v}" if gpu and n == "jax" else f"{n}=={v}" for n, v in pins(rival).items()]
+    digest = hashlib.blake2s("\n".join([sys.version, *wanted]).encode()).hexdigest()
+    folder = venvs.absolute() / rival
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    if not (stamp.exists() and stamp.read_text() == digest):
+        print(f"race: installing {rival} into {folder}, some minutes", file=sys.stderr, flush=True)
+        _install([sys.executable, "-m", "venv", "--clear", str(folder)], rival)
+        _install([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], rival)
+        stamp.write_text(digest)
+    return python
+
+
+def _install(command: Sequence[str], rival: str) -> None:
+    try:
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    except OSError as error:
+        raise ConfigError(f"--venvs: cannot make the environment of {rival}: {error.strerror}") from error
+    if done.returncode:
+        message = last_line(done.stderr) or last_line(done.stdout) or "no error message"
+        raise ConfigError(f"--venvs: cannot make the environment of {rival}: {message}")

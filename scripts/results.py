@@ -1,0 +1,89 @@
+"""Files of results: a JSON object per line, so that a measurement that was stopped can resume."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlstable import __version__
+from rlstable.config import ConfigError
+from rlstable.device import machine
+from scripts.process import ROOT, environment, last_line
+
+Row = dict[str, Any]
+
+
+def read(path: Path) -> list[Row]:
+    """Returns the rows of a file; a missing file has none."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def add(path: Path, rows: Iterable[Row]) -> None:
+    """Appends rows to a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Raises ConfigError if a file cannot be written, before hours are spent on measuring."""
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot write to {path}")
+
+
+def matching(rows: Sequence[Row], **wanted: Any) -> list[Row]:
+    """Returns the rows that have all wanted values."""
+    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
+@functools.cache
+def device() -> Row:
+    """Returns the first device of JAX. Another process looks it up, because JAX would keep GPU memory in this one."""
+    code = "import jax, json; d = jax.devices()[0]; print(json.dumps([d.platform, d.device_kind]))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"race: jax finds no device: {last_line(done.stderr) or 'no error message'}")
+    return described(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def described(platform_name: str, kind: str) -> Row:
+    """Describes a device. JAX names every processor "cpu", so that the kind of a CPU is the processor's name."""
+    return {
+        "platform": platform_name,
+        "kind": machine.name() if platform_name == "cpu" else kind,
+        "cpus": os.cpu_count(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, of the packages that decide speed and results, and of rlstable."""
+    packages = {name: metadata.version(name) for name in ("jax", "brax", "mujoco", "mujoco-mjx")}
+    return {"python": platform.python_version(), **packages, "rlstable": __version__}
+
+
+def commit(root: Path | None = None) -> str | None:
+    """Returns the commit of a checkout, with "+" if its code was changed since; None without a repository."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(command, cwd=root or ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "rlstable", "configs", "scripts")
+        return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
