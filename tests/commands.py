@@ -1,4 +1,4 @@
-"""Typing a command in this process."""
+"""Runs commands in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 def exit_code(main: Callable[[Sequence[str] | None], None], *words: str) -> int:
-    """What a command exits with for words as they are typed."""
+    """Exit code of a command with the given arguments."""
     try:
         main(list(words))
     except SystemExit as caught:

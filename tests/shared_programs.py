@@ -108,7 +108,8 @@ def _resets_key(config: Config) -> Any:
     sections = config.model_dump(mode="json", include={"env", "precision", "deterministic"})
     del sections["env"]["reset_pool_refresh"], sections["precision"]["loss_scale"]
     batch = min(config.env.reset_pool_size, config.ppo.num_envs)
-    return _text({**sections, "batch": batch, "fault": _fault_key(config)})
+    fault = config.fault.model_dump(mode="json") if config.fault.site == "reset" else _fault_key(config)
+    return _text({**sections, "batch": batch, "fault": fault})
 
 
 def _evaluation_key(config: Config) -> Any:

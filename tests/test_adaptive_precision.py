@@ -1,4 +1,4 @@
-"""Runs that change their precision: what they keep, what they compile, and what it is good for."""
+"""Runs that change their precision: what they keep, what they compile, and which trouble it cures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
-# It rains below x64, for ever; guards lose their patience after three iterations, the ladder after two.
+# A storm below x64 that never ends. The patience of guards is three iterations, that of the ladder two.
 BELOW_X64 = storm(below="x64")
 
 
@@ -43,11 +43,11 @@ def test_without_the_ladder_the_storm_ends_the_run(tmp_path: Path) -> None:
     assert runner.run().stop_reason is StopReason.physics_unstable
 
 
-def test_with_it_the_run_climbs_and_completes(cured: TrainingLoop) -> None:
+def test_with_the_ladder_the_run_climbs_to_x64_and_completes(cured: TrainingLoop) -> None:
     left = read_result(cured.run_dir)
     assert left is not None and (left["stop_reason"], left["rollbacks"]) == ("completed", 0)
     (change,) = events(cured.run_dir, "precision_changed")
-    # Three iterations are good, two are not; on a CPU all levels but the last deliver the same.
+    # Three iterations are good and two are bad; on a CPU all levels except x64 give the same products.
     assert change["step"] == 5 * ITERATION
     assert (change["before"], change["level"], change["cause"]) == ("default/float32", "x64/float32", "quarantine")
     rows = [json.loads(line) for line in (cured.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -55,15 +55,15 @@ def test_with_it_the_run_climbs_and_completes(cured: TrainingLoop) -> None:
     assert np.isfinite(load_policy(cured.run_dir).act(np.zeros(4, np.float32))).all()
 
 
-def test_parameters_optimizer_and_counters_are_carried_over(tmp_path: Path) -> None:
-    """Bit for bit: what the last iteration of one level left is what the first of the other begins with."""
+def test_change_of_precision_keeps_parameters_optimizer_and_counters(tmp_path: Path) -> None:
+    """Bit for bit, from the last iteration at one level to the first at the next."""
     before: list[Any] = []
     kept = ("params", "opt_state", "normalizer", "key", "counters", "tuning", "guard_memory")
 
     def parts() -> list[np.ndarray]:
         return [np.array(leaf) for name in kept for leaf in jax.tree.leaves(getattr(runner.single.state, name))]
 
-    kept_on_disk = {"every": 1, "asynchronous": False}  # the run is stopped among bad states, which are never saved
+    kept_on_disk = {"every": 1, "asynchronous": False}  # the run stops in bad states, which are never saved
     config = climbing(checkpoint=kept_on_disk)
     runner = TrainingLoop(config, tmp_path, lambda step, _: before.append(parts()) or step == 5 * ITERATION)
     assert runner.run().stop_reason is StopReason.stopped
@@ -71,7 +71,7 @@ def test_parameters_optimizer_and_counters_are_carried_over(tmp_path: Path) -> N
     same(parts(), before[-1])
 
 
-def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: TrainingLoop) -> None:
+def test_run_resumed_at_another_precision_equals_the_uninterrupted_run(tmp_path: Path, cured: TrainingLoop) -> None:
     kept = {"every": 1, "asynchronous": False}
     part = TrainingLoop(climbing(checkpoint=kept), tmp_path, lambda step, _: step == 8 * ITERATION)
     assert part.run().stop_reason is StopReason.stopped
@@ -83,8 +83,8 @@ def test_a_resume_at_another_level_is_exact(tmp_path: Path, cured: TrainingLoop)
     assert rest.single.host.rungs == cured.single.host.rungs
 
 
-def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path: Path) -> None:
-    """The saved physics is float64, the new level's float32; what was learnt goes on."""
+def test_precision_typed_on_resume_starts_at_the_bottom_of_its_ladder(tmp_path: Path) -> None:
+    """The saved physics is float64, that of the new level float32; parameters are kept."""
     part = TrainingLoop(climbing(), tmp_path, lambda step, _: step == 8 * ITERATION)
     part.run()
     typed = climbing(resume="auto", precision={"matmul": "highest"}, fault=storm(below="highest"))
@@ -96,7 +96,7 @@ def test_another_precision_typed_anew_begins_at_the_foot_of_its_ladder(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_level_compiles_once_however_often_it_is_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_precision_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     original = TrainingSetup.compiled
 
@@ -112,8 +112,8 @@ def test_a_level_compiles_once_however_often_it_is_come_to(tmp_path: Path, monke
     assert compiled == ["default", "x64"]
 
 
-def test_a_remedy_raises_precision_too(tmp_path: Path) -> None:
-    """The ladder has no patience of its own here: recovery asks for a step, and goes back to before the storm."""
+def test_remedy_raise_precision_climbs_the_ladder(tmp_path: Path) -> None:
+    """The ladder itself does not climb here: recovery raises the precision and rolls back to before the storm."""
     recovery = {"remedies": ["raise_precision"], "attempts": 2}
     runner = TrainingLoop(climbing({"patience": 1000}, recovery), tmp_path)
     assert runner.run().stop_reason is StopReason.completed
@@ -126,8 +126,8 @@ def test_a_remedy_raises_precision_too(tmp_path: Path) -> None:
     assert steps == [6 * ITERATION] * 2
 
 
-def test_networks_whose_loss_scale_has_collapsed_climb_to_float32(tmp_path: Path) -> None:
-    """A loss that overflows float16 at any scale: the search ends at its floor, and nothing is learnt until then."""
+def test_networks_whose_loss_scale_collapses_climb_to_float32(tmp_path: Path) -> None:
+    """The loss overflows float16 at every scale down to the floor, and no update is accepted until then."""
     narrow = {"network": "float16", "loss_scale": {"initial": 2.0**60, "floor": 2.0**59, "cap": 2.0**60}}
     runner = TrainingLoop(climbing(fault={}, precision=narrow), tmp_path)
     assert runner.run().stop_reason is StopReason.completed
@@ -138,8 +138,10 @@ def test_networks_whose_loss_scale_has_collapsed_climb_to_float32(tmp_path: Path
     assert accepted[0] == 0.0 and accepted[-1] == 1.0
 
 
-def test_what_is_not_delivered_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that ignores the flag, as some GPUs have: the level is told, and not climbed to."""
+def test_precision_that_the_device_ignores_is_logged_and_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some GPUs ignore the flag: the run logs the level and skips it."""
     from rlstable.supervise.arithmetic import Accuracy
 
     tf32 = Accuracy(1e-3, 1e-4, 11.0)

@@ -1,4 +1,4 @@
-"""`rlstable.fit` is the command from Python."""
+"""`rlstable.fit` trains like the command."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_fit_resumes_with_the_saved_configuration(tmp_path: Path) -> None:
     assert "discounting: 0.5" in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def test_the_environment_of_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_in_the_docs_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
     (code,) = re.findall(r"```python\n(# point.py.*?)```", page, re.S)
     (tmp_path / "point.py").write_text(code)
@@ -80,20 +80,20 @@ def test_the_environment_of_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.
     assert result.metrics["eval/aborted_share"] == 0.0
 
 
-def test_a_mistake_is_one_line() -> None:
+def test_mistake_in_fit_is_one_line() -> None:
     with pytest.raises(rlstable.ConfigError, match=r"^ppo.num_env: unknown key; did you mean num_envs"):
         rlstable.fit("ant", ppo={"num_env": 1})
 
 
 @pytest.mark.parametrize("env", [None, "fast", "ant"])
-def test_fit_with_a_class_of_ones_own_inherits_no_recipe(env: str | None, tmp_path: Path) -> None:
+def test_fit_on_a_custom_class_inherits_no_recipe(env: str | None, tmp_path: Path) -> None:
     own = ["env.source=import", "env.name=toys:PointMass"]
     with pytest.raises(rlstable.ConfigError, match=rf"^env.source: import with env={env or 'inverted_pendulum'} would"):
         rlstable.fit(env, run_dir=tmp_path, overrides=own)
     assert not list(tmp_path.iterdir())
 
 
-def test_recipe_of_a_class_of_ones_own_is_default_or_the_one_chosen() -> None:
+def test_recipe_of_a_custom_class_is_the_default_or_the_chosen_one() -> None:
     own = ["env.source=import", "env.name=toys:PointMass"]
     supported = compose(["env=import", own[1]])
     assert supported.ppo == PPOConfig()
@@ -103,7 +103,7 @@ def test_recipe_of_a_class_of_ones_own_is_default_or_the_one_chosen() -> None:
     assert compose(["env=fast", *own, "ppo=fast"]).ppo == compose(["env=fast"]).ppo
 
 
-def test_resume_auto_goes_on_with_a_run_that_inherited_its_recipe(tmp_path: Path) -> None:
+def test_resume_auto_accepts_a_run_that_inherited_its_recipe(tmp_path: Path) -> None:
     words = ["env=fast", "env.source=import", "env.name=toys:PointMass", "resume=auto"]
     with pytest.raises(rlstable.ConfigError, match=r"^env.source: "):
         compose(words, tmp_path)
@@ -136,13 +136,13 @@ def test_resume_auto_goes_on_with_a_run_that_inherited_its_recipe(tmp_path: Path
         np.array([[1, 2], [3, 4]]),
     ],
 )
-def test_values_survive_the_way_through_overrides(value: Any) -> None:
+def test_values_passed_to_fit_survive_as_overrides(value: Any) -> None:
     config = compose(["env=ant", "env.kwargs={value: " + _literal(value) + "}"])
     expected = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     assert config.env.kwargs == {"value": expected}
 
 
-def test_public_names() -> None:
+def test_all_public_names_exist_and_unknown_names_are_an_error() -> None:
     for name in rlstable.__all__:
         assert getattr(rlstable, name) is not None
     assert set(rlstable.__all__) == set(dir(rlstable))

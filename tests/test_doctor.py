@@ -1,4 +1,4 @@
-"""The command line, as a user types it: what it prints where, and what it exits with."""
+"""The doctor command as a user types it: its output and exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*args: str) -> int:
     return int(caught.value.code or 0)
 
 
-def test_a_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_a_readable_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*TOY) == 0
     printed = capsys.readouterr()
     lines = [line.rstrip() for line in printed.out.splitlines()]
@@ -42,7 +42,7 @@ def test_a_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compiling the training program" in printed.err
 
 
-def test_a_report_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--json", *TOY, "--no-compile", "precision=highest") == 0
     printed = capsys.readouterr()
     data = json.loads(printed.out)
@@ -60,7 +60,7 @@ def test_a_report_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
         ([*TOY, "devices=3"], "ppo.batch_size: 8 does not divide evenly among 3 devices"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_doctor_reports_a_mistake_in_one_line_with_exit_code_2(
     args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*args, "--json") == 2
@@ -70,7 +70,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
-def test_help_does_not_wait_for_jax(tmp_path: Path) -> None:
+def test_help_of_the_doctor_does_not_import_jax(tmp_path: Path) -> None:
     code = (
         "import sys; from rlstable.doctor import __main__ as doctor\n"
         "try: doctor.main(['--help'])\n"
@@ -83,7 +83,7 @@ def test_help_does_not_wait_for_jax(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["ant", "humanoid", "inverted_pendulum"])
-def test_braxs_tasks_are_ready(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_of_brax_are_ready(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"env={task}", "devices=1", "--no-compile", "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "ready"
 

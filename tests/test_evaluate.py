@@ -1,4 +1,4 @@
-"""Evaluating a saved run: the numbers, the words, and what is said of a folder that holds none."""
+"""Evaluation of a saved run: its numbers, its output, and errors of damaged folders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def faulty_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run whose simulations go bad in most episodes."""
+    """A run whose simulations become bad in most episodes."""
     folder = tmp_path_factory.mktemp("faulty")
     env = {"kwargs": {"fault": "physics", "probability": 0.1}}
     sections = {"eval": {"num_evals": 0}, "logging": {"console": "off"}, "supervise": {"incident": {"enabled": False}}}
@@ -49,7 +49,9 @@ def faulty_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 run = functools.partial(exit_code, main)
 
 
-def test_the_numbers_are_those_of_the_episodes(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_an_evaluation_has_the_numbers_of_its_episodes(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(f"run={run_dir}", "episodes=40", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["env"], said["backend"], said["iteration"], said["step"]) == ("toys:PointMass", "toy", 2, 128)
@@ -61,7 +63,7 @@ def test_the_numbers_are_those_of_the_episodes(run_dir: Path, capsys: pytest.Cap
     assert list(said["metrics"]) == ["distance"]
 
 
-def test_the_seed_decides_and_samples_differ_from_the_mean_action(run_dir: Path) -> None:
+def test_episodes_depend_on_the_seed_and_on_sampling(run_dir: Path) -> None:
     saved = open_run(run_dir)
     first, again, other = (evaluate_run(saved, 8, seed=seed).episodes.metrics["reward"] for seed in (1, 1, 2))
     sampled = evaluate_run(saved, 8, deterministic=False, seed=1).episodes.metrics["reward"]
@@ -69,7 +71,7 @@ def test_the_seed_decides_and_samples_differ_from_the_mean_action(run_dir: Path)
     assert (first != other).all() and (first != sampled).all()
 
 
-def test_aborted_episodes_are_told_and_left_out(faulty_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aborted_episodes_are_reported_and_left_out(faulty_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     worth = evaluate_run(open_run(faulty_dir), 64)
     data = worth.as_data()
     assert 0 < worth.aborted < 64
@@ -80,7 +82,7 @@ def test_aborted_episodes_are_told_and_left_out(faulty_dir: Path, capsys: pytest
     assert f"{worth.aborted} of 64 episodes were aborted, and left out" in capsys.readouterr().out
 
 
-def test_nothing_is_left_where_all_are_aborted(faulty_dir: Path, tmp_path: Path) -> None:
+def test_evaluation_with_every_episode_aborted_has_no_return(faulty_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(faulty_dir, folder)
     text = (folder / "config.yaml").read_text()
@@ -91,7 +93,7 @@ def test_nothing_is_left_where_all_are_aborted(faulty_dir: Path, tmp_path: Path)
     assert worth.lines() == ["4 of 4 episodes were aborted: no episode has a return"]
 
 
-def test_people_read_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_prints_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"run={run_dir}", "which=latest", "episodes=10") == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
@@ -111,20 +113,20 @@ def copied(run_dir: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_another_version_is_said(copied: Path) -> None:
+def test_configuration_of_another_version_is_an_error(copied: Path) -> None:
     with (copied / "config.yaml").open("a") as file:
         file.write("warp_drive: true\n")
     with pytest.raises(ConfigError, match=r"config\.yaml is not of this version, rlstable .*: warp_drive: unknown key"):
         open_run(copied)
 
 
-def test_a_run_that_saved_nothing_is_said(copied: Path) -> None:
+def test_run_without_a_checkpoint_is_an_error(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(ConfigError, match="has no checkpoint; the run ended before its first save"):
         open_run(copied)
 
 
-def test_a_torn_checkpoint_is_said_and_nothing_is_touched(copied: Path) -> None:
+def test_damaged_checkpoint_is_an_error_and_changes_no_file(copied: Path) -> None:
     for path in (copied / "checkpoints").rglob("d/*"):
         path.write_bytes(path.read_bytes()[:10])
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
@@ -137,7 +139,7 @@ def test_a_torn_checkpoint_is_said_and_nothing_is_touched(copied: Path) -> None:
     ("content", "message"),
     [("a: [", "cannot be read"), ("- 1\n- 2\n", "holds no configuration"), ("12", "cannot be read|no configuration")],
 )
-def test_a_damaged_configuration_is_said(content: str, message: str, copied: Path) -> None:
+def test_damaged_configuration_is_an_error(content: str, message: str, copied: Path) -> None:
     (copied / "config.yaml").write_text(content)
     with pytest.raises(ConfigError, match=message):
         read_settings(copied)
@@ -154,7 +156,7 @@ def test_a_damaged_configuration_is_said(content: str, message: str, copied: Pat
         (["run={run}", "episodes=none"], "episodes: 'none' must be a number, not text"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_evaluate_command_reports_a_mistake_in_one_line_with_exit_code_2(
     words: list[str], message: str, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*(word.format(run=run_dir, empty=tmp_path) for word in words)) == 2
@@ -163,15 +165,17 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert message in printed.err.splitlines()[-1]
 
 
-def test_a_policy_for_another_robot_is_refused(copied: Path) -> None:
+def test_policy_for_another_observation_is_an_error(copied: Path) -> None:
     text = (copied / "config.yaml").read_text()
     (copied / "config.yaml").write_text(text.replace("toys:PointMass", "toys:NamedPointMass"))
     with pytest.raises(ConfigError, match=r"has observations \{'state': \(4,\)\} .* the policy was trained for \(4,\)"):
         evaluate_run(open_run(copied, trust=True), 2)
 
 
-def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the precision that its run had climbed to, and on the physics that `auto` was there."""
+def test_policy_is_evaluated_at_the_precision_and_backend_of_its_training(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the precision that the run had climbed to, and on the backend that `auto` had chosen."""
     from rlstable.policy import saved_run
 
     config = compose(["env=inverted_pendulum"])
@@ -200,11 +204,11 @@ def test_a_policy_is_judged_as_it_was_trained(run_dir: Path, tmp_path: Path, mon
     assert open_run(tmp_path).config.env.backend == "mjx"
 
 
-def test_a_run_saves_what_simulated_it(run_dir: Path) -> None:
+def test_run_saves_the_name_of_its_backend(run_dir: Path) -> None:
     assert open_run(run_dir).policy.host["backend"] == "toy"
 
 
-def test_a_policy_of_another_version_is_one_line(
+def test_policy_of_another_version_is_one_line(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rlstable.policy import policy
@@ -216,7 +220,7 @@ def test_a_policy_of_another_version_is_one_line(
     assert "warp_drive: unknown key" in capsys.readouterr().err
 
 
-def test_damaged_results_are_none(tmp_path: Path) -> None:
+def test_damaged_result_json_is_read_as_none(tmp_path: Path) -> None:
     for content in (b"\xff", b"[]", b"3", b"{"):
         (tmp_path / "result.json").write_bytes(content)
         assert read_result(tmp_path) is None

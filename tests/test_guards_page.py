@@ -1,4 +1,4 @@
-"""docs/guards.md tells of every key, has the numbers that the configuration has, and its code works."""
+"""docs/guards.md has every key with its configured numbers, and its code works."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def number(text: str) -> Any:
     return words[text] if text in words else float(text)
 
 
-def test_every_key_has_one_row_and_every_row_a_key() -> None:
+def test_guards_page_has_one_row_for_every_key() -> None:
     assert sorted(key for key, *_ in ROWS) == sorted(flat(GuardsConfig()))
 
 
 @pytest.mark.parametrize(("column", "group"), [(1, "default"), (2, "strict")])
-def test_numbers_are_those_of_the_configuration(column: int, group: str) -> None:
+def test_guards_page_has_the_numbers_of_the_configuration(column: int, group: str) -> None:
     config = flat(compose(["env=fast", f"guards={group}"]).guards)
     told = {row[0]: number(row[column]) for row in ROWS}
     assert told == config
@@ -55,13 +55,13 @@ def test_numbers_are_those_of_the_configuration(column: int, group: str) -> None
         assert told == flat(GuardsConfig())
 
 
-def test_no_key_is_made_up() -> None:
+def test_guards_page_mentions_no_unknown_key() -> None:
     sections = "|".join(GuardsConfig.model_fields)
     named = re.findall(rf"`(?:guards\.)?((?:{sections})\.\w+)`", PAGE)
     assert set(named) == set(flat(GuardsConfig()))
 
 
-def test_causes_and_endings_are_those_of_the_guards() -> None:
+def test_guards_page_has_the_causes_and_stop_reasons_of_the_guards() -> None:
     config = compose(["env=fast"])
     guards = {
         **env_guards(config.guards),
@@ -97,7 +97,7 @@ def raised(state: State) -> State:
     return state.replace(pipeline_state=physics.replace(q=jnp.append(physics.q, height)))
 
 
-def test_the_code_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_on_the_guards_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(code.splitlines()) < 40
     module = ModuleType("my.module")

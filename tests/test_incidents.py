@@ -1,4 +1,4 @@
-"""Runs in which simulations go bad leave incidents: the first ones, so many, and none twice."""
+"""Runs whose simulations become bad save incidents: one per window, at most `keep`, and none twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ITERATION = 64
 def config(
     iterations: int = 6, fault: dict[str, Any] | None = None, incidents: dict[str, Any] | None = None, **sections: Any
 ) -> Config:
-    """A run of the miniature in which about one environment in fifty steps goes bad."""
+    """A tiny run in which about one step in fifty goes bad."""
     kwargs = {"fault": "physics", "probability": 0.02} if fault is None else fault
     defaults: dict[str, Any] = {
         "guards": {},
@@ -60,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
     return runner
 
 
-def test_one_per_window_is_left_with_an_event(run: TrainingLoop) -> None:
+def test_run_saves_one_incident_per_window_with_an_event(run: TrainingLoop) -> None:
     told = events(run.run_dir, "incident")
     assert [Path(event["path"]).name for event in told] == folders(run.run_dir)
     iterations = [int(name.split("-")[0]) for name in folders(run.run_dir)]
@@ -72,7 +72,7 @@ def test_one_per_window_is_left_with_an_event(run: TrainingLoop) -> None:
     assert run.single.host.incidents == IncidentMemory(len(iterations), iterations[-1])
 
 
-def test_what_is_said_of_it(run: TrainingLoop) -> None:
+def test_incident_names_the_environment_step_and_cause(run: TrainingLoop) -> None:
     found = read(run.run_dir / "incidents" / folders(run.run_dir)[0])
     facts = found.facts
     assert (facts["seed"], facts["fault"], facts["versions"]["rlstable"]) == (0, None, "0.1.0")
@@ -84,7 +84,7 @@ def test_what_is_said_of_it(run: TrainingLoop) -> None:
     np.testing.assert_array_equal(np.float32(facts["action"]), found.arrays["after/pipeline_state/warm_start"])
 
 
-def test_two_devices_each_have_theirs_in_the_order_of_the_steps(tmp_path: Path) -> None:
+def test_each_device_saves_its_incident_in_the_order_of_steps(tmp_path: Path) -> None:
     fault = {"fault": "physics", "probability": 0.3}
     TrainingLoop(config(1, fault, devices=2), tmp_path / "all").run()
     found = [read(tmp_path / "all" / "incidents" / name).facts for name in folders(tmp_path / "all")]
@@ -96,14 +96,16 @@ def test_two_devices_each_have_theirs_in_the_order_of_the_steps(tmp_path: Path) 
     assert folders(tmp_path / "one") == ["1-1"]
 
 
-def test_a_run_of_which_nothing_is_caught_has_no_folder_and_no_slot(tmp_path: Path) -> None:
+def test_run_with_incidents_off_has_no_incident_folder_and_no_slot(tmp_path: Path) -> None:
     runner = TrainingLoop(config(2, incidents={"enabled": False}), tmp_path)
     runner.run()
     assert runner.single.state.incident is None
     assert folders(tmp_path) == [] and events(tmp_path, "guard_tripped")
 
 
-def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_saving_an_incident_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -116,8 +118,8 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert runner.single.host.incidents.count == 0
 
 
-def test_a_resumed_run_neither_forgets_nor_repeats(tmp_path: Path, run: TrainingLoop) -> None:
-    """The same incidents as the uninterrupted run's, bit for bit, and the same training."""
+def test_resumed_run_neither_loses_nor_repeats_incidents(tmp_path: Path, run: TrainingLoop) -> None:
+    """Incidents and training equal those of the uninterrupted run, bit for bit."""
     TrainingLoop(config(3), tmp_path).run()
     half = folders(tmp_path)
     resumed = TrainingLoop(config(6, resume="auto"), tmp_path)
@@ -130,7 +132,7 @@ def test_a_resumed_run_neither_forgets_nor_repeats(tmp_path: Path, run: Training
     jax.tree.map(np.testing.assert_array_equal, resumed.single.state.params, run.single.state.params)
 
 
-def test_a_checkpoint_does_not_depend_on_whether_incidents_are_caught(tmp_path: Path) -> None:
+def test_checkpoint_does_not_depend_on_whether_incidents_are_on(tmp_path: Path) -> None:
     TrainingLoop(config(2), tmp_path).run()
     assert (
         TrainingLoop(config(2, resume="auto", incidents={"enabled": False}), tmp_path).single.host.step == 2 * ITERATION
@@ -139,20 +141,22 @@ def test_a_checkpoint_does_not_depend_on_whether_incidents_are_caught(tmp_path: 
     assert "incident" not in manifest
 
 
-def test_older_checkpoints_know_of_none() -> None:
+def test_checkpoint_of_an_older_version_has_no_incidents() -> None:
     assert HostState.of({"iteration": 3}).incidents == IncidentMemory()
     assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == IncidentMemory(2, 9)
 
 
-def test_what_is_caught_after_the_precision_has_climbed_is_float64(tmp_path: Path) -> None:
-    """The slots are those of the level; and the step is done again in the arithmetic it was done in."""
+def test_incident_after_a_climb_to_x64_is_float64(tmp_path: Path) -> None:
+    """The incident is saved, and its step replayed, at the precision of the run at that time."""
     supervise = {
         "recovery": {"enabled": False},
         "ladder": {"patience": 1, "max_invalid": 0.01, "matmul": ["default", "x64"]},
         "incident": {"window": 1},
     }
     fault = {"fault": "observation", "probability": 0.2}
-    TrainingLoop(config(3, fault, supervise=supervise), tmp_path).run()  # up after the first, which is no relief
+    TrainingLoop(
+        config(3, fault, supervise=supervise), tmp_path
+    ).run()  # the ladder climbs after the first iteration, without relief
     found = [read(tmp_path / "incidents" / name) for name in folders(tmp_path)]
     assert [one.facts["precision"]["matmul"] for one in found] == ["default", "x64", "default"]
     kinds = [one.arrays["before/pipeline_state/q"].dtype.name for one in found]

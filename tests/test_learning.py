@@ -1,4 +1,4 @@
-"""Real physics is learnt: the returns of a short training rise, for each of several seeds."""
+"""Returns on real physics rise in a short training, for each of several seeds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SMALL = [
 
 
 def trips(result: rlstable.Result) -> dict[str, float]:
-    """What tripped: on a healthy environment nothing."""
+    """Guards that tripped, with their counts."""
     return {name: count for name, count in result.history[-1].items() if name.endswith("/trips") and count}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("env", "rise"), [("ant", 300.0), ("halfcheetah", 300.0)])
-def test_returns_rise(tmp_path: Path, env: str, rise: float, seed: int) -> None:
+def test_returns_rise_on_ant_and_halfcheetah(tmp_path: Path, env: str, rise: float, seed: int) -> None:
     """The spring backend, since it is the quickest of Brax's to compile and to step on a CPU."""
     result = rlstable.fit(
         env, run_dir=tmp_path, total_steps=400_000, seed=seed, overrides=[*SMALL, "env.backend=spring"]
@@ -47,7 +47,7 @@ def test_humanoid_on_mjx_runs_several_iterations(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_default_task_is_solved(tmp_path: Path) -> None:
+def test_default_task_is_solved(tmp_path: Path) -> None:
     result = rlstable.fit(run_dir=tmp_path, devices=1, logging="quiet")
     assert result.stop_reason.name == "target_reached"
     assert result.metrics["eval/episode_reward"] >= 950.0

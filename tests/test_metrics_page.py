@@ -1,4 +1,4 @@
-"""The page of the metrics names all that are logged, and no other."""
+"""docs/metrics.md has every logged metric and no other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GROUPS = "training|episode|eval|guards|limiters|supervise|timing|memory|seeds|ev
 
 
 def in_the_code() -> set[str]:
-    """Every key that is written out in the package; what stands in braces there is a name in angle brackets."""
+    """Every metric key in the package; names in braces become names in angle brackets."""
     source = "".join(path.read_text() for path in (ROOT / "rlstable").rglob("*.py"))
     keys = re.findall(rf'"((?:{GROUPS})/[\w{{}}/]*[\w}}])"', source)
     return {re.sub(r"\{(\w+)\}", r"<\1>", key) for key in keys}
@@ -21,12 +21,12 @@ def on_the_page() -> set[str]:
 
 
 def general(key: str) -> str:
-    """A key with its names left open, since the page calls a guard a guard."""
+    """A key with its placeholder names removed, since the page may name them differently."""
     key = re.sub(r"<\w+>", "<>", key)
     return "limiters/<>/active" if key.startswith("limiters/") else key
 
 
-def test_the_page_has_every_metric_and_no_other() -> None:
+def test_metrics_page_has_every_metric_and_no_other() -> None:
     code, page = ({general(key) for key in keys} for keys in (in_the_code(), on_the_page()))
     assert len(code) > 40
     assert code - page - {"eval/episode_<>_std"} == set()

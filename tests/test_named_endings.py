@@ -1,4 +1,4 @@
-"""Runs that go wrong after a good start, and have no second attempt, end by name; what was good is kept."""
+"""Runs without recovery that fail after a good start end by name and keep their good checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOOD, PATIENCE = 2, 3
 
 
 def short(**sections: Any) -> Config:
-    """Up to 40 iterations, each of them saved."""
+    """Up to 40 iterations, each saved."""
     defaults: dict[str, Any] = {
         "guards": {}, "devices": 1, "total_steps": 40 * ITERATION, "eval": {"num_evals": 0},
         "logging": {"console": "off"},
@@ -41,7 +41,7 @@ def fault(site: str, **fields: Any) -> dict[str, Any]:
     return {"site": site, "probability": 1.0, "start": GOOD, **fields}
 
 
-# By the guard whose patience ends: the ending, its exit code, and what goes wrong under which guards.
+# By guard: the stop reason, its exit code, and the guards and fault of the run.
 ENDINGS: dict[str, tuple[StopReason, int, dict[str, Any]]] = {
     "storm": (StopReason.physics_unstable, 5, {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward")}),
     "value_loss": (
@@ -68,8 +68,8 @@ ENDINGS: dict[str, tuple[StopReason, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("guard", ENDINGS)
-def test_a_guard_whose_patience_ends_names_the_ending(tmp_path: Path, guard: str) -> None:
-    """After as many iterations as it has patience for; the last good checkpoint is the latest, and can be used."""
+def test_guard_whose_patience_ends_ends_the_run_by_name(tmp_path: Path, guard: str) -> None:
+    """After `patience` iterations; the latest checkpoint is the last good one and can be resumed."""
     ending, code, sections = ENDINGS[guard]
     result = TrainingLoop(short(**sections), tmp_path).run()
     assert (result.stop_reason, result.stop_reason.exit_code) == (ending, code)
@@ -86,17 +86,17 @@ def test_a_guard_whose_patience_ends_names_the_ending(tmp_path: Path, guard: str
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.single.state.params))
 
 
-def test_a_storm_that_passes_ends_nothing(tmp_path: Path) -> None:
-    """Patience is for trips in a row: two storms of two iterations are no storm of three."""
+def test_storm_shorter_than_the_patience_does_not_end_the_run(tmp_path: Path) -> None:
+    """Patience counts trips in a row: a storm of two iterations is no storm of three."""
     sections = {"guards": {"storm": {"patience": PATIENCE}}, "fault": fault("reward", iterations=PATIENCE - 1)}
     result = TrainingLoop(short(**sections, total_steps=8 * ITERATION), tmp_path).run()
     assert result.stop_reason is StopReason.completed
     assert result.history[-1]["guards/storm/trips"] == PATIENCE - 1
-    assert saved(tmp_path) == [1, 2, 5, 6, 7, 8]  # not those of the storm
+    assert saved(tmp_path) == [1, 2, 5, 6, 7, 8]  # without the iterations of the storm
 
 
-def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
-    """Every gradient is NaN: nothing is ruined, and nothing is learnt. What is saved is the state that was good."""
+def test_run_that_accepts_no_update_ends_by_name(tmp_path: Path) -> None:
+    """Every gradient is NaN and every update is rejected; the saved states are good."""
     sections = {"guards": {"finite_update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     result = TrainingLoop(short(**sections), tmp_path).run()
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.no_update_accepted, 4)
@@ -107,16 +107,16 @@ def test_a_run_that_learns_nothing_ends_by_name(tmp_path: Path) -> None:
     assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
 
 
-def test_patience_counts_iterations_in_a_row_over_a_resume(tmp_path: Path) -> None:
-    """What was idle before it counts."""
+def test_patience_counts_iterations_across_a_resume(tmp_path: Path) -> None:
+    """Iterations without an update before the resume count as well."""
     sections = {"guards": {"finite_update": {"patience": PATIENCE}}, "fault": fault("gradient")}
     TrainingLoop(short(**sections), tmp_path, lambda step, _: step == (GOOD + 1) * ITERATION).run()
     result = TrainingLoop(short(**sections, resume="auto"), tmp_path).run()
     assert (result.stop_reason, result.step) == (StopReason.no_update_accepted, (GOOD + PATIENCE) * ITERATION)
 
 
-def test_the_reset_pool_is_refilled_only_if_something_was_drawn(tmp_path: Path) -> None:
-    """A healthy run never draws, so its pool stays; the iteration of the first fault makes the next refill due."""
+def test_reset_pool_is_refilled_only_if_it_was_drawn_from(tmp_path: Path) -> None:
+    """A healthy run never draws from its pool; the first fault makes the next refill due."""
     env = {"name": "toys:PointMass", "reset_pool_refresh": 2, "reset_pool_size": 8}
     sections = {"env": env, "fault": fault("reward", probability=0.05, iterations=1)}
     pools: list[np.ndarray] = []
@@ -128,12 +128,12 @@ def test_the_reset_pool_is_refilled_only_if_something_was_drawn(tmp_path: Path) 
     result = runner.run()
     assert result.history[-1]["guards/quarantine/trips"] > 0
     same = [bool(np.array_equal(a, b)) for a, b in itertools.pairwise(pools)]
-    # The fault strikes in the third iteration and the refill follows the fourth: seen in the fifth, and never again.
+    # The fault is in the third iteration and the refill after the fourth, so only the fifth sees another pool.
     assert same == [True, True, True, False, True, True, True]
     assert runner.single.host.drawn is False
 
 
-def test_a_resume_is_exact_between_a_draw_and_the_refill_it_asks_for(tmp_path: Path) -> None:
+def test_resume_between_a_draw_and_its_refill_is_exact(tmp_path: Path) -> None:
     env = {"name": "toys:PointMass", "reset_pool_refresh": 2, "reset_pool_size": 8}
     sections = {"env": env, "fault": fault("reward", probability=0.05), "total_steps": 6 * ITERATION}
     whole = TrainingLoop(short(**sections), tmp_path / "whole")
@@ -148,7 +148,7 @@ def test_a_resume_is_exact_between_a_draw_and_the_refill_it_asks_for(tmp_path: P
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
-def test_without_guards_nothing_is_drawn_and_nothing_refilled(tmp_path: Path) -> None:
+def test_run_without_guards_has_no_reset_pool(tmp_path: Path) -> None:
     env = {"name": "toys:PointMass", "reset_pool_refresh": 1}
     runner = TrainingLoop(short(guards=GUARDS_OFF, env=env, total_steps=2 * ITERATION), tmp_path)
     runner.run()
@@ -156,9 +156,9 @@ def test_without_guards_nothing_is_drawn_and_nothing_refilled(tmp_path: Path) ->
     assert runner.single.host.drawn is False
 
 
-def test_a_state_guard_of_one_s_own_ends_a_run_by_its_patience(tmp_path: Path) -> None:
-    """Under the name that stands for all of them; a state that it refuses is not saved."""
-    never = StormGuard(PATIENCE, -1.0)  # not even a batch without a bad sample is good enough
+def test_custom_state_guard_ends_a_run_by_its_patience(tmp_path: Path) -> None:
+    """With the stop reason of custom guards; a state that the guard rejects is not saved."""
+    never = StormGuard(PATIENCE, -1.0)  # rejects even a batch without a bad sample
     runner = TrainingLoop(short(), tmp_path, more_guards={"state": {"never": never}})
     result = runner.run()
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.guard_exhausted, 8)

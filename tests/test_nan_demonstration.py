@@ -1,4 +1,4 @@
-"""One NaN in a thousand steps: what it does to a training without guards, and that with them nothing is lost."""
+"""One NaN in a thousand steps ruins a training without guards, and costs nothing with guards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_IN_A_THOUSAND = {"fault": "physics", "probability": 1e-3}
 
 
 def train(folder: Path, env: dict[str, Any], guards: dict[str, Any]) -> tuple[TrainingLoop, Result]:
-    """Trains on an environment, and judges the policy on the healthy one."""
+    """Trains on an environment and evaluates the policy on the healthy one."""
     config = tiny_config(
         guards=guards,
         devices=1,
@@ -47,21 +47,19 @@ def clean_return(tmp_path_factory: pytest.TempPathFactory) -> float:
     _, result = train(tmp_path_factory.mktemp("clean"), HEALTHY, {})
     value = result.metrics["eval/episode_reward"]
     assert value is not None
-    assert (
-        value > 60.0
-    )  # it has learnt to stay in the middle: 1 a step there, and an untrained policy falls off the edge
+    assert value > 60.0  # of at most 100; an untrained policy falls off the edge
     assert result.history[-1]["guards/quarantine/trips"] == 0
     return value
 
 
-def test_without_guards_the_parameters_are_nan(tmp_path: Path) -> None:
+def test_one_nan_in_a_thousand_steps_makes_parameters_nan_without_guards(tmp_path: Path) -> None:
     runner, result = train(tmp_path, ONE_IN_A_THOUSAND, GUARDS_OFF)
     assert not finite(runner.single.state.params)
     assert not finite(runner.single.state.normalizer)
-    assert result.metrics["eval/episode_reward"] is None  # the policy's actions are NaN, every episode is aborted
+    assert result.metrics["eval/episode_reward"] is None  # the actions are NaN, so every episode is aborted
 
 
-def test_with_the_default_guards_the_policy_is_as_good_as_a_clean_one(tmp_path: Path, clean_return: float) -> None:
+def test_default_guards_give_a_policy_as_good_as_without_faults(tmp_path: Path, clean_return: float) -> None:
     runner, result = train(tmp_path, ONE_IN_A_THOUSAND, {})
     assert finite((runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer))
     assert finite(runner.single.state.env_state)

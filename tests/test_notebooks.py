@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and hold no output."""
+"""The notebooks run from top to bottom and contain no saved output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 
 def executed(name: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The notebook with its outputs, run in a kernel of its own."""
+    """Runs the notebook in a new kernel and returns it with its outputs."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -37,17 +37,17 @@ def kinds(notebook: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_output_is_kept(name: str) -> None:
+def test_notebook_has_no_saved_output(name: str) -> None:
     notebook = json.loads((FOLDER / f"{name}.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert cells and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
 
 
-def test_there_are_two() -> None:
+def test_notebooks_are_quickstart_and_break_and_guard() -> None:
     assert NAMES == ["break_and_guard", "quickstart"]
 
 
-def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_notebook_trains_evaluates_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = executed("quickstart", tmp_path, monkeypatch)
     run = tmp_path / "quickstart" / "inverted_pendulum"
     said = printed(notebook)
@@ -59,7 +59,7 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def driven(folder: Path) -> float:
-    """The return of the example of docs/export.md, which knows nothing of rlstable and jax, with an exported policy."""
+    """Return of the exported policy in the example of docs/export.md, which imports neither rlstable nor JAX."""
     (example,) = re.findall(
         r"```python\n(import mujoco.*?)```", (FOLDER.parent / "docs" / "export.md").read_text(), re.S
     )
@@ -71,12 +71,14 @@ def driven(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_break_and_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_break_and_guard_notebook_survives_every_fault_with_guards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = printed(executed("break_and_guard", tmp_path, monkeypatch))
     guarded = [line for line in said.splitlines() if "guards=default" in line]
     assert len(guarded) == 5
     for line in guarded:
         assert "completed" in line and float(line.split("return")[1].split()[0]) > 900, said
     plain = [line for line in said.splitlines() if "guards=off" in line]
-    # Without guards at least the faults of the gradient and the optimizer end in nothing.
+    # Without guards at least the faults of the gradient and the optimizer ruin the training.
     assert sum("return None" in line or float(line.split("return")[1].split()[0]) < 500 for line in plain) >= 2, said

@@ -1,4 +1,4 @@
-"""The wheel: it ships its configuration files, and trains from any folder."""
+"""The wheel contains its configuration files and trains from any folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = [
 
 
 @pytest.mark.slow
-def test_a_wheel_trains_from_any_folder(tmp_path: Path) -> None:
+def test_wheel_trains_from_any_folder(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True)
     (wheel,) = tmp_path.glob("rlstable-*.whl")

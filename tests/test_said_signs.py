@@ -1,4 +1,4 @@
-"""Signs of trouble in whole runs: the event, the console, `result.json`, the page, several seeds, a resume."""
+"""Signs of trouble in whole runs: event, console, `result.json`, page, several seeds and resume."""
 
 from __future__ import annotations
 

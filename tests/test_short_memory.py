@@ -1,4 +1,4 @@
-"""Runs with less memory than they would like: they divide the work, and compute the same."""
+"""Runs with too little memory divide the work and compute the same numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ITERATION = 512 * 2 * 16  # environment steps: rows times unroll length
 
 
 def config(limit: float | None = None, **sections: Any) -> Config:
-    """Layers that are wide beside the batch, so that dividing it is worth something. The limit is in bytes."""
+    """Layers that are wide compared with the batch, so that dividing the batch saves memory; the limit is in bytes."""
     wide = [128, 128, 128, 128]
     off = {"enabled": False}
     own: dict[str, Any] = {
@@ -46,7 +46,7 @@ def small(**sections: Any) -> Config:
 
 @pytest.fixture(scope="module")
 def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, TrainingLoop]:
-    """What training needs of memory, and the run that has it."""
+    """Bytes that training needs, and the run without a limit."""
     assembly = TrainingSetup(config(), mesh())
     needs = footprint(assembly.compiled(assembly.shapes()).executable)
     assert needs is not None
@@ -57,10 +57,10 @@ def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, TrainingLo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 8])
-def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
+def test_limit_that_is_too_small_is_met_by_dividing_minibatches(
     tmp_path: Path, unlimited: tuple[int, TrainingLoop], times: int
 ) -> None:
-    """The loss of the first iteration, on the same data, is the same to 1e-5."""
+    """The loss of the first iteration, on the same data, agrees to 1e-5."""
     needed, whole = unlimited
     runner = TrainingLoop(config(needed / times, total_steps=ITERATION), tmp_path)
     assert runner.run().stop_reason is StopReason.completed
@@ -77,7 +77,7 @@ def test_a_limit_that_is_too_small_is_met_by_dividing_minibatches(
 
 
 @pytest.mark.slow
-def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
+def test_limit_that_cannot_be_met_ends_the_run_and_names_a_limit_that_would_do(
     tmp_path: Path, unlimited: tuple[int, TrainingLoop]
 ) -> None:
     result = TrainingLoop(config(unlimited[0] / 100), tmp_path).run()
@@ -88,7 +88,7 @@ def test_a_limit_that_cannot_be_met_ends_by_name_and_says_what_would_fit(
 
 
 class Refusing:
-    """A program whose device refuses memory in the iterations it is told."""
+    """A program that runs out of memory in the given iterations."""
 
     def __init__(self, program: Program, refused: list[int]):
         self.executable = program.executable
@@ -113,7 +113,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, iterations: list[int]) -> None:
     monkeypatch.setattr(TrainingSetup, "compiled", lambda self, state: Refusing(original(self, state), iterations))
 
 
-def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
+def test_out_of_memory_while_training_rolls_back_and_continues_with_smaller_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, [2])
@@ -121,14 +121,14 @@ def test_a_refusal_while_training_goes_back_and_on_with_smaller_parts(
     assert runner.run().stop_reason is StopReason.completed
     (planned,) = events(tmp_path, "memory_planned")
     assert (planned["plan"], planned["step"]) == ("gradient_accumulation 2", 2 * ITERATION)
-    # Two iterations were done and saved: nothing is lost. It is no attempt of recovery's either.
+    # Two iterations were done and saved, so nothing is lost, and it does not count as an attempt of recovery.
     assert runner.single.host.attempts.count == 0
     assert [row["step"] for row in runner.single.log.history] == [ITERATION * n for n in (1, 2, 3, 4)]
     again = TrainingLoop(small(resume="auto", total_steps=5 * ITERATION), tmp_path)
     assert again.single.host.plan.gradient_accumulation == 2
     assert again.run().stop_reason is StopReason.completed
     assert len(events(tmp_path, "memory_planned")) == 1
-    # What the plan was made for is another now, so it is made anew.
+    # The plan was made for another batch, so it is dropped.
     ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 8}
     other = TrainingLoop(small(resume="auto", total_steps=6 * ITERATION, ppo=ppo), tmp_path)
     other.close()
@@ -144,7 +144,7 @@ def test_key_added_since_the_save_does_not_discard_the_memory_plan() -> None:
     assert _differs(None, new) and _differs(8, 16) and not _differs(8, 8)
 
 
-def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(
+def test_device_that_always_runs_out_of_memory_gets_fewer_environments_until_the_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(self: TrainingSetup, state: Any) -> Any:
@@ -156,7 +156,9 @@ def test_a_device_that_goes_on_refusing_is_given_fewer_environments_and_then_up(
     assert events(tmp_path, "memory_planned")[-1]["plan"] == "gradient_accumulation 512, envs_per_pass 8, num_envs 1"
 
 
-def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_without_a_kept_state_ends_the_run_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse(monkeypatch, [2])
     result = TrainingLoop(small(supervise={"recovery": {"enabled": False}}), tmp_path).run()
     assert (result.stop_reason, result.step) == (StopReason.out_of_memory, 2 * ITERATION)
@@ -164,14 +166,16 @@ def test_a_refusal_with_nothing_to_go_back_to_ends_by_name(tmp_path: Path, monke
     assert left is not None and "supervise.recovery.enabled=true" in left["advice"]
 
 
-def test_a_refusal_in_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_the_first_iteration_continues_with_smaller_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse(monkeypatch, [0])
     runner = TrainingLoop(small(), tmp_path)
     assert runner.run().stop_reason is StopReason.completed
     assert runner.single.host.step == 4 * ITERATION
 
 
-def test_any_other_error_of_the_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_the_device_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: TrainingSetup, state: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is on fire")
 
@@ -180,8 +184,8 @@ def test_any_other_error_of_the_device_is_an_error(tmp_path: Path, monkeypatch: 
         TrainingLoop(small(), tmp_path).run()
 
 
-def test_environments_in_passes_are_the_same_environments(tmp_path: Path) -> None:
-    """Seven at a time, the last pass being a short one."""
+def test_environments_stepped_in_passes_give_the_same_states(tmp_path: Path) -> None:
+    """Seven at a time; the last pass is shorter."""
     whole = TrainingLoop(small(total_steps=ITERATION), tmp_path / "whole")
     passes = TrainingLoop(
         small(total_steps=ITERATION, env={"name": "toys:PointMass", "envs_per_pass": 7}), tmp_path / "passes"

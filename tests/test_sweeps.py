@@ -1,4 +1,4 @@
-"""Sweeps by other launchers and sweepers than Hydra's own: nothing of them runs in this process."""
+"""Sweeps by launchers and sweepers other than those of Hydra, in other processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def needs(module: str, extra: str) -> pytest.MarkDecorator:
 
 
 def sweep(folder: Path, *words: str) -> tuple[int, str, list[dict[str, object]]]:
-    """Types a sweep; gives its exit code, what it printed, and the results of its jobs."""
+    """Runs a sweep; returns its exit code, its output and the results of its jobs."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
     command = [sys.executable, "-m", "rlstable.train", "-m", *TINY, f"hydra.sweep.dir={folder}", *words]
     done = subprocess.run(command, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=600)
@@ -38,7 +38,7 @@ def sweep(folder: Path, *words: str) -> tuple[int, str, list[dict[str, object]]]
     return done.returncode, done.stdout + done.stderr, [json.loads(path.read_text()) for path in paths]
 
 
-def test_how_runs_are_started_is_no_part_of_one_that_is_resumed(tmp_path: Path) -> None:
+def test_launcher_may_differ_when_a_run_is_resumed(tmp_path: Path) -> None:
     write_config(tmp_path, compose(["env=fast", "seed=3"]).model_dump(mode="json"))
     config = compose([f"resume={tmp_path}", "sweep=local", "total_steps=999"])
     assert (config.env.name, config.seed, config.total_steps) == ("fast", 3, 999)
@@ -52,7 +52,7 @@ LAUNCHERS = [
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_job_that_fails_stops_no_other(launcher: str, tmp_path: Path) -> None:
+def test_failing_job_does_not_stop_the_others(launcher: str, tmp_path: Path) -> None:
     code, printed, results = sweep(tmp_path / "sweep", f"sweep={launcher}", "seed=-1,1")
     assert [result["stop_reason"] for result in results] == ["config_error", "completed"], printed
     assert code == 2
@@ -63,8 +63,8 @@ def test_a_job_that_fails_stops_no_other(launcher: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs("hydra_optuna_sweeper", "optuna")
-def test_optuna_looks_for_the_greatest_return_and_a_dead_run_has_one_too(tmp_path: Path) -> None:
-    """Half of what may be drawn ends at once, by name."""
+def test_optuna_maximizes_the_return_and_counts_failed_runs(tmp_path: Path) -> None:
+    """Half of the settings that can be drawn end at once, by name."""
     words = ["sweep=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1"]
     space = ["fault.site=reward", "fault.probability=1.0", "guards.storm.patience=1", "supervise=off"]
     code, printed, results = sweep(tmp_path / "sweep", *words, *space, "fault.start=choice(0,1000)", "seed=range(0,4)")
@@ -79,7 +79,7 @@ def test_optuna_looks_for_the_greatest_return_and_a_dead_run_has_one_too(tmp_pat
 
 @pytest.mark.slow
 @needs("hydra_optuna_sweeper", "optuna")
-def test_a_search_for_the_least_return_is_refused(tmp_path: Path) -> None:
+def test_search_for_the_least_return_is_rejected(tmp_path: Path) -> None:
     code, printed, _ = sweep(tmp_path / "sweep", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=1", "seed=range(0,4)")
     assert code == 2 and "minimize would search for the lowest return; set it to maximize" in printed
 
@@ -93,7 +93,7 @@ def test_a_search_for_the_least_return_is_refused(tmp_path: Path) -> None:
         ("sweep=optuna", "hydra_optuna_sweeper"),
     ],
 )
-def test_what_is_not_installed_is_said_with_what_to_type(choice: str, module: str, tmp_path: Path) -> None:
+def test_missing_launcher_is_an_error_with_the_command_to_install_it(choice: str, module: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{module}"):
         pytest.skip(f"{module} is installed here")
     code, printed, results = sweep(tmp_path / "sweep", choice, "seed=0,1")

@@ -246,7 +246,7 @@ def test_signal_while_a_program_compiles_ends_the_run_at_once(tmp_path: Path, nu
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    large = ["network.value_hidden_layer_sizes=[64,64,64,64,64,64,64,64]", "logging.console=plain"]
+    large = [f"network.value_hidden_layer_sizes={[64] * 16}".replace(" ", ""), "logging.console=plain"]
     process = subprocess.Popen(
         [sys.executable, "-m", "rlstable.train", *TINY, *large],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True,
@@ -257,7 +257,7 @@ def test_signal_while_a_program_compiles_ends_the_run_at_once(tmp_path: Path, nu
             break
     time.sleep(1.0)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == {"preempted": 143, "interrupted": 130}[name]
     assert f"stop reason    {name}: " in output
     assert "compiled training" not in output

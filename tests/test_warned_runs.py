@@ -1,4 +1,4 @@
-"""Runs whose ending hides trouble: `result.json`, the last lines of the console, the page, several seeds, a resume."""
+"""Warnings of runs that end with hidden trouble: `result.json`, console, page, several seeds and resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstable.supervise.stop_reasons import StopReason
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NAN_REWARDS: dict[str, Any] = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 1.0}}
 PLAIN = {"console": "plain"}
-# Most rewards are not finite, and yet some samples are left to learn from in every iteration.
+# Most rewards are not finite, but every iteration has some valid samples.
 TORN: dict[str, Any] = {
     "env": {"kwargs": {"fault": "reward", "probability": 0.8}},
     "guards": {"storm": {"enabled": False}},

@@ -1,4 +1,4 @@
-"""Words of `key=value`: how they are read, and what is said of a mistake."""
+"""`key=value` arguments of the commands, and their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Options(Section):
     mode: Literal["a", "b"] | None = Field(None, description="how")
 
 
-def test_words_are_read() -> None:
+def test_arguments_are_parsed_into_options() -> None:
     found = command.options(Options, ["run=runs/2026-01-31", "run=123", "out=a=b", "count=7", "fast=false", "mode=b"])
     assert found == Options(run=(Path("runs/2026-01-31"), Path("123")), out=Path("a=b"), count=7, fast=False, mode="b")
     assert command.options(Options, ["run=x", "mode=null"]) == Options(run=(Path("x"),))
@@ -44,14 +44,14 @@ def test_words_are_read() -> None:
         (["run=x", "mode=c"], "mode: input should be 'a' or 'b', got 'c'"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistake_in_an_argument_is_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
     with pytest.raises(ConfigError) as caught:
         command.options(Options, words)
     assert str(caught.value) == message
 
 
-def test_help_explains_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     parser = command.key_parser("try", "Tries.", Options, "\nexamples:\n  try run=x\n")
     with pytest.raises(SystemExit):
         parser.parse_args(["--help"])

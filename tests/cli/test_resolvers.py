@@ -14,7 +14,7 @@ from rlstable.io.run_folder import write_config
 from rlstable.policy.saved_run import read_config
 from rlstable.train import main
 
-SECRET = "a-secret-that-nobody-may-read"
+SECRET = "a-secret-that-must-not-be-printed"
 TYPED = [
     "logging.wandb.name=${oc.env:RLSTABLE_TEST_SECRET}",
     "env.name=${oc.env:RLSTABLE_TEST_SECRET}",

@@ -11,6 +11,8 @@ from toys import PointMass, State, tiny_config
 
 from rlstable.doctor.reward_scale import lint
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 class Paid(PointMass):
     """A point mass in which every step pays the same; NaN in every other episode where `breaks`."""

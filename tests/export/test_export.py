@@ -1,4 +1,4 @@
-"""Exported policies: they act as the policy acts, on their own, and say what they are."""
+"""Exported policies: they act like the policy, need no rlstable, and contain their metadata."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def onnx_actions(path: Path, observations: np.ndarray) -> np.ndarray:
     return np.asarray(onnxruntime.InferenceSession(path).run(["action"], {"observation": observations})[0])
 
 
-def test_both_files_act_as_the_policy_does(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_files_act_like_the_policy(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"run={run_dir}", f"out={tmp_path}", "--json") == 0
     written = json.loads(capsys.readouterr().out)
     assert [Path(one["file"]).name for one in written] == ["policy.stablehlo", "policy.onnx"]
@@ -91,7 +91,7 @@ def test_both_files_act_as_the_policy_does(run_dir: Path, tmp_path: Path, capsys
         "bfloat16",
     ],
 )
-def test_every_kind_of_policy(sections: dict[str, Any], tmp_path: Path) -> None:
+def test_every_kind_of_network_is_exported(sections: dict[str, Any], tmp_path: Path) -> None:
     function = policy_function(open_run(trained(tmp_path / "run", **sections)))
     onnx, stablehlo = tmp_path / "policy.onnx", tmp_path / "policy.stablehlo"
     assert formats.write_onnx(function, onnx).difference <= 1e-5
@@ -102,15 +102,15 @@ def test_every_kind_of_policy(sections: dict[str, Any], tmp_path: Path) -> None:
     own = np.asarray(
         load_policy(tmp_path / "run").act({"state": function.samples} if "env" in sections else function.samples)
     )
-    close = 1e-5 if trained_in == "float32" else 0.1  # bfloat16 has three digits, and some samples are far out
+    close = 1e-5 if trained_in == "float32" else 0.1  # bfloat16 has three digits, and some samples are large
     np.testing.assert_allclose(onnx_actions(onnx, function.samples), own, atol=close)
 
 
 @pytest.mark.slow
-def test_both_files_run_as_the_policy_does(tmp_path: Path) -> None:
-    """Cheetahs of C MuJoCo, from the same first states, with a policy that has begun to run.
+def test_exported_files_earn_the_return_of_the_policy(tmp_path: Path) -> None:
+    """Cheetahs of C MuJoCo from the same first states, with a policy that has learned to run.
 
-    A difference in the last digit grows from step to step, so whole episodes are alike on average only.
+    A difference in the last digit grows with every step, so only the average of whole episodes is compared.
     """
     fit(
         "halfcheetah",
@@ -142,7 +142,7 @@ def test_both_files_run_as_the_policy_does(tmp_path: Path) -> None:
         assert found.sum(0).mean() == pytest.approx(own.sum(0).mean(), rel=0.05)
 
 
-def test_metadata_are_in_the_file(run_dir: Path, tmp_path: Path) -> None:
+def test_onnx_file_contains_its_metadata(run_dir: Path, tmp_path: Path) -> None:
     import onnx
 
     assert run(f"run={run_dir}", f"out={tmp_path}") == 0
@@ -159,10 +159,12 @@ def test_metadata_are_in_the_file(run_dir: Path, tmp_path: Path) -> None:
     shape = model.graph.input[0].type.tensor_type.shape.dim
     assert shape[0].dim_param and shape[1].dim_value == 4
     text = (tmp_path / "policy.onnx").read_bytes()
-    assert str(Path(__file__).parent).encode() not in text  # nothing of the machine it was written on
+    assert str(Path(__file__).parent).encode() not in text  # no path of this machine
 
 
-def test_a_file_that_disagrees_is_not_written(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_differs_from_the_policy_is_not_written(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "TOLERANCE", -1.0)
     function = policy_function(open_run(run_dir))
     for write in (formats.write_onnx, formats.write_stablehlo):
@@ -172,8 +174,10 @@ def test_a_file_that_disagrees_is_not_written(run_dir: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("size", "distribution"), [(1e3, "normal"), (30.0, "tanh_normal")])
-def test_large_actions_and_steep_policies_are_written(size: float, distribution: str, tmp_path: Path) -> None:
-    """What rounding does to them is more than 1e-5, in the policy itself as in a file."""
+def test_policies_with_large_actions_or_steep_outputs_are_exported(
+    size: float, distribution: str, tmp_path: Path
+) -> None:
+    """Rounding changes them by more than 1e-5, in the policy as in the file."""
     noise = {"noise_std_type": "log"} if distribution == "normal" else {}
     saved = open_run(trained(tmp_path / "run", network={"distribution_type": distribution, **noise}))
     layers = saved.policy.params["policy"]["params"]
@@ -188,14 +192,16 @@ def test_large_actions_and_steep_policies_are_written(size: float, distribution:
         formats._largest_difference(function, bent.actions, "bent")
 
 
-def test_what_onnx_cannot_say_is_one_line(run_dir: Path, tmp_path: Path) -> None:
+def test_operation_without_an_onnx_translation_is_one_line(run_dir: Path, tmp_path: Path) -> None:
     function = policy_function(open_run(run_dir))
     odd = dataclasses.replace(function, apply=lambda x: jax.lax.cumsum(function.apply(x), axis=x.ndim - 1))
     with pytest.raises(ConfigError, match=r"format: no ONNX for cumsum .*; choose format=stablehlo"):
         formats.write_onnx(odd, tmp_path / "policy.onnx")
 
 
-def test_a_missing_package_is_said(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnx_package_is_an_error_with_the_command_to_install_it(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"onnx needs onnx, .* pip install 'rlstable\[export\]'.* format=stablehlo"):
         formats.write_onnx(policy_function(open_run(run_dir)), tmp_path / "policy.onnx")
@@ -211,7 +217,7 @@ def test_a_missing_package_is_said(run_dir: Path, tmp_path: Path, monkeypatch: p
         (["run={run}", "out=/proc/no"], "out: cannot write to /proc/no"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_export_command_reports_a_mistake_in_one_line_with_exit_code_2(
     words: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*(word.format(run=run_dir) for word in words)) == 2

@@ -1,4 +1,4 @@
-"""Traced functions as ONNX: what is translated agrees with jax, what is not is said."""
+"""Traced functions as ONNX: translations agree with JAX, other operations are an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(function: Callable[[Any], Any], inputs: np.ndarray = INPUTS) -> np.ndarr
 
 
 @pytest.mark.parametrize("name", Activation.__args__)
-def test_every_activation_that_a_network_may_have(name: str) -> None:
+def test_onnx_of_every_activation_agrees_with_jax(name: str) -> None:
     assert NetworkConfig(activation=name)  # type: ignore[arg-type]
     function = getattr(jax.nn, name)
     np.testing.assert_allclose(run(function), jax.vmap(function)(INPUTS), rtol=2e-6, atol=2e-6)
@@ -50,19 +50,19 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "a product of vectors in a vector": lambda x: x * (x @ MATRIX[:, 0]),
     "a sum in every element": lambda x: jnp.split(jnp.broadcast_to(jnp.sum(x, keepdims=True), (5,)) + x, [2])[1],
     "a sum through a matrix": lambda x: jnp.broadcast_to(jnp.sum(x), (5,)) @ MATRIX,
-    "constants": lambda x: x + jnp.sin(jnp.arange(5.0)),  # there is no rule for a sine, and none is needed
-    "nobody needs it": lambda x: (x, jnp.sort(x))[0],
+    "constants": lambda x: x + jnp.sin(jnp.arange(5.0)),  # needs no rule for a sine
+    "an unused result": lambda x: (x, jnp.sort(x))[0],
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_operations(name: str) -> None:
+def test_onnx_of_every_operation_agrees_with_jax(name: str) -> None:
     function = FUNCTIONS[name]
     np.testing.assert_allclose(run(function), jax.vmap(function)(INPUTS), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-def test_the_batch_is_free(batch: int) -> None:
+def test_onnx_model_accepts_any_batch_size(batch: int) -> None:
     assert run(lambda x: x @ MATRIX, INPUTS[:batch]).shape == (batch, 3)
 
 
@@ -70,6 +70,6 @@ def test_the_batch_is_free(batch: int) -> None:
     ("function", "what"),
     [(jnp.sort, "sort"), (lambda x: x @ x, "a product of two values"), (lambda x: x.reshape(5, 1)[:, 0], "squeeze")],
 )
-def test_what_has_no_translation_is_said(function: Callable[[Any], Any], what: str) -> None:
+def test_operation_without_a_translation_is_named(function: Callable[[Any], Any], what: str) -> None:
     with pytest.raises(UnsupportedOperation, match=f"no ONNX for {what}"):
         to_onnx(function, 5, ("x", "y"))

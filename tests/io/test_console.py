@@ -1,8 +1,9 @@
-"""What a person reads, word for word."""
+"""Console output, word for word."""
 
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 
@@ -30,7 +31,7 @@ def make_rich(**kwargs) -> tuple[Console, RichConsole, Clock]:
     return Console("rich", 1_000_000, "ant", terminal=terminal, clock=clock, **kwargs), terminal, clock
 
 
-def test_plain_lines_are_aligned_and_throttled():
+def test_plain_console_aligns_and_throttles_its_lines():
     console, stream, clock = make_plain(title="humanoid, 8 devices")
     console.log(0, {})
     console.log(10, {"training/sps": 1.0})  # within five seconds of the last: no line
@@ -57,7 +58,7 @@ def test_plain_lines_are_aligned_and_throttled():
     ]
 
 
-def test_an_evaluation_of_nothing_has_no_return():
+def test_console_shows_no_return_of_a_void_evaluation():
     console, stream, _ = make_plain(100)
     console.log(50, {"eval/episode_reward": None, "eval/aborted_share": 1.0, "episode/sum_reward": 9.0})
     assert stream.getvalue() == (
@@ -66,13 +67,13 @@ def test_an_evaluation_of_nothing_has_no_return():
     )
 
 
-def test_eta_has_days():
+def test_console_shows_an_eta_of_days():
     console, stream, _ = make_plain(10**9)
     console.log(0, {"training/sps": 5_000.0})
     assert "ETA 2d 7:33:20  return" in stream.getvalue()
 
 
-def test_events_are_one_line():
+def test_console_prints_each_event_in_one_line():
     console, stream, _ = make_plain()
     console.event(123_456, "guard_tripped", {"guard": "quarantine", "physics": 2, "reward": 1})
     console.event(5, "checkpoint_failed", {"iteration": 1200, "error": "OSError: No space\n  left on device"})
@@ -86,7 +87,7 @@ def test_events_are_one_line():
     ]
 
 
-def test_every_kind_of_field_has_a_form():
+def test_event_fields_of_every_type_are_formatted():
     fields = {
         "a": 0.00012345,
         "b": None,
@@ -98,7 +99,7 @@ def test_every_kind_of_field_has_a_form():
     assert describe_event("k", fields) == "k: a 0.0001234, b none, c yes, d (x 1, y 2.5), e [1 two], f nan"
 
 
-def test_trips_in_every_iteration_are_added_up():
+def test_console_adds_up_trips_of_consecutive_iterations():
     console, stream, clock = make_plain()
     for step in range(1, 6):
         console.event(step, "guard_tripped", {"guard": "env", "physics": 1})
@@ -120,7 +121,7 @@ def test_trips_in_every_iteration_are_added_up():
     ]
 
 
-def test_plain_compiling_message_and_summary():
+def test_plain_console_prints_compiling_messages_and_the_summary():
     console, stream, clock = make_plain()
     with console.compiling("training"):
         clock.now += 12.34
@@ -140,7 +141,7 @@ def test_plain_compiling_message_and_summary():
     ]
 
 
-def test_off_prints_nothing(capsys):
+def test_console_off_prints_nothing(capsys):
     console = Console("off", 100, "ant")
     with console.compiling("training"):
         console.log(50, {"eval/episode_reward": 1.0})
@@ -151,13 +152,13 @@ def test_off_prints_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_auto_is_plain_without_a_terminal_and_bears_no_colour(capsys):
+def test_console_auto_is_plain_and_uncoloured_without_a_terminal(capsys):
     console = Console("auto", 100, "ant")
     console.event(1, "error", {"message": "x"})
     assert capsys.readouterr().out == "ant\n! step 1  error: message x\n"
 
 
-def test_auto_is_live_on_a_terminal(monkeypatch):
+def test_console_auto_is_coloured_on_a_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -176,7 +177,7 @@ def test_auto_is_live_on_a_terminal(monkeypatch):
     assert stream.getvalue().endswith("ant\ny\n")
 
 
-def test_rich_shows_a_bar_and_keeps_evaluations_and_events():
+def test_rich_console_shows_a_bar_and_keeps_evaluations_and_events():
     console, terminal, clock = make_rich()
     with console.compiling("training"):
         clock.now += 3
@@ -188,7 +189,7 @@ def test_rich_shows_a_bar_and_keeps_evaluations_and_events():
     console.event(500_000, "guard_tripped", {"guard": "[env]", "physics": 4})
     console.summary([("stop reason", "completed"), ("run", "runs/ant/1")])
     console.close()
-    # What is live stands before it on the same line of the recording, and is overwritten on a screen.
+    # In the recording the progress bar precedes these lines on the same line; a terminal overwrites it.
     text = [line.rstrip() for line in terminal.export_text().splitlines()]
     expected = [
         "compiled training in 3.0 s",
@@ -203,7 +204,7 @@ def test_rich_shows_a_bar_and_keeps_evaluations_and_events():
     assert terminal.file.getvalue().count("\x1b[?25h") == terminal.file.getvalue().count("\x1b[?25l") == 2
 
 
-def test_rich_compiles_again_in_the_middle_of_training():
+def test_rich_console_shows_a_failed_compilation_during_training():
     console, terminal, clock = make_rich()
     console.log(1, {})
     with pytest.raises(KeyboardInterrupt), console.compiling("training"):
@@ -214,7 +215,7 @@ def test_rich_compiles_again_in_the_middle_of_training():
     assert "failed to compile training after 2.0 s" in terminal.export_text()
 
 
-def test_a_closed_pipe_does_not_end_the_run():
+def test_closed_pipe_of_the_console_does_not_end_the_run():
     class Closed(io.StringIO):
         def write(self, _: str) -> int:
             raise BrokenPipeError("no reader")
@@ -227,26 +228,26 @@ def test_a_closed_pipe_does_not_end_the_run():
     console.close()
 
 
-def test_characters_that_the_stream_cannot_write_are_replaced():
+def test_console_replaces_characters_that_the_stream_cannot_write():
     raw = io.BytesIO()
     console = Console("plain", 100, stream=io.TextIOWrapper(raw, encoding="ascii"))
     console.message("größer")
     assert raw.getvalue() == b"gr??er\n"
 
 
-def test_long_work_is_said_to_be_under_way(capsys):
+def test_console_reminds_of_long_operations(capsys):
     console = Console("plain", 100, "ant", patience=0.01)
     with console.working("iteration 3", expected=90.0):
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 60.0
         while "so far" not in (seen := capsys.readouterr().out) and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert "iteration 3: 0 s of about 90 s so far" in seen
+    assert re.search(r"iteration 3: \d+ s of about 90 s so far", seen)
     capsys.readouterr()
     time.sleep(0.05)
-    assert capsys.readouterr().out == ""  # it ends with the block
+    assert capsys.readouterr().out == ""  # reminders end with the block
 
 
-def test_a_verbose_line_has_what_there_is_of_learning():
+def test_verbose_console_prints_the_learning_metrics_of_a_row():
     stream = io.StringIO()
     console = Console("plain", 1000, verbose=True, interval=1e9, stream=stream)
     console.log(64, {"training/v_loss": 0.25, "training/policy_distance": 0.0123, "training/clip_fraction": 0.125})
@@ -256,7 +257,7 @@ def test_a_verbose_line_has_what_there_is_of_learning():
     assert ["step", "128", "value", "loss", "nan"] in lines
 
 
-def test_rows_are_told_briefly_otherwise():
+def test_console_prints_no_learning_metrics_by_default():
     stream = io.StringIO()
     Console("plain", 1000, stream=stream).log(64, {"training/v_loss": 0.25})
     assert "value loss" not in stream.getvalue()

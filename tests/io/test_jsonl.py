@@ -20,11 +20,11 @@ def read(path) -> list[dict[str, Any]]:
 
     lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
     for line in lines:
-        assert abs(line.pop("time") - time.time()) < 60
+        assert abs(line.pop("time") - time.time()) < 3600
     return lines
 
 
-def test_json_lines_are_strict_and_at_once_on_disk(tmp_path):
+def test_json_lines_are_strict_and_written_at_once(tmp_path):
     sink = JsonLines(tmp_path / "run")
     metrics = {
         "a": 1.5,

@@ -1,4 +1,4 @@
-"""Numbers and events arrive whole, and a broken sink hurts nobody."""
+"""Sinks get all numbers and events, and a failing sink does not stop the run or other sinks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_tensorboard_writes_finite_metrics_and_events(tmp_path, caplog):
     assert not caplog.records
 
 
-def test_tensorboard_missing_names_key_and_remedy(tmp_path, monkeypatch):
+def test_missing_tensorboard_is_an_error_with_the_command_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigError, match=r"^logging\.tensorboard: .*pip install rlstable\[tensorboard\]"):
         TensorBoard(tmp_path)
@@ -59,7 +59,7 @@ class Recorder:
         self._take("close")
 
 
-def test_sinks_pass_everything_on():
+def test_all_sinks_get_all_rows_and_events():
     one, two = Recorder(), Recorder()
     sinks = Sinks([one, two])
     sinks.log(1, {"x": 1.0})
@@ -70,7 +70,7 @@ def test_sinks_pass_everything_on():
     assert one.calls == two.calls == [("log", 1, {"x": 1.0}), ("event", 1, "error", {"a": 1}), ("close",)]
 
 
-def test_a_broken_sink_is_reported_once_and_dropped_after_three_in_a_row():
+def test_failing_sink_is_reported_once_and_dropped_after_three_failures_in_a_row():
     broken, good = Recorder(), Recorder()
     sinks = Sinks([broken, good])
     fields = {"sink": "Recorder", "error": "OSError: full"}
@@ -87,7 +87,7 @@ def test_a_broken_sink_is_reported_once_and_dropped_after_three_in_a_row():
     assert broken.calls == [*(("log", step, {}) for step in range(5)), ("close",)]
 
 
-def test_when_all_sinks_are_broken_a_warning_says_so():
+def test_failure_of_all_sinks_is_a_warning():
     one, two = Recorder(), Recorder()
     one.error = two.error = ValueError("no")
     sinks = Sinks([one, two])
@@ -104,14 +104,14 @@ def test_when_all_sinks_are_broken_a_warning_says_so():
         sinks.close()
 
 
-def test_interrupts_go_through():
+def test_keyboard_interrupt_in_a_sink_is_raised():
     sink = Recorder()
     sink.error = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         Sinks([sink]).log(0, {})
 
 
-def test_the_record_of_the_run_is_never_given_up(tmp_path, monkeypatch):
+def test_json_lines_are_never_dropped(tmp_path, monkeypatch):
     full = {"now": False}
     real = JsonLines.log
 
@@ -133,7 +133,7 @@ def test_the_record_of_the_run_is_never_given_up(tmp_path, monkeypatch):
     assert [call for call in other.calls if call[0] == "event"] == [
         ("event", 3, "sink_failed", failed),
         ("event", 9, "sink_recovered", {"sink": "JsonLines", "lost": 6}),
-        ("event", 12, "sink_failed", failed),  # once more, since it had recovered; one or two lines are not said
+        ("event", 12, "sink_failed", failed),  # again after a recovery; one or two lost lines are not reported
     ]
     [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert (event["kind"], event["lost"]) == ("sink_recovered", 6)

@@ -20,7 +20,7 @@ from rlstable.io.thinning import History, thinned_events, thinned_rows
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred entries are many."""
+    """Thins logs from a hundred entries on."""
     for name, value in {"MOST": 100, "NEWEST": 10, "_SPACED": 20, "_STRETCHES": 5, "_LANES": 5}.items():
         monkeypatch.setattr(thinning, name, value)
 

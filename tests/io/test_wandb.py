@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlstable.config.run import WandbConfig
-from rlstable.io.sinks import Sinks, Wandb
+from rlstable.io.sinks import Wandb
 
 ONLINE = WandbConfig(mode="online", project="p", group="g", tags=("a", "b"))
 
@@ -103,26 +103,6 @@ def test_wandb_outage_at_the_start_is_reported_once(tmp_path, fake_wandb):
     sink.close()
     assert events == [("wandb_failed", {"at": "start", "error": "TimeoutError: no answer"})]
     assert sink.run_id == "old-id"
-
-
-def test_wandb_that_fails_three_times_in_a_row_is_reported_once_and_dropped(tmp_path, fake_wandb):
-    events = []
-    run = fake_wandb.run
-    sinks = Sinks([Wandb(ONLINE, tmp_path, {})], notify=lambda _, kind, fields: not events.append((kind, fields)))
-    for step, failing in enumerate([True, True, False, True, True, True, False, False]):
-        run.failing = failing
-        sinks.log(step, {"x": 1.0})
-    assert [step for step, _ in run.logged] == [2]
-    assert (run.calls, run.finished) == (6, 1)
-    said = {"sink": "Wandb", "error": "ConnectionError: no network"}
-    assert events == [("sink_failed", said), ("sink_dropped", said)]
-
-
-def test_wandb_that_fails_at_the_end_is_a_warning(tmp_path, fake_wandb):
-    sinks = Sinks([Wandb(ONLINE, tmp_path, {})])
-    fake_wandb.run.failing = True
-    with pytest.warns(RuntimeWarning, match="Wandb could not be closed: ConnectionError: still none"):
-        sinks.close()
 
 
 def test_disabled_wandb_is_not_imported(tmp_path, monkeypatch):

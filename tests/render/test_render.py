@@ -29,7 +29,7 @@ from rlstable.render.recording import RecordedEpisodes, Recording, best_median_w
 from rlstable.render.scene import make_scene, poses
 from rlstable.runner.loop import TrainingLoop
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 SHAPES = """
 <mujoco>
   <asset>

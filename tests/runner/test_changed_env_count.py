@@ -15,14 +15,14 @@ from rlstable.config import Config
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps: 16 unrolls of 4
 
 
 def config(total: int, **sections: Any) -> Config:
     defaults: dict[str, Any] = {
         "guards": {}, "devices": 1, "total_steps": total * ITERATION, "logging": {"console": "off"},
-        "eval": {"num_evals": 2, "num_envs": 4}, "env": {"episode_length": 8},
+        "eval": {"num_evals": 2, "num_envs": 4},
         "checkpoint": {"every": 1, "asynchronous": False},
     }  # fmt: skip
     return tiny_config(**defaults | sections)

@@ -34,7 +34,6 @@ def quick(**sections: Any) -> Config:
         "eval": {"num_evals": 0},
         "logging": {"console": "off"},
         "checkpoint": {"every": 1},
-        "ppo": {"discounting": 0.95},
     }
     return tiny_config(**defaults | sections)
 
@@ -66,22 +65,22 @@ def told(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_event_and_page_tell_edited_from_typed_settings(folder: Path) -> None:
-    edit(folder / "config.yaml", "ppo", "discounting", 0.15)
+    edit(folder / "config.yaml", "ppo", "num_resets_per_eval", 1)  # compiles no other program
     # The folder is a copy, so the user has to trust it.
     config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
     assert TrainingLoop(config, folder).run().stop_reason is StopReason.completed
     assert told(folder) == [
-        {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
+        {"key": "ppo.num_resets_per_eval", "old": 0, "new": 1, "how": "edited"},
         {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
     ]
     html = page([read_record(folder)])
     assert "<h2>Changed settings</h2>" in html
-    row = "<code>ppo.discounting</code></td><td><code>0.95</code></td><td><code>0.15</code></td><td><code>edited"
+    row = "<code>ppo.num_resets_per_eval</code></td><td><code>0</code></td><td><code>1</code></td><td><code>edited"
     assert row in html
-    assert load_policy(folder, "latest").host["config"]["ppo"]["discounting"] == 0.15
+    assert load_policy(folder, "latest").host["config"]["ppo"]["num_resets_per_eval"] == 1
     # A change is logged once, not at every later resume.
     TrainingLoop(compose([f"resume={folder}", "total_steps=192"]), folder).run()
-    assert [event["key"] for event in told(folder)] == ["ppo.discounting", "total_steps", "total_steps"]
+    assert [event["key"] for event in told(folder)] == ["ppo.num_resets_per_eval", "total_steps", "total_steps"]
 
 
 def test_changed_folders_and_loggers_are_not_logged(folder: Path) -> None:
@@ -155,12 +154,12 @@ def test_console_marks_what_was_edited_and_not_what_was_typed() -> None:
 def test_every_seed_of_a_fleet_logs_an_edit_in_the_folder_of_the_fleet(tmp_path: Path) -> None:
     with_two = {"seeds": 2, "total_steps": 64}
     TrainingLoop(quick(**with_two), tmp_path).run()
-    edit(tmp_path / "config.yaml", "ppo", "discounting", 0.15)
-    now = quick(**with_two | {"total_steps": 128}, ppo={"discounting": 0.15}, resume="auto")
+    edit(tmp_path / "config.yaml", "ppo", "num_resets_per_eval", 1)
+    now = quick(**with_two | {"total_steps": 128}, ppo={"num_resets_per_eval": 1}, resume="auto")
     TrainingLoop(now, tmp_path).run()
     for seed in (0, 1):
         assert told(tmp_path / f"seed-{seed}") == [
-            {"key": "ppo.discounting", "old": 0.95, "new": 0.15, "how": "edited"},
+            {"key": "ppo.num_resets_per_eval", "old": 0, "new": 1, "how": "edited"},
             {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
         ]
 
@@ -168,7 +167,7 @@ def test_every_seed_of_a_fleet_logs_an_edit_in_the_folder_of_the_fleet(tmp_path:
 def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None:
     """A checkpoint with an edited configuration is rejected."""
     host = folder / "checkpoints" / "1" / "host" / "metadata"
-    host.write_text(host.read_text().replace("0.95", "0.15"))
+    host.write_text(host.read_text().replace('"discounting": 0.97', '"discounting": 0.15'))
     write_config(folder, quick().model_dump(mode="json"))
     with pytest.raises(ValueError, match="the checksum of the host data is wrong"):
         TrainingLoop(quick(total_steps=128, resume="auto"), folder)

@@ -33,31 +33,6 @@ class Keyed(PointMass):
         return state.replace(info={**state.info, "typed": jax.random.key(3)})
 
 
-@pytest.mark.parametrize(
-    "sections", [{}, {"env": {"reset": "pool"}}, {"guards": {}}, {"ppo": {"normalize_rewards": True}}], ids=str
-)
-def test_shapes_are_those_of_the_first_state_of_a_run(sections: dict[str, Any], tmp_path: Path) -> None:
-    config = tiny_config(**{"logging": {"console": "off"}, "devices": 1, **sections})
-    runner = TrainingLoop(config, tmp_path)
-    shapes = TrainingSetup(config, mesh()).shapes()
-    assert jax.tree.structure(shapes) == jax.tree.structure(runner.single.state)
-    for here, there in zip(jax.tree.leaves(shapes), jax.tree.leaves(runner.single.state), strict=True):
-        assert (here.shape, here.dtype, here.sharding) == (there.shape, there.dtype, there.sharding)
-    assert bytes_of(shapes) == sum(x.nbytes for x in jax.tree.leaves(runner.single.state))
-
-
-def test_program_of_the_setup_is_the_program_of_a_run(tmp_path: Path) -> None:
-    config = tiny_config(logging={"console": "off"}, devices=1)
-    runner = TrainingLoop(config, tmp_path)
-    assembly = TrainingSetup(config, mesh())
-
-    def text(ppo: Any, state: Any) -> str:
-        specs = (SPECS, sharding.REPLICATED)
-        return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
-
-    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.programs.setup.ppo, runner.single.state)
-
-
 def test_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the shapes of its metrics and the loop over minibatches: the gradient is half of the tracing work."""
     traced: list[Any] = []
@@ -125,7 +100,7 @@ def test_first_state_does_not_depend_on_compiling_ahead() -> None:
 
 
 def test_missing_time_out_is_an_error_before_anything_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Programs, "build", lambda *_, **__: pytest.fail("a program was built"))
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_, **__: pytest.fail("a program was compiled"))
     config = tiny_config(ppo={"bootstrap_on_timeout": True})
     assembly = TrainingSetup(config, mesh())
     with pytest.raises(ConfigError, match=r"ppo\.bootstrap_on_timeout: toys:PointMass has no info\['time_out'\]"):
@@ -144,6 +119,36 @@ def test_error_of_background_compilation_is_raised_when_the_program_is_requested
     assembly.begin()
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         assembly.compiled(assembly.shapes())
+
+
+# --- `shared_programs` applies to the rest of this file
+
+
+@pytest.mark.usefixtures("shared_programs")
+@pytest.mark.parametrize(
+    "sections", [{}, {"env": {"reset": "pool"}}, {"guards": {}}, {"ppo": {"normalize_rewards": True}}], ids=str
+)
+def test_shapes_are_those_of_the_first_state_of_a_run(sections: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny_config(**{"logging": {"console": "off"}, "devices": 1, **sections})
+    runner = TrainingLoop(config, tmp_path)
+    shapes = TrainingSetup(config, mesh()).shapes()
+    assert jax.tree.structure(shapes) == jax.tree.structure(runner.single.state)
+    for here, there in zip(jax.tree.leaves(shapes), jax.tree.leaves(runner.single.state), strict=True):
+        assert (here.shape, here.dtype, here.sharding) == (there.shape, there.dtype, there.sharding)
+    assert bytes_of(shapes) == sum(x.nbytes for x in jax.tree.leaves(runner.single.state))
+
+
+@pytest.mark.usefixtures("shared_programs")
+def test_program_of_the_setup_is_the_program_of_a_run(tmp_path: Path) -> None:
+    config = tiny_config(logging={"console": "off"}, devices=1)
+    runner = TrainingLoop(config, tmp_path)
+    assembly = TrainingSetup(config, mesh())
+
+    def text(ppo: Any, state: Any) -> str:
+        specs = (SPECS, sharding.REPLICATED)
+        return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
+
+    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.programs.setup.ppo, runner.single.state)
 
 
 @pytest.mark.usefixtures("shared_programs")

@@ -1,4 +1,4 @@
-"""What a matrix product delivers: measured here, told apart, and reported where a flag is not obeyed."""
+"""Measured accuracy of matrix products: which arithmetic it is, and flags that the device ignores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BFLOAT16 = Accuracy(1.5e-3, 2e-4, 8.0)
 
 
 def imitated(bits: int):
-    """A product of factors rounded to `bits`, added up in float32, as tensor cores do it."""
+    """A matrix product like that of tensor cores: factors rounded to `bits`, sums in float32."""
 
     def multiply(x: np.ndarray, y: np.ndarray, level: str) -> np.ndarray:
         narrow = [arithmetic._rounded(a, bits).astype(np.float32) for a in (x, y)]
@@ -27,7 +27,7 @@ def imitated(bits: int):
     return multiply
 
 
-def test_a_cpu_multiplies_in_float32_at_every_level() -> None:
+def test_cpu_multiplies_in_float32_at_every_level() -> None:
     measured = measure()
     assert list(measured) == ["default", "high", "highest"]
     assert {accuracy.kind for accuracy in measured.values()} == {"float32"}
@@ -38,16 +38,18 @@ def test_a_cpu_multiplies_in_float32_at_every_level() -> None:
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(24, "float32"), (16, "bfloat16 x3"), (11, "tf32"), (8, "bfloat16")])
-def test_every_arithmetic_is_recognised(bits: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic_of_a_product_is_recognised_by_its_error(
+    bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arithmetic, "_multiply", imitated(bits))
     (accuracy,) = measure(("default",)).values()
     assert accuracy.kind == kind
-    if bits < 20:  # beyond that float32's own sums are what is seen
+    if bits < 20:  # with more bits the error of float32 sums dominates
         assert accuracy.bits == pytest.approx(bits, abs=0.1)
 
 
-def test_bfloat16_as_jax_itself_rounds() -> None:
-    """The measure on a product that jax really computes with fewer bits."""
+def test_measured_bits_of_a_bfloat16_product_of_jax_are_eight() -> None:
+    """Measures a product that JAX computes in bfloat16."""
     x, y = arithmetic._factors()[0]
     narrow = jax.jit(
         lambda a, b: jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type="f")
@@ -55,7 +57,7 @@ def test_bfloat16_as_jax_itself_rounds() -> None:
     assert arithmetic._accuracy(np.asarray(narrow(x, y)), x, y).bits == pytest.approx(8, abs=0.1)
 
 
-def test_the_level_is_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_compiles_at_the_measured_level(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     jit = jax.jit
 
@@ -68,7 +70,7 @@ def test_the_level_is_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [None, None, "highest", "highest"]
 
 
-def test_a_product_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_product_that_is_not_finite_has_no_accurate_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "_multiply", lambda x, y, level: np.full((len(x), y.shape[1]), np.nan))
     measured = measure(("highest",))
     assert measured["highest"] == Accuracy(math.inf, math.inf, 0.0)
@@ -86,11 +88,11 @@ def test_a_product_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, ()),
     ],
 )
-def test_levels_that_bring_nothing_are_dropped(measured: dict[str, Accuracy], distinct: tuple[str, ...]) -> None:
+def test_levels_that_are_no_more_accurate_are_dropped(measured: dict[str, Accuracy], distinct: tuple[str, ...]) -> None:
     assert distinct_levels(measured) == distinct
 
 
-def test_a_flag_that_is_not_obeyed_is_reported() -> None:
+def test_precision_flag_that_the_device_ignores_is_reported() -> None:
     assert undelivered({"default": TF32, "high": TF32, "highest": TF32}) == {"highest": "tf32"}
     assert undelivered({"default": BFLOAT16, "high": BFLOAT16}) == {"high": "bfloat16"}
     assert undelivered({"default": BFLOAT16, "tensorfloat32": TF32, "float32": FLOAT32}) == {}
@@ -102,13 +104,13 @@ def test_x64_computes_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jnp.zeros(1).dtype == jnp.float32
 
 
-def test_x64_that_computes_in_float32_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_x64_that_computes_in_float32_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     jit = jax.jit
     monkeypatch.setattr(arithmetic.jax, "jit", lambda _: jit(lambda x, y: x.astype("f") @ y.astype("f")))
     assert 1e-9 < measure_x64() < 1e-6
 
 
-def test_x64_that_the_device_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_x64_that_the_device_rejects_has_infinite_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_):
         raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: float64")
 

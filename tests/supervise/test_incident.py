@@ -1,4 +1,4 @@
-"""The folder of an incident: whole or not there, no larger than allowed, and not trusted when it was changed."""
+"""Incident folders: complete or absent, at most `max_mb` large, and rejected when they were changed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def written(folder: Path, max_mb: float = 16.0, **facts: Any) -> Path:
     return write(folder / "incidents" / "3-1", FACTS | {"config": config} | facts, ARRAYS, max_mb)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_incident_that_is_written_is_read_back(tmp_path: Path) -> None:
     found = read(written(tmp_path))
-    assert found.facts["reward"] == "nan" and found.facts["action"] == [1.0, "-inf"]  # JSON has no word for them
+    assert found.facts["reward"] == "nan" and found.facts["action"] == [1.0, "-inf"]  # strict JSON has no such numbers
     assert found.facts["replay"].endswith("-m rlstable.replay " + str(tmp_path / "incidents" / "3-1"))
     assert found.config == tiny_config(guards={})
     assert list(found.arrays) == list(ARRAYS)
@@ -46,12 +46,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert list(found.part("before")) == ["pipeline_state/q", "info/key"]
 
 
-def test_no_pickle_is_written(tmp_path: Path) -> None:
+def test_incident_contains_no_pickle(tmp_path: Path) -> None:
     with np.load(written(tmp_path) / "arrays.npz", allow_pickle=False) as arrays:
         assert {name: arrays[name].dtype.kind for name in arrays} == dict(zip(ARRAYS, "fufff", strict=True))
 
 
-def test_the_largest_are_left_out_what_can_be_computed_again_first(tmp_path: Path) -> None:
+def test_max_mb_leaves_out_the_largest_arrays_and_recomputable_ones_first(tmp_path: Path) -> None:
     assert read(written(tmp_path / "all")).facts["left_out"] == []
     some = read(written(tmp_path / "some", max_mb=1e-4))
     assert some.facts["left_out"] == ["after/pipeline_state/big"]
@@ -63,14 +63,14 @@ def test_the_largest_are_left_out_what_can_be_computed_again_first(tmp_path: Pat
     assert list(none.arrays) == ["action"]
 
 
-def test_one_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
-    """A run that was killed before it saved comes to the same incident again."""
+def test_existing_incident_is_not_overwritten(tmp_path: Path) -> None:
+    """A run that was killed before its save reaches the same incident again."""
     first = (written(tmp_path) / "incident.json").read_bytes()
     assert (written(tmp_path, causes=["another"]) / "incident.json").read_bytes() == first
 
 
 @pytest.mark.parametrize("when", ["arrays.npz", "rename"])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_full_disk_leaves_no_partial_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list((tmp_path / "incidents").iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_partial_incident_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "incidents" / ".3-1.part").mkdir(parents=True)
     (tmp_path / "incidents" / ".3-1.part" / "arrays.npz").write_bytes(b"torn")
     assert len(read(written(tmp_path)).arrays) == len(ARRAYS)
@@ -125,7 +125,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_damage_is_one_clear_error(tmp_path: Path, damage: Any, message: str) -> None:
+def test_damaged_incident_is_a_one_line_error(tmp_path: Path, damage: Any, message: str) -> None:
     folder = written(tmp_path)
     damage(folder)
     with pytest.raises(ConfigError) as caught:
@@ -134,7 +134,7 @@ def test_damage_is_one_clear_error(tmp_path: Path, damage: Any, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-# --- which are wanted
+# --- which incidents are saved
 
 
 def incidents(caught: IncidentMemory | None = None, **fields: Any) -> tuple[Incidents, IncidentMemory]:
@@ -143,7 +143,7 @@ def incidents(caught: IncidentMemory | None = None, **fields: Any) -> tuple[Inci
     return Incidents(Path("nowhere"), config, [], {}, own, lambda kind, **fields: None), own
 
 
-def test_one_per_window() -> None:
+def test_one_incident_per_window_is_saved() -> None:
     own, caught = incidents(window=10)
     assert own.wanted(5) and not own.opens_after(5)
     caught.count, caught.last = 1, 5
@@ -151,12 +151,12 @@ def test_one_per_window() -> None:
     assert [at for at in range(5, 30) if own.opens_after(at)] == [14]
 
 
-def test_in_every_iteration_with_a_window_of_one() -> None:
+def test_window_of_one_saves_an_incident_in_every_iteration() -> None:
     own, _ = incidents(IncidentMemory(1, 5), window=1)
     assert own.wanted(6) and own.opens_after(5)
 
 
-def test_none_once_there_are_enough() -> None:
+def test_no_incident_is_saved_beyond_keep() -> None:
     own, _ = incidents(IncidentMemory(3, 5), window=2, keep=3)
     assert not any(own.wanted(at) or own.opens_after(at) for at in range(5, 20))
 
@@ -166,7 +166,7 @@ def test_incident_facts_are_plain_json() -> None:
     assert IncidentMemory(**saved) == IncidentMemory(2, 7)
 
 
-def test_where_the_quarantine_is_off_only_what_is_not_finite_is_bad() -> None:
+def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
     limits = limits_of(tiny_config(guards={"quarantine": {"enabled": False}}))
     assert limits.max_abs_state is None and limits.max_other_norm is None
     assert limits_of(tiny_config(guards={})).max_abs_state == 1e6
@@ -185,7 +185,7 @@ def test_where_the_quarantine_is_off_only_what_is_not_finite_is_bad() -> None:
         ({"windw": 3}, "incident.windw: unknown key"),
     ],
 )
-def test_bad_values_name_their_key(fields: dict[str, Any], message: str) -> None:
+def test_invalid_incident_setting_names_its_key(fields: dict[str, Any], message: str) -> None:
     class Whole(Section):
         incident: IncidentConfig
 
@@ -194,7 +194,7 @@ def test_bad_values_name_their_key(fields: dict[str, Any], message: str) -> None
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-def test_anything_that_goes_wrong_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_to_save_an_incident_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Record:
         def take(self, _: Any) -> Any:
             return {"clock": np.zeros(1)}
@@ -210,4 +210,4 @@ def test_anything_that_goes_wrong_is_an_event(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(incident, "write", lambda *_: None)
     own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
     assert [kind for kind, _ in events] == ["incident_failed"]
-    assert caught == IncidentMemory(0, 6)  # the next one is tried after the window
+    assert caught == IncidentMemory(0, 6)  # the next attempt comes after the window

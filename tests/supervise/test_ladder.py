@@ -1,4 +1,4 @@
-"""When the ladder of precision is climbed and when it is come down: exact sequences, no training."""
+"""The precision ladder: exact sequences of steps up and down, without training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def changes(own: Ladder, signs: list[PrecisionSigns]) -> list[str | None]:
     return [None if change is None else f"{change.to} ({change.cause})" for change in found]
 
 
-def test_a_healthy_run_stays_where_it_is_and_asks_the_device_nothing() -> None:
+def test_healthy_run_stays_at_its_level_and_measures_nothing() -> None:
     def never(levels: tuple[str, ...]) -> tuple[str, ...]:
         raise AssertionError("measured without need")
 
@@ -46,7 +46,7 @@ def test_a_healthy_run_stays_where_it_is_and_asks_the_device_nothing() -> None:
     assert own.level == Level("default", "float32")
 
 
-def test_trouble_that_lasts_climbs_to_the_top_and_back_where_that_was_no_relief() -> None:
+def test_lasting_trouble_climbs_to_the_top_and_back_if_there_is_no_relief() -> None:
     own = ladder()
     assert changes(own, [STORM] * 10) == [
         None, "high/float32 (quarantine)", None, "highest/float32 (quarantine)", None, "x64/float32 (quarantine)",
@@ -56,11 +56,11 @@ def test_trouble_that_lasts_climbs_to_the_top_and_back_where_that_was_no_relief(
     assert not own.can_climb()
 
 
-def test_a_single_bad_iteration_is_no_trouble() -> None:
+def test_single_bad_iterations_do_not_climb() -> None:
     assert changes(ladder(), [STORM, FINE, STORM, FINE, FINE, STORM]) == [None] * 6
 
 
-def test_levels_that_the_device_delivers_alike_are_skipped() -> None:
+def test_levels_of_equal_accuracy_are_skipped() -> None:
     own = ladder(distinct=lambda levels: tuple(level for level in levels if level in ("default", "x64")))
     assert changes(own, [STORM] * 2) == [None, "x64/float32 (quarantine)"]
 
@@ -81,43 +81,43 @@ def test_ladder_steps_down_one_level_and_waits_longer_after_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("signs", [OVERFLOW, REJECTED, PrecisionSigns(True, 0.0, 0.0, False)], ids=str)
-def test_where_learning_is_in_trouble_networks_climb_first(signs: PrecisionSigns) -> None:
+def test_trouble_of_learning_raises_the_precision_of_networks_first(signs: PrecisionSigns) -> None:
     own = ladder(("default", "float16"), matmul=["default", "highest"])
     assert [change.split()[0] if change else None for change in changes(own, [signs] * 4)] == [
         None, "default/float32", None, "highest/float32",
     ]  # fmt: skip
 
 
-def test_where_simulations_are_in_trouble_products_climb_first() -> None:
+def test_trouble_of_simulations_raises_the_precision_of_products_first() -> None:
     own = ladder(("default", "bfloat16"), matmul=["default", "highest"])
     assert changes(own, [STORM] * 4)[1::2] == ["highest/bfloat16 (quarantine)", "highest/float32 (quarantine)"]
 
 
-def test_float16_may_climb_over_bfloat16() -> None:
+def test_float16_networks_can_climb_to_bfloat16() -> None:
     own = ladder(("default", "float16"), network=["bfloat16", "float32"])
     assert changes(own, [OVERFLOW] * 4)[1::2] == ["default/bfloat16 (loss_scale)", "default/float32 (loss_scale)"]
 
 
-def test_a_configured_level_above_the_foot_is_where_it_begins() -> None:
+def test_ladder_starts_at_the_configured_level() -> None:
     own = ladder(("highest", "float32"))
     assert changes(own, [STORM] * 2)[1] == "x64/float32 (quarantine)"
     assert changes(own, [FINE] * 6) == [None, None, "highest/float32 (healthy)", None, None, None]
 
 
 @pytest.mark.parametrize("share", [float("nan"), 1.0])
-def test_shares_that_are_not_a_number_are_trouble(share: float) -> None:
+def test_shares_of_nan_and_one_are_trouble(share: float) -> None:
     assert changes(ladder(patience=1), [PrecisionSigns(False, share, 0.0, False)])[0] is not None
     assert changes(ladder(patience=1), [PrecisionSigns(False, 0.0, share, False)])[0] is not None
 
 
-def test_switched_off_it_never_moves() -> None:
+def test_ladder_that_is_off_never_moves() -> None:
     own = ladder(enabled=False)
     assert changes(own, [STORM] * 20) == [None] * 20
     assert own.climb("remedy") is None and not own.can_climb()
 
 
 @given(st.lists(st.sampled_from([FINE, STORM, REJECTED]), max_size=60), st.integers(0, 60))
-def test_a_resumed_ladder_decides_as_the_whole_one(signs: list[PrecisionSigns], cut: int) -> None:
+def test_resumed_ladder_decides_like_the_uninterrupted_one(signs: list[PrecisionSigns], cut: int) -> None:
     whole = ladder(("default", "bfloat16"))
     expected = changes(whole, signs)
     first = ladder(("default", "bfloat16"))
@@ -142,15 +142,15 @@ def test_a_resumed_ladder_decides_as_the_whole_one(signs: list[PrecisionSigns], 
         ({"max_invalid": 2.0}, "ladder.max_invalid: input should be less than or equal to 1, got 2.0"),
     ],
 )  # fmt: skip
-def test_ladders_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_invalid_ladder_setting_is_a_one_line_error(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         validate(SuperviseConfig, {"ladder": fields})
     assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("signs", [OVERFLOW, REJECTED], ids=["loss scale", "rejected"])
-def test_physics_in_float64_is_no_cure_for_networks(signs: PrecisionSigns) -> None:
-    """They stay in float32 there; the trouble of simulations still leads to it."""
+def test_trouble_of_networks_does_not_climb_to_x64(signs: PrecisionSigns) -> None:
+    """Networks stay float32 there; trouble of simulations still climbs to x64."""
     own = ladder(distinct=lambda levels: ("default", "highest", "x64"))
     assert changes(own, [signs] * 6) == [None, f"highest/float32 ({own._cause(signs)})", None, None, None, None]
     assert not own.memory.futile
@@ -161,7 +161,7 @@ def test_physics_in_float64_is_no_cure_for_networks(signs: PrecisionSigns) -> No
     ("signs", "what"),
     [(STORM, "matrix products, for the cause quarantine"), (REJECTED, "networks, for the cause rejected")],
 )
-def test_where_the_program_is_shared_a_climb_is_refused_and_nothing_moves(signs: PrecisionSigns, what: str) -> None:
+def test_ladder_of_a_shared_program_refuses_to_climb_and_keeps_its_level(signs: PrecisionSigns, what: str) -> None:
     own = dataclasses.replace(ladder(("default", "bfloat16"), matmul=["default", "highest"]), shared=True)
     assert own.watch(signs) is None
     before = dataclasses.replace(own.memory, troubled=0)
@@ -172,6 +172,6 @@ def test_where_the_program_is_shared_a_climb_is_refused_and_nothing_moves(signs:
     assert own.can_climb()
 
 
-def test_a_shared_ladder_of_one_level_has_nothing_to_refuse() -> None:
+def test_ladder_of_a_shared_program_with_one_level_refuses_nothing() -> None:
     own = dataclasses.replace(ladder(distinct=lambda levels: ("default",)), shared=True)
     assert changes(own, [STORM] * 4) == [None] * 4

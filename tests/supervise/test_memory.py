@@ -1,4 +1,4 @@
-"""What programs need, what devices give, and how bytes are written."""
+"""Memory needed by programs, memory of devices and containers, and formatted bytes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def outer_product(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.sort(square, axis=0)[3], x + 1
 
 
-def test_the_footprint_of_a_program() -> None:
+def test_footprint_counts_arguments_outputs_temporaries_and_donation() -> None:
     x = jax.ShapeDtypeStruct((512,), jnp.float32)
     plain = footprint(jax.jit(outer_product).lower(x).compile())
     assert (plain.arguments, plain.aliased) == (4 * 512, 0)
-    assert 2 * 4 * 512 <= plain.outputs < 2 * 4 * 512 + 200  # and the table of the tuple
+    assert 2 * 4 * 512 <= plain.outputs < 2 * 4 * 512 + 200  # plus the table of the tuple
     assert plain.temporary >= 4 * 512 * 512
     donated = footprint(jax.jit(outer_product, donate_argnums=0).lower(x).compile())
     assert donated.aliased == 4 * 512
 
 
-def test_a_backend_that_tells_nothing() -> None:
+def test_backend_without_memory_analysis_has_no_footprint() -> None:
     assert footprint(SimpleNamespace(memory_analysis=lambda: None)) is None
 
 
-def test_peak_counts_what_is_aliased_once() -> None:
+def test_peak_counts_aliased_memory_once() -> None:
     assert Footprint(arguments=100, outputs=90, aliased=80, temporary=7, code=3).peak == 117
 
 
-def test_the_limit_is_the_configured_one_else_the_devices_else_the_hosts() -> None:
+def test_memory_limit_is_the_configured_one_or_that_of_the_device_or_the_host() -> None:
     cpu = jax.devices()[0]
     assert limit(GPU, configured=0.5) == 1 << 29
     assert limit(GPU) == 60 << 30
@@ -46,7 +46,7 @@ def test_the_limit_is_the_configured_one_else_the_devices_else_the_hosts() -> No
     assert limit(SimpleNamespace(platform="tpu", memory_stats=lambda: None)) is None
 
 
-def test_memory_in_use() -> None:
+def test_memory_in_use_is_that_of_the_device() -> None:
     assert live(GPU) == 5 << 30
     assert live(jax.devices()[0]) is None
 
@@ -64,7 +64,7 @@ def test_memory_in_use() -> None:
         (None, {}, None),
     ],
 )
-def test_the_memory_of_a_container(
+def test_host_memory_is_limited_by_the_container(
     membership: str | None, files: dict[str, str], expected: int | None, tmp_path: Path
 ) -> None:
     if membership is not None:
@@ -88,5 +88,5 @@ def test_the_memory_of_a_container(
         (5 << 50, "5,120.0 TiB"),
     ],
 )
-def test_bytes_as_people_read_them(count: int, text: str) -> None:
+def test_bytes_are_formatted_with_units(count: int, text: str) -> None:
     assert readable(count) == text

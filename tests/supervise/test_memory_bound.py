@@ -1,4 +1,4 @@
-"""Sizes that cannot fit whatever a memory plan divides."""
+"""Sizes that do not fit into memory with any memory plan are an error at the start."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ def test_swap_space_counts_as_memory_of_the_host(monkeypatch: pytest.MonkeyPatch
     assert memory.host_total_and_swap() == 12
 
 
+@pytest.mark.usefixtures("quick_compile")
 def test_program_that_fits_needs_more_than_the_bound() -> None:
-    """Or a run that would have fit would be rejected."""
+    """Otherwise a run that fits would be rejected."""
     config = tiny_config(guards={})
     assembly = TrainingSetup(config, mesh())
     shapes = assembly.shapes()

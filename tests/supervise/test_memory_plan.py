@@ -1,4 +1,4 @@
-"""How the work is divided where memory is short: exact plans for sizes that are made up."""
+"""Memory plans: exact plans that divide the work, for invented sizes."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ def config(limit: float | None = 1.0, adapt: bool = True, **ppo: Any) -> Config:
         ("num_envs", {}, 2, 4, 32),
     ],
 )
-def test_a_step_of_a_lever(lever: str, plan: dict[str, int], factor: int, devices: int, expected: int | None) -> None:
+def test_lever_takes_the_next_smaller_size(
+    lever: str, plan: dict[str, int], factor: int, devices: int, expected: int | None
+) -> None:
     found = smaller(config(), MemoryPlan(**plan), lever, devices, factor)
     assert (None if found is None else getattr(found, lever)) == expected
     if found is not None:
         planned = found.of(config())
         planned.require_devices(devices)
-        # Steps are counted as before, and what was planned before stays.
+        # The steps per iteration do not change, and earlier parts of the plan stay.
         assert planned.env_steps_per_iteration == config().env_steps_per_iteration
         assert all(getattr(found, name) == value for name, value in plan.items() if name != lever)
 
 
-def test_a_plan_says_what_differs() -> None:
+def test_plan_is_printed_as_its_differences_from_the_configuration() -> None:
     assert str(MemoryPlan()) == "as configured"
     assert str(MemoryPlan(4, None, 32)) == "gradient_accumulation 4, num_envs 32"
     assert MemoryPlan().of(config()) == config()
@@ -75,7 +77,7 @@ def make(told: list[Any], devices: int = 1, **kwargs: Any) -> MemoryPlanner:
 @pytest.mark.parametrize(
     ("peak", "fits", "events"), [(0.79, True, 0), (0.81, True, 1), (0.94, True, 1), (0.96, False, 1)]
 )
-def test_what_is_tight_is_told_once_and_what_is_too_much_does_not_run(
+def test_tight_memory_is_reported_once_and_too_much_does_not_fit(
     told: list[Any], peak: float, fits: bool, events: int
 ) -> None:
     own = make(told)
@@ -88,8 +90,8 @@ def test_devices_of_one_cpu_share_its_memory(told: list[Any]) -> None:
     assert own.needed(program(0.1)) == 4 * own.needed(program(0.1)) / 4 == int(0.1 * GIB) * 4
 
 
-def test_a_lever_is_left_where_it_brings_nothing(told: list[Any]) -> None:
-    """Parts halve the need once, then do nothing; passes do nothing; fewer environments do it."""
+def test_lever_that_does_not_help_is_left_for_the_next_one(told: list[Any]) -> None:
+    """Accumulation halves the memory once, then changes nothing; passes change nothing; fewer environments help."""
     own, plan = make(told), MemoryPlan()
     for needed in (4.0, 2.0, 1.95, 1.94):
         plan = own.smaller(plan, int(needed * GIB))
@@ -107,7 +109,7 @@ def test_a_lever_is_left_where_it_brings_nothing(told: list[Any]) -> None:
         own.smaller(plan, int(1.938 * GIB))
 
 
-def test_a_device_that_refuses_says_no_number(told: list[Any]) -> None:
+def test_plan_after_out_of_memory_uses_all_levers_without_an_estimate(told: list[Any]) -> None:
     own, plan = make(told), MemoryPlan()
     steps = 0
     with pytest.raises(OutOfMemory, match="The device refused memory with"):
@@ -117,17 +119,17 @@ def test_a_device_that_refuses_says_no_number(told: list[Any]) -> None:
     assert steps == len(told)
 
 
-def test_without_adaptation_the_estimate_is_no_verdict_but_a_refusal_is(told: list[Any]) -> None:
+def test_adapt_off_ignores_the_estimate_and_fails_on_out_of_memory(told: list[Any]) -> None:
     own = make(told, adapt=False)
     assert own.fits(own.needed(program(2.0)))
     with pytest.raises(OutOfMemory, match=r"set supervise\.memory\.adapt=true"):
         own.smaller(MemoryPlan(), None)
 
 
-def test_levers_are_all_there() -> None:
+def test_every_field_of_a_plan_is_a_lever() -> None:
     assert set(LEVERS) == set(MemoryPlan.__dataclass_fields__)
 
 
-def test_what_counts_as_a_refusal() -> None:
+def test_out_of_memory_errors_are_recognised() -> None:
     assert is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."))
     assert not is_out_of_memory(RuntimeError("INVALID_ARGUMENT"))

@@ -1,4 +1,4 @@
-"""Which numbers of a step are bad, and the order in which a bad one travels."""
+"""Bad numbers of a step, and the order in which a bad number spreads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bad(limits: QuarantineConfig = LIMITS, **changed: Any) -> list[str]:
     return [str(one) for one in find_bad_numbers(arrays, limits)]
 
 
-def test_nothing_is_bad_of_a_healthy_step() -> None:
+def test_healthy_step_has_no_bad_number() -> None:
     assert bad() == []
 
 
@@ -46,16 +46,16 @@ def test_nothing_is_bad_of_a_healthy_step() -> None:
         ("info/energy", np.float32([1.0, 2e15]), "info/energy[1] = 2e+15 (the norm of all info is beyond 1e+15)"),
     ],
 )
-def test_each_by_the_limit_of_its_kind(name: str, value: Any, text: str) -> None:
+def test_number_beyond_the_limit_of_its_kind_is_bad(name: str, value: Any, text: str) -> None:
     assert bad(**{name: np.asarray(value, np.float32)}) == [text]
 
 
-def test_without_limits_only_what_is_not_finite() -> None:
+def test_without_limits_only_non_finite_numbers_are_bad() -> None:
     assert bad(NOTHING_ELSE, **{"pipeline_state/qpos": np.float32([1e30, 0, 0])}) == []
     assert bad(NOTHING_ELSE, reward=np.float32(np.nan)) == ["reward = nan (not finite)"]
 
 
-def test_the_order_in_which_a_bad_number_travels() -> None:
+def test_arrays_are_sorted_in_the_order_in_which_a_bad_number_spreads() -> None:
     names = ["info/x", "reward", "obs", "pipeline_state/xpos", "pipeline_state/qpos", "pipeline_state/qvel", "action"]
     names += ["pipeline_state/qacc", "done", "metrics/a", "other"]
     assert in_causal_order(names) == [
@@ -65,6 +65,6 @@ def test_the_order_in_which_a_bad_number_travels() -> None:
     assert group("data/qpos") == group("pipeline_state/q") == "physics"
 
 
-def test_a_magnitude_is_of_finite_numbers() -> None:
+def test_magnitude_is_the_largest_finite_number() -> None:
     assert magnitude(np.float32([1, -3, np.nan, np.inf])) == 3.0
     assert magnitude(np.float32([np.nan])) == magnitude(np.zeros(0)) == 0.0

@@ -1,4 +1,4 @@
-"""Which remedy is next, when it is taken back, and when to give up: exact sequences, no training."""
+"""Recovery: exact sequences of remedies, of taking them back and of giving up, without training."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def remedy_of(remedy: Remedy | None) -> str | None:
     return None if remedy is None else str(remedy)
 
 
-def test_remedies_come_in_order_and_from_the_beginning_again_until_there_were_too_many() -> None:
+def test_remedies_come_in_order_again_and_again_until_the_attempts_are_used_up() -> None:
     own = recovery()
     assert [remedy_of(own.plan("storm", at)) for at in range(6)] == [*ORDER, ORDER[0], None, None]
     assert own.attempts.count == 4
     assert [attempt["cause"] for attempt in own.attempts.recent] == ["storm"] * 4
-    # Only what can be taken back is in effect.
+    # Only remedies that can be taken back are active.
     assert own.attempts.applied == [{"scale_learning_rate": 0.5}]
 
 
-def test_attempts_leave_the_window() -> None:
-    """Four in a hundred iterations: those of long ago are forgotten, the number goes on."""
+def test_attempts_older_than_the_window_do_not_count() -> None:
+    """Four attempts in a hundred iterations: older ones do not count, but their number does not start again."""
     own = recovery(window=100)
     assert all(own.plan("storm", at) for at in (0, 10, 20, 30))
     assert own.plan("storm", 99) is None
@@ -70,13 +70,13 @@ def test_attempts_leave_the_window() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"enabled": False}, {"attempts": 0}])
-def test_none_are_made_where_none_are_wanted(fields: dict[str, Any]) -> None:
+def test_recovery_that_is_off_makes_no_attempt(fields: dict[str, Any]) -> None:
     own = recovery(**fields)
     assert own.plan("storm", 0) is None
     assert own.attempts == Attempts(stretch=200)
 
 
-def test_a_remedy_that_can_change_nothing_is_passed_over() -> None:
+def test_remedy_that_would_change_nothing_is_skipped() -> None:
     own = recovery()
     remedy = own.plan("storm", 0, lambda remedy: remedy.name == "reset_optimizer")
     assert remedy_of(remedy) == "reset_optimizer"
@@ -84,7 +84,7 @@ def test_a_remedy_that_can_change_nothing_is_passed_over() -> None:
     assert own.attempts.count == 1
 
 
-def test_remedies_are_taken_back_one_by_one_the_latest_first() -> None:
+def test_remedies_are_taken_back_one_by_one_and_the_latest_first() -> None:
     own = recovery(relax_after=3, remedies=[{"scale_learning_rate": 0.5}, {"tighten_clipping": 0.25}])
     own.plan("storm", 0)
     own.plan("storm", 1)
@@ -93,18 +93,18 @@ def test_remedies_are_taken_back_one_by_one_the_latest_first() -> None:
         None, None, "tighten_clipping 0.25", None, None, "scale_learning_rate 0.5", None, None, None,
     ]  # fmt: skip
     assert own.attempts.applied == []
-    # After a healthy stretch the list begins anew.
+    # After healthy iterations the list starts again.
     assert remedy_of(own.plan("storm", 50)) == "scale_learning_rate 0.5"
 
 
-def test_only_iterations_in_a_row_make_a_stretch() -> None:
+def test_only_healthy_iterations_in_a_row_take_back_a_remedy() -> None:
     own = recovery(relax_after=3)
     own.plan("storm", 0), own.plan("storm", 0)
     assert [own.healthy(good) for good in (True, True, False, True, True)] == [None] * 5
     assert own.healthy(True) is not None
 
 
-def test_what_was_taken_back_too_early_comes_first_and_stays_longer() -> None:
+def test_remedy_taken_back_too_early_comes_first_and_stays_longer() -> None:
     """Flapping: a remedy that is needed all the time is taken back after 2, 4, 8, ... iterations."""
     own = recovery(relax_after=2, attempts=100, remedies=[{"scale_learning_rate": 0.5}, "fresh_resets"])
     stretches, at = [], 0
@@ -123,8 +123,8 @@ def test_what_was_taken_back_too_early_comes_first_and_stays_longer() -> None:
 
 
 @given(st.lists(st.one_of(st.just(None), st.booleans()), max_size=60), st.integers(0, 59))
-def test_a_resumed_recovery_decides_as_the_whole_one(history: list[bool | None], cut: int) -> None:
-    """What it remembers is plain JSON: None is a cause, anything else an iteration that was healthy or not."""
+def test_resumed_recovery_decides_like_the_uninterrupted_one(history: list[bool | None], cut: int) -> None:
+    """Its memory is plain JSON. In the history, None is a failure, True and False are good and bad iterations."""
 
     def go(own: RememberingRecovery, part: list[bool | None], start: int) -> list[Any]:
         return [
@@ -171,7 +171,7 @@ def test_no_window_has_more_attempts_than_allowed(history: list[bool | None]) ->
         ([{"scale_learning_rate": 0.5, "tighten_clipping": 0.5}], "remedies"),
     ],
 )
-def test_remedies_that_cannot_be(remedies: list[Any], message: str) -> None:
+def test_invalid_remedy_is_a_one_line_error(remedies: list[Any], message: str) -> None:
     class Whole(SuperviseConfig):
         """For the whole path of the key."""
 
@@ -182,12 +182,12 @@ def test_remedies_that_cannot_be(remedies: list[Any], message: str) -> None:
     assert message.removeprefix("supervise.") in text
 
 
-def test_a_remedy_is_saved_as_it_is_written() -> None:
+def test_remedy_is_saved_as_written() -> None:
     written = ["fresh_resets", {"scale_learning_rate": 0.5}]
     config = validate(RecoveryConfig, {"remedies": written})
     assert config.model_dump(mode="json")["remedies"] == written
     assert validate(RecoveryConfig, config.model_dump(mode="json")) == config
-    # A name alone has the usual factor.
+    # A name alone has the default factor.
     assert Remedy.model_validate("tighten_clipping").factor == 0.5
     assert Remedy.model_validate("scale_critic_rate").factor == 3.0
     assert Remedy.model_validate("refit_critic").factor == 10.0

@@ -46,7 +46,7 @@ HEALTHY: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
 
 
 def first_suspicion(looks: np.ndarray, track: Track | None = None) -> int | None:
-    """The number of the look, from 1, that makes the policy suspected; None for no such look."""
+    """Number of the look, from 1, that makes the policy suspected; None if none does."""
     own = Track() if track is None else track
     for n, look in enumerate(looks.tolist(), 1):
         own.look(look, TOLERANCE)

@@ -1,4 +1,4 @@
-"""Snapshots of training states: kept, handed on, saved beside other states and loaded again."""
+"""Snapshots of training states: kept, promoted, saved beside other states and loaded again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def same(ours: Any, theirs: Any) -> None:
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def test_a_snapshot_is_empty_until_it_keeps_a_state_and_after_it_is_cleared(state: TrainState) -> None:
+def test_snapshot_is_empty_before_it_keeps_a_state_and_after_it_is_cleared(state: TrainState) -> None:
     own = Snapshot()
     assert own.empty and own.to_save(0) == (None, None)
     own.keep(state, 3, 192)
@@ -42,7 +42,7 @@ def test_a_snapshot_is_empty_until_it_keeps_a_state_and_after_it_is_cleared(stat
     assert own.empty and (own.iteration, own.step) == (0, 0)
 
 
-def test_a_snapshot_that_becomes_another_leaves_that_one_empty(state: TrainState) -> None:
+def test_snapshot_that_becomes_another_leaves_the_other_empty(state: TrainState) -> None:
     best, candidate = Snapshot(), Snapshot()
     best.keep(state, 1, 64)
     candidate.keep(moved(state, 1.0), 2, 128)
@@ -51,7 +51,7 @@ def test_a_snapshot_that_becomes_another_leaves_that_one_empty(state: TrainState
     same(best.policy, (moved(state, 1.0).params, state.normalizer))
 
 
-def test_a_restored_state_keeps_its_environments_and_takes_the_rest(state: TrainState) -> None:
+def test_restored_state_keeps_its_environments_and_takes_the_rest(state: TrainState) -> None:
     own = Snapshot()
     own.keep(moved(state, 1.0), 1, 64)
     found = own.restored(placed(state), mesh())
@@ -60,7 +60,7 @@ def test_a_restored_state_keeps_its_environments_and_takes_the_rest(state: Train
 
 
 @pytest.mark.parametrize("at", list(itertools.product([None, "itself", "other"], repeat=3)), ids=str)
-def test_snapshots_that_are_saved_are_loaded_whichever_of_them_are_the_state_itself(
+def test_saved_snapshots_are_loaded_whether_or_not_they_are_the_state_itself(
     state: TrainState, at: tuple[str | None, ...]
 ) -> None:
     kept = Snapshots(mesh())
@@ -84,7 +84,7 @@ def test_snapshots_that_are_saved_are_loaded_whichever_of_them_are_the_state_its
         same(ours._parts, theirs._parts)
 
 
-def test_numbers_typed_on_resume_reach_the_snapshots_too(state: TrainState) -> None:
+def test_numbers_typed_on_resume_change_the_snapshots_too(state: TrainState) -> None:
     kept = Snapshots(mesh())
     kept.best.keep(moved(state, 1.0), 1, 64)
     saved, origins = kept.save(state, 9)
@@ -95,6 +95,6 @@ def test_numbers_typed_on_resume_reach_the_snapshots_too(state: TrainState) -> N
     assert float(again.best._parts["tuning"].learning_rate) == 0.5
 
 
-def test_the_template_has_a_place_for_every_snapshot(state: TrainState) -> None:
+def test_template_has_every_snapshot(state: TrainState) -> None:
     shapes = snapshots.template(state)
     assert all(set(getattr(shapes, name)) == set(shapes.last_good) for name in NAMES)

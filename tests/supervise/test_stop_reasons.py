@@ -1,4 +1,4 @@
-"""What a finished run says."""
+"""Stop reasons with their exit codes, and the summary of a finished run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlstable.supervise.stop_reasons import StopReason, command, describe, stays
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
 
 
-def test_every_ending_has_a_code_and_a_meaning() -> None:
+def test_every_stop_reason_has_an_exit_code_and_a_meaning() -> None:
     codes = {ending.name: ending.exit_code for ending in StopReason}
     assert codes == {
         "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
@@ -28,7 +28,7 @@ def test_every_ending_has_a_code_and_a_meaning() -> None:
     assert [ending.name for ending in StopReason if ending.succeeded] == ["completed", "target_reached", "stopped"]
 
 
-def test_the_page_has_every_ending_with_its_code() -> None:
+def test_page_of_stop_reasons_has_every_reason_with_its_code() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "stop_reasons.md"
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", page.read_text(), flags=re.MULTILINE)
     assert len(rows) == len(StopReason)
@@ -36,7 +36,7 @@ def test_the_page_has_every_ending_with_its_code() -> None:
     assert [int(code) for _, code in rows] == sorted(int(code) for _, code in rows)
 
 
-def test_the_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = dict(
         describe(StopReason.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
@@ -75,19 +75,19 @@ def test_summary_says_on_what_the_best_return_was_confirmed(tmp_path: Path) -> N
     assert rows["seed 0"].endswith("15.0 best (confirmed on 128 fresh episodes, step 98,304)")
 
 
-def test_a_path_is_quoted_where_a_shell_would_take_it_apart() -> None:
+def test_path_with_spaces_is_quoted_in_commands() -> None:
     assert command("evaluate", Path("/my runs/ant"), "run=").endswith(" -m rlstable.evaluate 'run=/my runs/ant'")
     assert command("evaluate", Path("/runs/ant"), "run=").endswith(" -m rlstable.evaluate run=/runs/ant")
 
 
-def test_a_run_that_saved_nothing_offers_nothing_to_go_on_with(tmp_path: Path) -> None:
+def test_summary_of_a_run_without_a_checkpoint_has_no_commands(tmp_path: Path) -> None:
     none = FIELDS | {"return": None, "best_return": None}
     rows = dict(describe(StopReason.state_not_finite, none, tmp_path, None))
     assert rows["return"] == "none (best none)"
     assert not {"resume", "evaluate", "render", "load"} & set(rows)
 
 
-def test_several_seeds_are_told_one_by_one_and_the_best_is_to_be_used(
+def test_summary_of_several_seeds_has_each_seed_and_commands_for_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_several_seeds_are_told_one_by_one_and_the_best_is_to_be_used(
     assert rows["load"] == 'rlstable.load_policy("a/seed-0").act(obs)'
 
 
-def test_a_seed_stays_ended_where_nothing_more_is_asked_of_it() -> None:
+def test_seed_stays_ended_on_resume_unless_more_steps_or_return_are_asked() -> None:
     config = tiny_config(total_steps=1000, eval={"target_return": 50.0})
 
     def stays(name: str, step: int = 1000, best: float | None = 60.0) -> bool:

@@ -1,4 +1,4 @@
-"""A job that submitit takes off its machine saves, is put back into the queue, and goes on where it was."""
+"""A job that submitit preempts saves, is put back into the queue and resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITERATION = 64
 
 
 class Training:
-    """What is submitted; submitit asks `checkpoint` what to submit again, as Hydra's launcher answers it."""
+    """The submitted job. Submitit calls `checkpoint` for the job to submit again, as with Hydra's launcher."""
 
     def __call__(self, run_dir: str, iterations: int) -> tuple[str, int]:
         from rlstable.runner.loop import TrainingLoop
@@ -40,25 +40,25 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def task_of(controller: int) -> int:
-    """The process that trains: submitit's local controller stands in for the cluster."""
+    """The training process; submitit's local controller acts as the cluster."""
     (task,) = psutil.Process(controller).children()
     return task.pid
 
 
 @pytest.mark.slow
-def test_a_preempted_job_is_requeued_and_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_job_is_requeued_and_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(TESTS.parent), str(TESTS), str(TESTS / "supervise"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     run_dir, iterations = tmp_path / "run", 300
     executor = submitit.LocalExecutor(tmp_path / "jobs", max_num_timeout=3)
     executor.update_parameters(timeout_min=10)
     job = executor.submit(Training(), str(run_dir), iterations)
-    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 120
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 600
     for rows in (20, 60):
         while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= rows):
             assert job.state == "RUNNING" and time.monotonic() < deadline, job.stderr()
             time.sleep(0.05)
-        # As Slurm does it: SIGTERM to all, which submitit bypasses, and the signal that means preemption.
+        # Slurm sends SIGTERM to all processes, which submitit ignores, and then the signal for preemption.
         task = task_of(int(job.job_id))
         os.kill(task, signal.SIGTERM)
         os.kill(task, signal.SIGUSR2)

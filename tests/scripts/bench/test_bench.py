@@ -1,4 +1,4 @@
-"""The benchmarks: statistics, the order of calls, the page, the command line, and one run in miniature."""
+"""The benchmarks: statistics, order of calls, page, command line, and one tiny run."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def exact_interval(count: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("count", [5, 31, 101])
-def test_the_interval_is_the_bootstrap_distribution_s(count: int) -> None:
+def test_interval_is_that_of_the_bootstrap_distribution(count: int) -> None:
     values = np.random.default_rng(1).permutation(np.arange(1.0, count + 1))
     median, low, high = median_and_interval(values)
     assert median == (count + 1) / 2
     assert (low, high) == exact_interval(count)
 
 
-def test_the_interval_is_the_same_every_time_and_scales() -> None:
+def test_interval_is_deterministic_and_scales_with_its_values() -> None:
     values = np.array([0.9, 1.1, 0.97, 1.0])
     assert median_and_interval(values) == median_and_interval(values)
     assert median_and_interval(values)[0] == pytest.approx(0.985)
@@ -58,7 +58,7 @@ def test_the_interval_is_the_same_every_time_and_scales() -> None:
     assert median_and_interval(np.full(3, 0.5)) == (0.5, 0.5, 0.5)
 
 
-def test_pairs_alternate_after_the_warm_up_and_keep_their_sides() -> None:
+def test_timed_pairs_alternate_after_the_warm_up() -> None:
     calls: list[str] = []
     clock = itertools.count()
 
@@ -72,14 +72,14 @@ def test_pairs_alternate_after_the_warm_up_and_keep_their_sides() -> None:
     assert b.tolist() == [first + 1, first + 2, first + 5]
 
 
-def test_a_new_page_has_its_title_and_section_and_stays_the_same() -> None:
+def test_new_page_has_title_and_section_and_updating_it_again_changes_nothing() -> None:
     page = pages.updated("", SECTION, "cpu", "numbers\n")
     assert page.startswith("# Benchmarks\n")
     assert "## Cost of the guards\n\nHow.\n" in page
     assert pages.updated(page, SECTION, "cpu", "numbers\n") == page
 
 
-def test_an_update_keeps_other_devices_other_sections_and_what_people_wrote() -> None:
+def test_update_of_a_page_keeps_other_devices_sections_and_text() -> None:
     gpu = "NVIDIA H100 80GB HBM3 (a+b)"
     other = pages.Section("precision", "Cost of precision", "So.", (), [], [], [])
     page = pages.updated("# Mine\n\nWritten by hand.", SECTION, "cpu", "first\n")
@@ -99,7 +99,7 @@ def test_an_update_keeps_other_devices_other_sections_and_what_people_wrote() ->
 
 
 @pytest.mark.parametrize("lost", [marker.format(name) for marker in MARKERS for name in ("guards", "guards on cpu")])
-def test_a_page_that_lost_a_marker_is_left_alone(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_without_a_marker_is_not_changed(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = pages.updated("", SECTION, "cpu", "numbers\n")
     file = tmp_path / "page.md"
     file.write_text(page.replace(lost, "", 1))
@@ -108,7 +108,7 @@ def test_a_page_that_lost_a_marker_is_left_alone(lost: str, tmp_path: Path, caps
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """The one line that a mistake prints; it exits with 2."""
+    """The one line that a mistake prints, with exit code 2."""
     with pytest.raises(SystemExit) as caught:
         bench.main(args)
     assert caught.value.code == 2
@@ -131,14 +131,14 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize(("args", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input_is_one_line_and_exit_code_2(
+def test_bench_command_reports_a_mistake_in_one_line_with_exit_code_2(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert complaint(capsys, *args).startswith(f"bench: {message}")
 
 
-def test_a_setting_that_cannot_work_is_one_line(
+def test_invalid_setting_of_a_benchmark_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(comparisons.SETTINGS, "toy", (*TOY, "ppo.lerning_rate=1"))
@@ -150,7 +150,7 @@ def test_a_setting_that_cannot_work_is_one_line(
 
 
 @pytest.mark.usefixtures("quick_compile")
-def test_the_cost_of_the_guards_in_miniature(
+def test_benchmark_of_the_guards_measures_a_tiny_run_and_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sides = []
@@ -194,10 +194,10 @@ def test_the_cost_of_the_guards_in_miniature(
     assert "Cost of the guards" in captured.err
 
 
-def test_a_part_that_is_measured_by_itself_leaves_the_others_on_the_page(
+def test_benchmark_of_one_task_keeps_the_others_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And one that was stopped has lost no part that it had measured."""
+    """A benchmark that was stopped keeps the parts that it had measured."""
     device, numbers = {"platform": "cpu", "kind": "Slow CPU", "cpus": 2}, itertools.count(1)
 
     def measure(task: str, *_: Any) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def test_a_part_that_is_measured_by_itself_leaves_the_others_on_the_page(
     assert sooner() == {"inverted_pendulum": "1.00", "hopper": "2.00"}
     assert bench.main(["seeds", "--task", "inverted_pendulum", "--out", str(page)]) == 0
     assert sooner() == {"inverted_pendulum": "3.00", "hopper": "2.00"}
-    # Other versions, another kind of device or other settings are something else.
+    # Results of other versions, devices or settings are kept apart.
     monkeypatch.setattr(bench, "versions", lambda: {"jax": "9"})
     assert bench.main(["seeds", "--task", "hopper", "--out", str(page)]) == 0
     assert sooner() == {"hopper": "4.00"}
@@ -231,12 +231,12 @@ def test_a_part_that_is_measured_by_itself_leaves_the_others_on_the_page(
 
 
 @pytest.mark.parametrize("comparison", comparisons.COMPARISONS, ids=lambda comparison: comparison.name)
-def test_both_sides_of_every_comparison_are_configurations_that_differ(comparison: Any) -> None:
+def test_both_sides_of_every_comparison_are_different_configurations(comparison: Any) -> None:
     first, second = (compose([*comparisons.COMMON, *QUIET, *side.split()]) for side in comparison.sides.values())
     assert first != second
 
 
-def test_the_table_keeps_its_numbers_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_in_80_columns_does_not_break_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     header = ("env", "relative\nspeed", "95 % interval", "steps/s\noff", "steps/s\ndefault")
     cells = [("inverted_pendulum", "0.991", "0.981 – 0.998", "1,025,384", "1,019,902")]
     section = pages.Section("guards", "Cost", "", header, cells, [], [])
@@ -246,6 +246,6 @@ def test_the_table_keeps_its_numbers_whole_in_80_columns(capsys: pytest.CaptureF
         assert f" {cell} " in printed
 
 
-def test_the_defaults_are_those_of_the_documentation() -> None:
+def test_bench_command_has_the_documented_defaults() -> None:
     args = bench.make_parser().parse_args(["guards"])
     assert (args.pairs, args.out, args.task, args.json) == (30, Path("docs/benchmarks.md"), None, False)

@@ -1,4 +1,4 @@
-"""What a profile is read as, and the profile of a run in miniature."""
+"""Kernels read from a profile, and the profile of a tiny run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENTRY %main (a: f32[2]) -> f32[] {
 """
 
 
-def test_an_operation_is_a_kernel_but_for_what_has_others_inside() -> None:
+def test_every_operation_without_inner_operations_is_a_kernel() -> None:
     events = [
         *ran("fusion.1", 3, 10.0), *ran("dot.2", 1, 100.0), *ran("copy.3", 1, 1.0), *ran("tanh.6", 9, 2.0),
         *ran("while.7", 1, 1000.0), *ran("call", 2, 5.0), {"ph": "X", "dur": 7.0, "name": "somewhere on the host"},
@@ -51,7 +51,7 @@ def test_an_operation_is_a_kernel_but_for_what_has_others_inside() -> None:
     ]
 
 
-def test_the_table() -> None:
+def test_table_of_kernels_has_a_row_per_part() -> None:
     learning = [Kernel("gemm", 24, 0.012, "learn"), Kernel("adam", 12, 0.004, "learn")]
     others = [Kernel("physics", 10, 0.003, "collect"), Kernel("gae", 1, 0.001, "rest")]
     kept = [vars(kernel) for kernel in (*learning, *others)]
@@ -65,12 +65,12 @@ def test_the_table() -> None:
 
 
 @pytest.mark.parametrize("task", kernels.TASKS)
-def test_every_task_is_a_configuration(task: str) -> None:
+def test_every_profiled_task_is_a_configuration(task: str) -> None:
     assert min(kernels.times_of(compose([*kernels.PARTS[task]])).values()) > 0
 
 
 @pytest.mark.usefixtures("quick_compile")
-def test_a_profile_in_miniature(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_of_a_tiny_run_has_kernels_of_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.PARTS, "toy", TOY)
     row = kernels.run("toy", Side)
     assert row["times"] == {"collect": 30, "learn": 15, "rest": 1}
@@ -80,7 +80,7 @@ def test_a_profile_in_miniature(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(optimizer) > 5
 
 
-def test_a_profile_that_was_cut_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_profile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.PARTS, "toy", TOY)
     monkeypatch.setattr(kernels, "_MOST_EVENTS", 10)
     with pytest.raises(ConfigError, match="kernels: an iteration of toy has more events than the 10 "):

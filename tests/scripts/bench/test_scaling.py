@@ -1,4 +1,4 @@
-"""How cost grows: what is measured, and what is made of it."""
+"""The benchmark of scaling: its measurements and its page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.bench import scaling
 
 
 class Fake:
-    """A run whose iterations cost a fixed time and one for every step, on a clock of its own."""
+    """A run whose iterations take a fixed time plus a time per step, without a real clock."""
 
     def __init__(self, overrides: Sequence[str], folder: Path):
         assert folder.is_dir()
@@ -30,7 +30,7 @@ class Fake:
 
 
 @pytest.mark.parametrize("task", scaling.TASKS)
-def test_an_iteration_is_the_same_work_for_every_step(task: str) -> None:
+def test_iteration_does_the_same_work_per_step_at_every_size(task: str) -> None:
     for envs in scaling.ENVS:
         config = compose(list(scaling.settings(task, envs, 500)))
         ppo = config.ppo
@@ -39,7 +39,7 @@ def test_an_iteration_is_the_same_work_for_every_step(task: str) -> None:
         assert config.env.episode_length == 500
 
 
-def test_every_point_is_measured_and_shown(tmp_path: Path) -> None:
+def test_every_point_is_measured_and_plotted(tmp_path: Path) -> None:
     said: list[str] = []
     rows = scaling.run("inverted_pendulum", 0.01, Fake, said.append)
     points = [scaling.Point(**row) for row in rows]
@@ -64,7 +64,7 @@ def test_every_point_is_measured_and_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon"])
-def test_bad_seconds_are_one_line(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_seconds_are_a_one_line_error(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         bench.main(["scaling", f"--seconds={given}"])
     assert stopped.value.code == 2

@@ -14,14 +14,14 @@ from scripts.bench import seeds
 
 
 @pytest.mark.parametrize("task", seeds.TASKS)
-def test_both_sides_are_the_same_training(task: str) -> None:
+def test_seeds_together_and_alone_have_the_same_configuration(task: str) -> None:
     together = compose(seeds._together(task, 3))
     assert list(together.each_seed) == [0, 1, 2]
     for seed, overrides in enumerate(seeds._alone(task, 3)):
         assert compose(overrides) == together.of_seed(seed, "")
 
 
-def test_rounds_are_in_turn_and_the_first_only_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_alternate_and_the_first_only_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, started = [0.0], []
 
     def train(overrides: Sequence[str], folder: Path) -> None:
@@ -43,13 +43,13 @@ def test_rounds_are_in_turn_and_the_first_only_compiles(monkeypatch: pytest.Monk
     assert "| hopper | 4 | 30.0 | 40.0 | 1.33 | 1.33 | 1.33 |" in page
 
 
-def test_a_training_that_fails_ends_the_benchmark(tmp_path: Path) -> None:
+def test_failing_training_ends_the_benchmark(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"exit code 2: .*env: unknown option 'nowhere'"):
         seeds.train(["env=nowhere"], tmp_path / "run")
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
-def test_bad_counts_are_one_line(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_rounds_are_a_one_line_error(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         bench.main(["seeds", f"--rounds={given}"])
     assert stopped.value.code == 2

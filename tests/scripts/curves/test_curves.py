@@ -1,4 +1,4 @@
-"""Learning curves: rows of a small training, the comparison of two sides, the page."""
+"""Learning curves: rows of a small training, comparison of two sides, and the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def rows(task: str, side: str, *returns: list[float | None]) -> list[dict[str, A
 
 
 @pytest.mark.slow
-def test_a_row_is_a_seed_with_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At equal distances, the last one at the end; a run that is there already is not made again."""
+def test_row_of_a_curve_has_a_seed_with_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations at equal distances, the last one at the end."""
     monkeypatch.setattr(curves, "TASKS", {"toy": TINY})
     out = tmp_path / "curves.jsonl"
     curves.run_task(curves.Comparison("Guards", GUARDS, ("toy",)), "toy", "default", range(2), out)
@@ -35,24 +35,24 @@ def test_a_row_is_a_seed_with_its_evaluations(tmp_path: Path, monkeypatch: pytes
     assert found[0]["returns"] != found[1]["returns"]
 
 
-def test_the_difference_is_a_share_of_the_first_side_s_curve() -> None:
+def test_difference_is_a_share_of_the_curve_of_the_first_side() -> None:
     off, default = np.array([[10.0, 20.0], [10.0, 20.0]]), np.array([[10.0, 17.0], [10.0, 17.0]])
     assert curves.difference(off, default) == pytest.approx((-0.1, -0.1, -0.1))
     share, low, high = curves.difference(np.array([[8.0], [12.0], [10.0]]), np.array([[12.0], [8.0], [10.0]]))
     assert share == 0 and low < -0.1 and high > 0.1
-    # A task whose returns are negative: less of a loss is more.
+    # With negative returns, a smaller loss is an improvement.
     assert curves.difference(np.array([[-10.0]] * 2), np.array([[-9.0]] * 2))[0] == pytest.approx(0.1)
 
 
-def test_seeds_are_compared_with_themselves() -> None:
-    """However far apart they are from each other."""
+def test_each_seed_is_compared_with_the_same_seed() -> None:
+    """The differences between seeds do not matter."""
     measure = np.array([[10.0], [100.0], [1000.0]])
     assert curves.paired(measure, measure * 0.9) == pytest.approx((-0.1, -0.1))
     low, high = curves.paired(np.array([[8.0], [12.0]]), np.array([[12.0], [8.0]]))
     assert low < 0 < high
 
 
-def test_the_page_shows_tasks_that_have_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_curves_shows_tasks_with_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "TASKS", {"toy": ("env=fast", "seed=3"), "half": ("env=fast",)})
     out = tmp_path / "curves.jsonl"
     both = rows("toy", "off", [1.0, 10.0], [2.0, 20.0], [3.0, None]) + rows("toy", "default", [1.0, 12.0], [2.0, 18.0])
@@ -68,13 +68,13 @@ def test_the_page_shows_tasks_that_have_both_sides(tmp_path: Path, monkeypatch: 
     assert "Nothing" not in page and not (tmp_path / "none.png").exists()
 
 
-def test_nothing_whole_is_no_page(tmp_path: Path) -> None:
+def test_no_page_is_written_without_a_task_with_both_sides(tmp_path: Path) -> None:
     guards = curves.Comparison("Guards", GUARDS, ("toy",))
     curves.write(rows("toy", "off", [1.0, 2.0]), tmp_path / "curves.jsonl", {"guards": guards})
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_that_are_known_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "curves.jsonl"
     out.write_text("".join(json.dumps(row) + "\n" for row in rows("humanoid", "off", [1.0, 2.0], [1.0, 3.0])))
     asked: list[Any] = []
@@ -83,7 +83,7 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert asked == [("off", [2]), ("default", [0, 1, 2])]
 
 
-def test_one_seed_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_is_rejected_since_it_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         curves.main(["--seeds", "1"])
     assert "2 or more" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The race: its legs, what is read from what a side wrote, time limits, results that are kept, the page, mistakes."""
+"""The race: its legs, results read from each side, time limits, kept results, the page and mistakes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DONE = Outcome(started=100.0, seconds=20.0, cpu=30.0, code=0, peak_mb=500.0, las
 
 
 def points(*values: float | None, step: int = 10) -> list[dict[str, Any]]:
-    """An iteration every two seconds, from the tenth second on."""
+    """One iteration every two seconds, from second ten on."""
     return [
         {"time": 110.0 + 2 * n, "step": (n + 1) * step, "value": value, "evaluating": 0.5}
         for n, value in enumerate(values)
     ]
 
 
-def test_every_leg_is_a_configuration_that_its_side_can_have() -> None:
+def test_every_leg_has_settings_that_its_side_accepts() -> None:
     every = race.legs(on_cpu=True)
     assert len({(leg.measure, leg.task, leg.side, leg.case, leg.warm) for leg in every}) == len(every)
     for leg in every:
@@ -55,7 +55,7 @@ def test_every_leg_is_a_configuration_that_its_side_can_have() -> None:
             assert leg.settings["episodes"] >= 10
 
 
-def test_brax_trains_as_many_steps_as_ours_and_reports_after_every_iteration() -> None:
+def test_brax_trains_as_many_steps_as_rlstable_and_reports_every_iteration() -> None:
     start = [leg for leg in race.legs(on_cpu=True) if leg.measure == "start" and leg.task == "humanoid"]
     assert {(leg.side, leg.case, leg.warm) for leg in start} == {
         (side, case, warm)
@@ -75,7 +75,7 @@ def test_brax_trains_as_many_steps_as_ours_and_reports_after_every_iteration() -
     "override",
     ["ppo.gae=per_iteration", "ppo.optimizer.eps=1e-5", "network.activation=tanh", "ppo.normalize_values=true"],
 )
-def test_what_brax_has_not_is_not_dropped_in_silence(override: str) -> None:
+def test_setting_that_brax_lacks_is_an_error(override: str) -> None:
     name = override.split(".")[1].split("=")[0]
     with pytest.raises(ConfigError, match=f"Brax's PPO has no {name}"):
         race_legs.brax_settings(compose(["env=ant", "ppo=ant", override]), 0, None)
@@ -89,7 +89,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("task", PUBLISHED)
-def test_brax_as_published_has_its_own_batches_and_an_evaluation_after_every_iteration(task: str) -> None:
+def test_published_brax_recipe_keeps_its_batches_and_evaluates_every_iteration(task: str) -> None:
     (leg,) = [leg for leg in race.threshold_legs(task) if (leg.side, leg.case) == ("brax", "published")]
     config = compose(list(leg.settings))
     told = race_legs.brax_settings(config, 1, leg.threshold)["train"]
@@ -102,7 +102,7 @@ def test_brax_as_published_has_its_own_batches_and_an_evaluation_after_every_ite
 
 
 @pytest.mark.parametrize("task", ["ant", "halfcheetah"])
-def test_brax_is_also_raced_on_the_simulation_that_ours_computes(task: str) -> None:
+def test_brax_also_races_on_the_mjx_backend(task: str) -> None:
     legs = {leg.case: leg for leg in race.threshold_legs(task) if leg.side == "brax"}
     cut, other = ([word for word in legs[case].settings if "backend" not in word] for case in ("", "mjx"))
     assert cut == other
@@ -110,7 +110,7 @@ def test_brax_is_also_raced_on_the_simulation_that_ours_computes(task: str) -> N
     assert {leg.case for leg in race.legs(on_cpu=True) if leg.measure == "threshold"} == set(race_page.STROKES)
 
 
-def test_rsl_rl_is_measured_on_a_gpu_alone_and_cold() -> None:
+def test_rsl_rl_is_measured_only_on_a_gpu_and_cold() -> None:
     assert not [leg for leg in race.legs(on_cpu=True) if leg.side == "rsl_rl"]
     every = race.legs(on_cpu=False)
     own = [leg for leg in every if leg.side == "rsl_rl"]
@@ -129,7 +129,7 @@ def test_rsl_rl_is_measured_on_a_gpu_alone_and_cold() -> None:
     assert set(race_page.LABELS) == set(race_page.COLOURS) == {*race.SIDES} - {"floor"}
 
 
-def test_rsl_rl_is_told_the_task_s_own_settings() -> None:
+def test_rsl_rl_gets_the_settings_of_the_task() -> None:
     (leg,) = [leg for leg in race.legs(on_cpu=False) if leg.side == "rsl_rl" and leg.task == "humanoid"]
     told = race_legs.rsl_rl_settings(compose(list(leg.settings)), 3)
     assert json.loads(json.dumps(told)) == told
@@ -182,13 +182,13 @@ def test_rsl_rl_is_told_the_task_s_own_settings() -> None:
         "eval.num_evals=5",
     ],
 )
-def test_what_rsl_rl_has_not_is_not_dropped_in_silence(override: str) -> None:
+def test_setting_that_rsl_rl_lacks_is_an_error(override: str) -> None:
     name = override.split(".")[1].split("=")[0]
     with pytest.raises(ConfigError, match=f"RSL-RL's PPO has no {name} as"):
         race_legs.rsl_rl_settings(compose(["env=ant", "ppo=ant", "eval.num_evals=0", override]), 0)
 
 
-def test_rsl_rl_has_its_own_interpreter_for_a_gpu_and_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rsl_rl_has_its_own_gpu_interpreter_and_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[str, Path, bool]] = []
 
     def python_of(*args: Any) -> Path:
@@ -211,7 +211,7 @@ def test_rsl_rl_has_its_own_interpreter_for_a_gpu_and_no_cache(monkeypatch: pyte
     assert race_legs.caching(leg, "there") == {}
 
 
-def test_the_rows_of_a_run_are_read_up_to_a_torn_one(tmp_path: Path) -> None:
+def test_rows_of_a_run_are_read_up_to_a_torn_row(tmp_path: Path) -> None:
     evaluated = {"eval/episode_reward": 7.0, "eval/epoch_eval_time": 0.5, "timing/learning_share": 0.8}
     rows = [{"step": 10, "time": 1.0, "training/sps": 5.0}, {"step": 20, "time": 2.0, **evaluated}]
     (tmp_path / "run").mkdir()
@@ -223,22 +223,22 @@ def test_the_rows_of_a_run_are_read_up_to_a_torn_one(tmp_path: Path) -> None:
     assert race_legs.read_points(RIVAL, tmp_path) == []
 
 
-def test_the_threshold_is_reached_by_the_first_evaluation_at_it() -> None:
+def test_threshold_is_reached_by_the_first_evaluation_at_it() -> None:
     result = race_legs.threshold_result(points(None, 100.0, 950.0, 1000.0), 950.0, DONE)
     assert (result["seconds"], result["steps"], result["evaluations"], result["evaluating"]) == (14.0, 30, 2, 1.0)
     assert result["curve"] == [(12.0, 20, 100.0), (14.0, 30, 950.0)]
 
 
-def test_a_threshold_that_is_not_reached_has_no_time() -> None:
+def test_threshold_that_is_not_reached_has_no_time() -> None:
     result = race_legs.threshold_result(points(1.0, math.nan, 2.0), 950.0, DONE)
     assert (result["seconds"], result["steps"], len(result["curve"])) == (None, 30, 3)
     assert race_legs.threshold_result([], 950.0, DONE)["curve"] == []
 
 
-def test_a_start_counts_from_the_process_and_its_rate_from_the_third_iteration() -> None:
+def test_start_counts_from_the_process_and_its_rate_from_the_third_iteration() -> None:
     own = points(None, None, None, None, None)
     own[0]["time"], own[-1]["learning_share"] = 103.0, 0.7
-    own[3]["time"] += 0.5  # something else happened once
+    own[3]["time"] += 0.5  # one outlier
     result = race_legs.start_result([{"time": 101.0, "imported_mb": 1}, *own], {"at": 1.234, "mb": 300.0}, DONE)
     assert (result["imports"], result["first"], result["iterations"]) == (1.23, 3.0, 5)
     assert result["steady_sps"] == pytest.approx(5.0)
@@ -257,7 +257,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize(("leg", "own", "code", "ending"), ENDINGS.values(), ids=ENDINGS)
-def test_every_way_to_end_has_its_name(leg: Leg, own: Any, code: int | None, ending: str, tmp_path: Path) -> None:
+def test_every_way_to_end_a_leg_has_a_name(leg: Leg, own: Any, code: int | None, ending: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result.json").write_text('{"stop_reason": "storm"}')
     outcome = dataclasses.replace(DONE, code=code)
@@ -265,30 +265,30 @@ def test_every_way_to_end_has_its_name(leg: Leg, own: Any, code: int | None, end
 
 
 @pytest.mark.parametrize(("leg", "code"), [(LEG, 1), (LEG, 2), (RIVAL, 4), (RIVAL, -9)])
-def test_an_error_is_no_measurement(leg: Leg, code: int, tmp_path: Path) -> None:
+def test_leg_that_ends_with_an_error_is_no_measurement(leg: Leg, code: int, tmp_path: Path) -> None:
     outcome = dataclasses.replace(DONE, code=code, last_line="ValueError: so")
     with pytest.raises(ConfigError, match=f"exit code {code}: ValueError: so"):
         race_legs.ending_of(leg, points(1.0), outcome, tmp_path)
 
 
-def test_a_process_is_watched_to_its_end(tmp_path: Path) -> None:
+def test_process_is_measured_to_its_end(tmp_path: Path) -> None:
     code = (
         "import time; x = bytearray(64 * 2**20); x[::4096] = b'1' * len(x[::4096]); time.sleep(0.3); print('done\\n')"
     )
     outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 60.0)
     assert (outcome.code, outcome.last_line) == (0, "done")
-    assert 0.3 <= outcome.seconds < 30
-    assert 0.0 < outcome.cpu < 30
+    assert 0.3 <= outcome.seconds < 60
+    assert 0.0 < outcome.cpu < 60
     assert outcome.peak_mb is None or outcome.peak_mb > 64
 
 
-def test_a_process_that_runs_out_of_time_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_process_that_runs_out_of_time_is_killed_with_its_children(tmp_path: Path) -> None:
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
     outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 1.0)
     assert outcome.code is None
-    assert 1.0 <= outcome.seconds < 30
+    assert 1.0 <= outcome.seconds < 60
     state = Path(f"/proc/{outcome.last_line}/stat")
-    for _ in range(100):  # whoever adopts it may take a moment
+    for _ in range(600):  # until the kernel has removed the process
         if not state.exists() or state.read_text().split()[2] == "Z":
             break
         time.sleep(0.05)
@@ -308,7 +308,7 @@ def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
     assert race_legs.caching(dataclasses.replace(brax, warm=True), "there")["JAX_COMPILATION_CACHE_DIR"] == "there"
 
 
-def test_a_warm_process_finds_what_a_cold_one_compiled_and_no_cold_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[Leg, Path]] = []
 
     def run(self: Any, leg: Leg, seed: int, cache: str) -> dict[str, Any]:
@@ -318,12 +318,12 @@ def test_a_warm_process_finds_what_a_cold_one_compiled_and_no_cold_one_does(monk
         return {"found": found}
 
     monkeypatch.setattr(race_legs.Workshop, "_run", run)
-    cold, brax = LEG, dataclasses.replace(LEG, side="brax")  # told the same, of which each compiles its own
+    cold, brax = LEG, dataclasses.replace(LEG, side="brax")  # the same settings, compiled separately
     warm, brax_warm = (dataclasses.replace(leg, warm=True) for leg in (cold, brax))
     workshop = race_legs.Workshop(Path("venvs"), False)
     assert [workshop.run(leg, 1)["found"] for leg in (cold, cold, warm, warm)] == [False, False, True, True]
     assert [leg for leg, _ in used] == [cold, cold, warm, warm]
-    # Brax's cold processes keep nothing, so its warm ones need one before.
+    # Brax's cold processes keep no programs, so a warm process needs one that fills the cache.
     assert [workshop.run(leg, 1)["found"] for leg in (brax, brax_warm, brax_warm)] == [False, True, True]
     assert [leg for leg, _ in used[4:]] == [brax, brax_warm, brax_warm, brax_warm]
     workshop.close()
@@ -347,7 +347,7 @@ with open(sys.argv[2], "w", buffering=1) as lines:
 
 @pytest.fixture
 def fake_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SB3's side is a script of a few lines, in this interpreter."""
+    """SB3's side is a short script in this interpreter."""
     (tmp_path / "sb3_ppo.py").write_text(FAKE)
     monkeypatch.setattr(race_legs, "REQUIREMENTS", tmp_path)
     for module in (race_legs, race):
@@ -360,7 +360,7 @@ def goals(*values: float, sleep: float = 0.0, limit: float = 60.0) -> dict[str, 
 
 @pytest.fixture
 def race_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_rival: None) -> Any:
-    """Runs the command for some goals; gives its exit code and all results so far."""
+    """Runs the command for some goals; returns its exit code and all results so far."""
     monkeypatch.setattr(race, "START", {})
     monkeypatch.setattr(results, "device", lambda: CPU)
 
@@ -374,7 +374,7 @@ def race_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_rival: None)
     return command
 
 
-def test_what_is_measured_is_kept_and_not_measured_again(race_with: Any, tmp_path: Path) -> None:
+def test_measured_round_is_kept_and_not_measured_again(race_with: Any, tmp_path: Path) -> None:
     code, rows = race_with(goals(1.0, 960.0), "--rounds", "2")
     assert code == 0
     assert [(row["round"], row["ending"], row["steps"]) for row in rows] == [(1, "reached", 10), (2, "reached", 10)]
@@ -394,7 +394,7 @@ def test_what_is_measured_is_kept_and_not_measured_again(race_with: Any, tmp_pat
     assert str(tmp_path) not in text
 
 
-def test_a_leg_that_ran_out_of_time_is_recorded_and_run_again_with_more(race_with: Any, tmp_path: Path) -> None:
+def test_leg_that_ran_out_of_time_is_recorded_and_run_again_with_more_time(race_with: Any, tmp_path: Path) -> None:
     _, rows = race_with(goals(1.0, sleep=60.0, limit=0.5), "--rounds", "1")
     (row,) = rows
     assert (row["ending"], row["seconds"], row["limit"]) == ("time limit", None, 0.5)
@@ -404,7 +404,7 @@ def test_a_leg_that_ran_out_of_time_is_recorded_and_run_again_with_more(race_wit
     assert len(race_with(goals(1.0, sleep=60.0, limit=0.6), "--rounds", "1")[1]) == 2
 
 
-def test_another_recipe_or_processor_is_another_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_recipe_or_processor_is_another_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     ant = dataclasses.replace(LEG, settings=("env=ant", "recipe_for=cpu"))
     changed = dataclasses.replace(LEG, settings=("env=ant", "recipe_for=cpu", "ppo.gae_lambda=0.5"))
     assert race_results.recipe(ant) == race_results.recipe(ant) != race_results.recipe(changed)
@@ -418,7 +418,7 @@ def test_another_recipe_or_processor_is_another_measurement(monkeypatch: pytest.
     assert results.described("gpu", "NVIDIA H100")["kind"] == "NVIDIA H100"
 
 
-def test_the_page_alone_runs_nothing(race_with: Any, tmp_path: Path) -> None:
+def test_race_with_page_runs_nothing_and_writes_the_page(race_with: Any, tmp_path: Path) -> None:
     race_with(goals(960.0), "--rounds", "1")
     (tmp_path / "page.md").unlink()
     (tmp_path / "sb3_ppo.py").unlink()
@@ -427,7 +427,7 @@ def test_the_page_alone_runs_nothing(race_with: Any, tmp_path: Path) -> None:
     assert "SB3 PPO" in (tmp_path / "page.md").read_text()
 
 
-def test_a_side_that_breaks_is_one_line(race_with: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_side_is_one_line(race_with: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sb3_ppo.py").write_text("raise ValueError('so')")
     with pytest.raises(SystemExit) as caught:
         race_with(goals(960.0), "--rounds", "1")
@@ -437,7 +437,7 @@ def test_a_side_that_breaks_is_one_line(race_with: Any, tmp_path: Path, capsys: 
     assert not (tmp_path / "race.jsonl").exists()
 
 
-def test_sides_are_taken_in_turn_and_another_one_first_in_every_round() -> None:
+def test_sides_take_turns_and_another_side_starts_each_round() -> None:
     one, other, third = (dataclasses.replace(LEG, side=side) for side in ("ours", "brax", "sb3"))
     apart = dataclasses.replace(LEG, task="ant")
     order = [(number, leg.task, leg.side) for number, leg in race.in_turn([one, other, apart, third], 2)]
@@ -452,7 +452,7 @@ def test_sides_are_taken_in_turn_and_another_one_first_in_every_round() -> None:
     assert [number for number, task, _ in order if task == "ant"] == [1, 2]
 
 
-def test_a_number_of_rounds_is_its_median_and_range() -> None:
+def test_rounds_are_shown_as_median_and_range() -> None:
     assert race_page.spread([3.0, 1.0, 2.0]) == "2.00\n[1.00, 3.00]"
     assert race_page.spread([10.0, 120.4]) == "65.2\n[10.0, 120]"
     assert race_page.spread([1234.5]) == "1,234"
@@ -475,7 +475,7 @@ def start_results() -> list[tuple[Leg, list[dict[str, Any]]]]:
     return [(leg, [row]), (warm, [row | {"first": 4.0}]), (under, [floor]), (missing, [])]
 
 
-def test_the_table_of_starts_has_cold_and_warm_in_a_line_and_the_share_of_the_floor(tmp_path: Path) -> None:
+def test_table_of_starts_has_cold_and_warm_in_one_row_and_the_share_of_the_floor(tmp_path: Path) -> None:
     start, speed = race_page.sections(start_results(), "NVIDIA H100", tmp_path)
     assert start.cells == [("ant", "rlstable, mjx", "2.00", "10.0", "4.00", "900", "600")]
     assert speed.cells == [("ant", "rlstable, mjx", "500\n[500, 500]", "0.50\n[0.50, 0.50]", "0.50\n[0.50, 0.50]")]
@@ -484,7 +484,7 @@ def test_the_table_of_starts_has_cold_and_warm_in_a_line_and_the_share_of_the_fl
     assert {start.name, speed.name} < set(race_page.NAMES)
 
 
-def test_the_learner_s_operations_are_those_of_its_matrix_products() -> None:
+def test_operations_of_the_learner_are_those_of_its_matrix_products() -> None:
     # 3 -> 4 -> 2: forward 2 * (12 + 8), weights the same, and back through the second layer alone 2 * 8; twice.
     assert race_floor.operations((3, 4, 2), 2) == 2 * (40 + 40 + 16)
     sizes = ["network.policy_hidden_layer_sizes=[4]", "network.value_hidden_layer_sizes=[5]"]
@@ -509,7 +509,7 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize(("args", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_race_command_reports_a_mistake_in_one_line_with_exit_code_2(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -523,7 +523,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert line.startswith(f"bench: {message}")
 
 
-def test_an_environment_that_cannot_be_made_is_a_mistake_and_leaves_no_stamp(
+def test_virtual_environment_that_cannot_be_made_is_an_error_and_not_marked_as_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_install", lambda command, name: (_ for _ in ()).throw(ConfigError("no")))
@@ -532,7 +532,7 @@ def test_an_environment_that_cannot_be_made_is_a_mistake_and_leaves_no_stamp(
     assert not (tmp_path / "sb3" / "installed").exists()
 
 
-def test_an_environment_is_made_once_per_list_of_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_environment_is_made_once_per_list_of_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
     def install(command: list[str], name: str) -> None:
@@ -542,7 +542,7 @@ def test_an_environment_is_made_once_per_list_of_versions(tmp_path: Path, monkey
     monkeypatch.setattr(process, "_install", install)
     for gpu in (False, False, True):
         process.python_of("brax", tmp_path, gpu)
-    assert len(commands) == 4, "made, known, made anew for a GPU"
+    assert len(commands) == 4, "made, known, made again for a GPU"
     assert any(word.startswith("jax==") for word in commands[1])
     assert any(word.startswith("jax[cuda12]==") for word in commands[3])
 
@@ -552,7 +552,7 @@ def test_every_rival_has_exact_versions(name: str) -> None:
     assert all(name and version for name, version in process.pins(name).items())
 
 
-def test_the_commit_says_whether_the_code_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_name_tells_whether_the_code_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "ROOT", tmp_path)
     assert results.commit() is None
     for name in ("rlstable", "docs"):

@@ -1,4 +1,4 @@
-"""Recovery from a rate far too high: the rows, the page, and on the real task who lives and who does not."""
+"""Recovery from a learning rate far too high: rows, page, and the outcome on the real task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row(case: str, seed: int, value: float | None, **more: Any) -> dict[str, Any
     return own | more
 
 
-def test_a_seed_that_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_seed_that_is_known_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "run_seed", lambda case, seed, overrides: row(case, seed, float(len(overrides))))
     out = tmp_path / "recovery.jsonl"
     out.write_text(json.dumps(row("some", 1, 5.0)) + "\n" + json.dumps(row("other", 0, 5.0)) + "\n")
@@ -37,8 +37,8 @@ def test_a_seed_that_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what its two policies are worth and when it was looked at; plain JSON."""
+def test_recovery_run_gives_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the returns of its last and best policy and the steps of its evaluations, as plain JSON."""
     monkeypatch.setattr(recovery, "EVALUATIONS", 2)
     own = recovery.run_seed("toy", 3, TINY)
     assert (own["case"], own["seed"], own["ending"]) == ("toy", 3, "completed")
@@ -48,7 +48,7 @@ def test_a_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     json.dumps(own)
 
 
-def test_a_run_without_a_good_state_has_no_best_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_a_good_state_has_no_best_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "EVALUATIONS", 2)
     bad = (
         "guards=off",
@@ -61,7 +61,7 @@ def test_a_run_without_a_good_state_has_no_best_policy(monkeypatch: pytest.Monke
     assert own["return"] is not None
 
 
-def test_the_page_has_a_line_per_case_and_the_seeds_that_went_back(tmp_path: Path) -> None:
+def test_recovery_page_has_a_row_per_case_and_the_seeds_that_were_rolled_back(tmp_path: Path) -> None:
     back = {"remedies": ["fresh_resets", "scale_learning_rate 0.3"], "back_at": [4, 8], "causes": ["policy_diverged"]}
     rows = [
         row("clean", 0, 1000.0),
@@ -77,14 +77,14 @@ def test_the_page_has_a_line_per_case_and_the_seeds_that_went_back(tmp_path: Pat
     assert (tmp_path / "recovery.png").stat().st_size > 1000
 
 
-def test_without_a_measure_there_is_no_page(tmp_path: Path) -> None:
+def test_no_recovery_page_is_written_without_the_clean_case(tmp_path: Path) -> None:
     recovery_page.write([row("supervised", 0, 1.0)], recovery.CASES, (), tmp_path / "recovery.jsonl", 32)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_rate_a_thousand_times_too_high_ends_a_run_that_is_not_supervised(seed: int) -> None:
+def test_rate_a_thousand_times_too_high_ends_an_unsupervised_run(seed: int) -> None:
     own = recovery.run_seed("unsupervised", seed, (*recovery.TASK, *recovery.CASES["unsupervised"]))
     assert (own["ending"], own["best"]) == ("policy_diverged", None)
     assert own["return"] is None or own["return"] < 100.0
@@ -92,7 +92,7 @@ def test_a_rate_a_thousand_times_too_high_ends_a_run_that_is_not_supervised(seed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_supervised_run_finds_its_way_back_to_the_solution(seed: int) -> None:
+def test_supervised_run_recovers_and_solves_the_task(seed: int) -> None:
     own = recovery.run_seed("supervised", seed, (*recovery.TASK, *recovery.CASES["supervised"]))
     assert own["ending"] == "completed" and own["remedies"]
     assert own["return"] >= 950.0 and own["best"] >= 950.0

@@ -1,4 +1,4 @@
-"""The page of all keys says what the configuration says, and the site holds together."""
+"""The generated page of all keys is up to date, and the site builds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scripts.reference import __main__ as reference
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_page_is_what_would_be_written() -> None:
+def test_configuration_page_is_up_to_date() -> None:
     assert reference.PAGE.read_text() == reference.page(), "stale; say: make docs"
 
 
-def test_every_key_is_there_with_a_line_on_its_use() -> None:
+def test_every_key_is_on_the_page_with_its_description() -> None:
     every = flat(Config.model_validate({"env": {"name": "ant"}}).model_dump())
     rows = {line.split("`")[1]: line for line in reference.page().splitlines() if line.startswith("| `")}
     assert set(every) <= set(rows)
@@ -38,15 +38,15 @@ def test_every_key_is_there_with_a_line_on_its_use() -> None:
         ("supervise.recovery.enabled", "`true` or `false` | `true`"),
     ],
 )
-def test_values_are_said_in_words(key: str, says: str) -> None:
+def test_values_of_a_key_are_described_in_words(key: str, says: str) -> None:
     (line,) = [line for line in reference.page().splitlines() if line.startswith(f"| `{key}` |")]
     assert says in line
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "nan" / "index.html").is_file()
     pages = {path.parent.name for path in (tmp_path / "site").glob("*/index.html")}
-    assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} <= pages  # none is left out of the menu
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} <= pages  # all pages are in the menu

@@ -1,4 +1,4 @@
-"""The fault that Brax's own PPO is given: where it appears, when, and that nothing else changes."""
+"""Faults injected into Brax's own PPO: their place and time, without other changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rollout(seed: int = 0, **fault: Any) -> tuple[Any, Any]:
 
 
 def hits(states: Any) -> dict[str, np.ndarray]:
-    """By place, where the bad number is: arrays (STEPS, ENVS)."""
+    """Where the bad number is, by site: arrays [STEPS, ENVS]."""
     return {
         "physics": states.pipeline_state.q[..., 0] == np.float32(BAD),
         "observation": states.obs[..., 0] == np.float32(BAD),
@@ -46,7 +46,7 @@ def hits(states: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("site", ["observation", "reward", "metrics", "info", "done"])
-def test_the_bad_number_is_at_its_site_alone(site: str) -> None:
+def test_bad_number_is_only_at_its_site(site: str) -> None:
     _, states = rollout(site=site, value=BAD, probability=0.1)
     found = hits(states)
     assert 0.03 < found.pop(site).mean() < 0.2
@@ -61,14 +61,14 @@ def test_fault_keeps_its_window_over_automatic_resets() -> None:
     assert (states.info["steps"].max(axis=0) == EPISODE).all()
 
 
-def test_the_same_seed_gives_the_same_faults() -> None:
+def test_same_seed_gives_the_same_faults() -> None:
     fault = {"site": "reward", "value": BAD, "probability": 0.1}
     one, again, other = (hits(rollout(seed, **fault)[1])["reward"] for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, again)
     assert (one != other).any()
 
 
-def test_bad_physics_shows_in_the_observation_and_all_is_all() -> None:
+def test_bad_physics_is_seen_in_the_observation_and_site_all_hits_all_environments() -> None:
     _, states = rollout(site="all", value=BAD, probability=0.05)
     found = hits(states)
     np.testing.assert_array_equal(found["physics"], found["observation"])
@@ -77,21 +77,21 @@ def test_bad_physics_shows_in_the_observation_and_all_is_all() -> None:
     assert steps.any() and not steps.all()
 
 
-def test_a_share_of_resets_is_bad() -> None:
+def test_reset_fault_makes_a_share_of_resets_bad() -> None:
     first, _ = rollout(site="reset", value=math.nan, probability=0.5)
     assert 0 < np.isnan(first.obs[:, 0]).sum() < ENVS
     healthy, states = rollout()
     assert np.isfinite(healthy.obs).all() and np.isfinite(states.obs).all()
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_unknown_or_missing_fault_site_is_an_error() -> None:
     with pytest.raises(ValueError, match="site"):
         brax_rival.Fault(site="nowhere")
     with pytest.raises(ValueError, match="warm_start"):
         rollout(site="warm_start", value=BAD, probability=0.1)
 
 
-def test_every_device_has_a_copy() -> None:
+def test_device_put_replicated_gives_every_device_a_copy() -> None:
     devices = jax.local_devices()[:2]
     given = brax_rival.device_put_replicated({"a": np.arange(3.0), "b": 7}, devices)
     assert given["a"].shape == (len(devices), 3) and given["b"].shape == (len(devices),)

@@ -1,4 +1,4 @@
-"""Stability: which seeds are trained, the numbers of the page, and the best returns of the probe tasks."""
+"""The stability study: seeds to train, numbers of the page, and best returns of the probe tasks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_seeds_with_a_row_are_not_trained_again(tmp_path: Path, trained: list[An
     assert sorted(own["seed"] for own in results.read(out)) == [*range(6)]
 
 
-def test_a_row_of_other_settings_is_trained_again_and_the_last_row_counts() -> None:
+def test_row_of_other_settings_is_trained_again_and_the_last_row_counts() -> None:
     stale = written("hopper", "off", 0) | {"settings": ["env=hopper", "total_steps=1"], "returns": [5.0]}
     assert [*stability.missing([stale], "hopper", "off", range(1))] == [range(0, 1)]
     fresh = written("hopper", "off", 0)
@@ -86,7 +86,7 @@ def test_sides_of_a_task_run_in_turn_and_before_needs_a_folder(
     assert trained[8:] == [("hopper", "before", seeds) for seeds in (first, second)]
 
 
-def test_a_failed_process_leaves_no_row_and_the_others_are_trained(
+def test_failed_process_leaves_no_row_and_the_others_are_trained(
     tmp_path: Path, trained: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = stability.train
@@ -112,7 +112,7 @@ def test_settings_of_every_task_compose(name: str) -> None:
     assert stability.settings_of(name, "brax") == list(stability.TASKS[name].overrides)
 
 
-def test_a_seed_s_row_is_read_from_its_run_folder(tmp_path: Path) -> None:
+def test_row_of_a_seed_is_read_from_its_run_folder(tmp_path: Path) -> None:
     metrics = [
         {"step": 1, "training/policy_distance": 0.5, "training/sps": 10.0},
         {"step": 2, "training/policy_distance": 1.5, "training/sps": 30.0, "eval/episode_reward": 3.0},
@@ -135,7 +135,7 @@ def test_a_seed_s_row_is_read_from_its_run_folder(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_shares_of_the_best_return() -> None:
+def test_returns_are_shares_of_the_best_return() -> None:
     plain, negative = Task(()), Task((), from_start=True)
     own = row("x", "off", 0, [50.0, 100.0, 70.0, 90.0])
     assert stability_numbers.kept(own, 0.0).tolist() == [0.5, 1.0, 0.7, 0.9]
@@ -165,7 +165,7 @@ def test_probability_of_improvement_compares_curves_at_equal_steps() -> None:
     assert drawn[1:].min() == 0.5 and drawn[1:].max() == 1.0
 
 
-def test_numbers_of_a_side_by_hand() -> None:
+def test_numbers_of_a_side_equal_those_computed_by_hand() -> None:
     rows = [
         row("x", "off", 0, [100.0, 90.0]),
         row("x", "off", 1, [50.0, 100.0]),
@@ -186,7 +186,7 @@ def test_numbers_of_a_side_by_hand() -> None:
     assert set(stability_page.cells(None, True)) == {""}
 
 
-def test_collapses_are_false_alarms_only_where_no_seed_of_off_falls() -> None:
+def test_collapses_are_false_alarms_only_if_no_seed_of_off_falls() -> None:
     by = stability_numbers.latest(
         [row("x", "off", 0, [100.0, 70.0]), row("x", "default", 0, [1.0], return_collapsed=1)]
     )
@@ -202,7 +202,7 @@ def test_steps_to_a_return_are_interpolated_between_evaluations() -> None:
     assert stability_numbers.steps_to(own, 101.0) == float("inf")
 
 
-def test_a_side_that_never_gets_there_needs_endless_steps() -> None:
+def test_side_that_never_reaches_a_return_needs_infinite_steps() -> None:
     off = [row("x", "off", seed, [50.0, 100.0]) for seed in range(3)]
     lost = [row("x", "default", seed, [50.0, 50.0]) for seed in range(3)]
     assert stability_numbers.slowdown(lost, off, 0.0)[0] == float("inf")
@@ -210,7 +210,7 @@ def test_a_side_that_never_gets_there_needs_endless_steps() -> None:
     assert stability_page._ratio(stability_numbers.slowdown(lost, off, 0.0)) == "never"
 
 
-def test_a_side_with_a_further_setting_has_rows_of_its_own_and_is_compared_with_the_side(
+def test_side_with_an_extra_setting_has_its_rows_and_is_compared_with_the_side(
     tmp_path: Path, trained: list[Any]
 ) -> None:
     out = tmp_path / "stability.jsonl"
@@ -228,7 +228,7 @@ def test_a_side_with_a_further_setting_has_rows_of_its_own_and_is_compared_with_
     assert "0.50 [0.50, 0.50] | 1.00 [1.00, 1.00]" in line  # equal curves
 
 
-def test_the_page_shows_rewards_of_any_scale_side_by_side(tmp_path: Path) -> None:
+def test_page_shows_rewards_of_every_scale_side_by_side(tmp_path: Path) -> None:
     tasks = {
         f"x{factor:g}": Task((), best=100.0 * factor, scaled=("toy", factor)) for factor in stability.REWARD_FACTORS
     }
@@ -243,7 +243,7 @@ def test_the_page_shows_rewards_of_any_scale_side_by_side(tmp_path: Path) -> Non
         assert f"| toy | {factor} | 2 | 17 | 0.950 | 0.900 |" in page
 
 
-def test_over_all_tasks_seeds_count_alike_and_tasks_for_improvement_and_speed() -> None:
+def test_over_all_tasks_returns_weigh_seeds_and_improvement_and_speed_weigh_tasks() -> None:
     by = stability_numbers.latest(
         [
             *(row("a", "off", seed, [1.0]) for seed in range(3)),
@@ -260,8 +260,8 @@ def test_over_all_tasks_seeds_count_alike_and_tasks_for_improvement_and_speed() 
     assert found.names[-1] == "b 0"
 
 
-def test_the_page_has_every_side_and_only_measured_tasks(tmp_path: Path) -> None:
-    """With its picture beside it; the first paragraph is the answer."""
+def test_page_has_every_side_and_only_measured_tasks(tmp_path: Path) -> None:
+    """The first paragraph is the answer, and the picture is beside the page."""
     tasks = {"toy": Task(("env=fast",), best=10.0), "never": Task(())}
     out = tmp_path / "stability.jsonl"
     rows = [
@@ -277,7 +277,7 @@ def test_the_page_has_every_side_and_only_measured_tasks(tmp_path: Path) -> None
     assert (tmp_path / "stability.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_page_without_rows_says_how_to_get_them(tmp_path: Path) -> None:
+def test_page_without_rows_has_the_command_to_train_them(tmp_path: Path) -> None:
     stability_page.write([], stability.TASKS, tmp_path / "stability.jsonl")
     page = (tmp_path / "stability.md").read_text()
     assert "make stability" in page and "stability.png" not in page
@@ -285,8 +285,8 @@ def test_a_page_without_rows_says_how_to_get_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", stability_tasks.PROBES)
-def test_best_returns_of_the_probes_are_those_of_the_best_force(name: str) -> None:
-    """A kick changes a return by some units, so that the mean of 20,000 episodes is known to 0.1 %."""
+def test_best_return_of_a_probe_is_that_of_the_best_force(name: str) -> None:
+    """A kick changes a return by a few units, so the mean of 20,000 episodes is accurate to 0.1 %."""
     probe = stability_tasks.PROBES[name]
     tolerance = 2e-3 if "rare" in probe.kwargs else 2e-4
     assert stability_tasks.best_return(probe) == pytest.approx(probe.best, rel=tolerance)
@@ -296,7 +296,7 @@ def test_best_returns_of_the_probes_are_those_of_the_best_force(name: str) -> No
 
 @pytest.mark.parametrize("deadband", [0.0, 0.1])
 def test_no_sequence_of_forces_pays_more_than_the_best_force(deadband: float) -> None:
-    """All sequences of five levels over six steps, from places on both sides and speeds in both directions."""
+    """All sequences of five levels over six steps, from several positions and speeds."""
     env = stability_tasks.PointMass(deadband=deadband)
     levels = np.stack(np.meshgrid(*[np.linspace(-1, 1, 5)] * 6), axis=-1).reshape(-1, 6)
 
@@ -317,7 +317,7 @@ def test_no_sequence_of_forces_pays_more_than_the_best_force(deadband: float) ->
 
 
 @pytest.mark.slow  # starts a process and compiles everything
-def test_a_task_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_is_trained_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "rare_kick"
     task = stability.TASKS[name]
     short = dataclasses.replace(task, overrides=(*task.overrides[:-1], "total_steps=7680"))
@@ -332,7 +332,9 @@ def test_a_task_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: 
         assert own["settings"] == stability.settings_of(name, "default")
 
 
-def test_bad_arguments_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_invalid_arguments_of_the_stability_study_are_rejected(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     for arguments in (["--seeds", "0"], ["--only", "moon"], ["--before", str(tmp_path)]):
         with pytest.raises(SystemExit) as stop:
             stability.main(arguments)

@@ -1,4 +1,4 @@
-"""The survival matrix: its cases, its rows, its page, and one small training through it."""
+"""The survival matrix: cases, rows, page, and one small training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def row(case: str, side: str, value: float | None, **more: Any) -> dict[str, Any
 
 
 def test_every_site_has_a_case() -> None:
-    """And every case a fault that the configuration knows."""
+    """Every case is a fault that the configuration has."""
     assert {FaultConfig(**case.fault).site for case in survival.CASES.values()} == set(FaultConfig.sites())
 
 
 @pytest.mark.slow  # the same is shown by the demonstration of NaN
-def test_the_guarded_training_lives_where_the_unguarded_dies() -> None:
-    """The same cases on both sides, several seeds in one program; the fault-free one is the measure."""
+def test_training_with_guards_survives_the_faults_that_ruin_it_without_guards() -> None:
+    """The same cases on both sides, with several seeds in one program; the case without a fault is the reference."""
     early = {"start": 2, "probability": 0.05}
     cases = {
         "clean": survival.HEALTHY,
@@ -82,8 +82,8 @@ def test_cell_is_red_if_a_seed_is_not_finite_or_stopped() -> None:
     assert survival_page.cell([{**good, "finished": False}], 1000.0) == ("**stopped** 1.00 / 1.00", survival_page.RED)
 
 
-def test_the_page_shows_every_case_and_side(tmp_path: Path) -> None:
-    """With its picture beside it."""
+def test_survival_page_shows_every_case_and_side(tmp_path: Path) -> None:
+    """The picture is beside the page."""
     rows = [
         row(case, side, 1000.0 if side == "default" else 10.0)
         for case in ("clean", "bad")
@@ -101,7 +101,7 @@ def test_the_page_shows_every_case_and_side(tmp_path: Path) -> None:
     assert (tmp_path / "survival.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survival_case_that_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "survival.jsonl"
     known = row("clean", "default", 1.0) | {"task": "generalized"}
     out.write_text(json.dumps(known) + "\n")
@@ -110,9 +110,7 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert results.read(out) == [known]
 
 
-def test_seeds_of_a_whole_run_that_are_missing_are_added_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_seeds_of_a_whole_run_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, case = tmp_path / "survival.jsonl", survival.CASES["critic scrambled at iteration 60"]
     known = [row(case.name, "off", 1.0) | {"task": "point_mass", "seed": seed} for seed in (0, 2)]
     out.write_text("".join(json.dumps(own) + "\n" for own in known))
@@ -145,14 +143,14 @@ def test_point_mass_has_no_model_no_warm_start_and_no_rival() -> None:
 
 @pytest.mark.parametrize("task", survival.TASKS)
 def test_every_task_has_100_iterations(task: str) -> None:
-    """So that a fault begins in the same iteration, and a solved task has time to collapse and to recover."""
+    """A fault starts in the same iteration of every task, and a solved task has time to collapse and to recover."""
     config = compose([*survival.TASKS[task]])
     assert config.total_steps == 100 * config.env_steps_per_iteration
     assert config.eval.num_envs == survival.EPISODES
 
 
 @pytest.mark.slow
-def test_a_whole_run_of_the_second_task_meets_its_fault() -> None:
+def test_whole_run_of_the_second_task_meets_its_fault() -> None:
     overrides = [*survival.TASKS["point_mass"], "guards=off", "total_steps=12800"]
     fault = {"site": "critic", "start": 1, "iterations": 1}
     rows = survival.run_whole(overrides, fault, [0])
@@ -160,7 +158,7 @@ def test_a_whole_run_of_the_second_task_meets_its_fault() -> None:
     assert rows[0]["return"] is not None
 
 
-def test_bad_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_of_the_survival_matrix_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--seeds", "0"], ["--only", "no such case"], ["--task", "moon"]):
         with pytest.raises(SystemExit) as stop:
             survival.main(arguments)
