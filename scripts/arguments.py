@@ -1,7 +1,5 @@
 """Argument parsing shared by the commands in scripts/."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Iterable

@@ -1,12 +1,10 @@
 """Pages of results: Markdown tables, sections between markers, and pictures."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,6 @@ from scripts import results
 from scripts.results import Row
 
 SETTINGS = "Settings, as `python -m rlstable.train` takes them:"
-_TITLE = """# Benchmarks
-
-Written by `python -m scripts.bench`: a section per benchmark, and in each section a part per kind of device. The script
-overwrites the text between two markers and keeps all other text.
-"""
 BEGIN, END = "<!-- bench: {} -->", "<!-- end of bench: {} -->"
 
 
@@ -30,7 +23,6 @@ class Section:
 
     name: str  # name of the section in its markers
     title: str  # heading
-    text: str  # how the benchmark measures, and how to read the table
     header: tuple[str, ...]  # column titles; a title or a cell may have line breaks for narrow terminals
     cells: list[tuple[str, ...]]  # the table by row
     notes: list[str]  # a note per row: its settings and remarks
@@ -55,7 +47,6 @@ def machine() -> str:
 
 
 def device_part(section: Section, device: Row, versions: dict[str, str]) -> str:
-    """Returns a device's part of a section."""
     commits = ", ".join(dict.fromkeys(row["commit"] for row in section.rows if row.get("commit")))
     parts = [
         f"### {device['kind']}\n",
@@ -84,18 +75,17 @@ def read(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a page atomically."""
     try:
         write_atomically(path, text)
     except OSError as error:
         raise ConfigError(f"--out: cannot write to {path}: {error.strerror or error}") from error
 
 
-def cut(page: str, name: str) -> tuple[str, dict[str, str], str]:
-    """Returns the text before a section, the section's parts by kind of device, and the text after the section."""
+def cut(page: str, name: str) -> tuple[str, str, dict[str, str], str]:
+    """Returns the text before a section, the section's prose, its parts by kind of device, and the text after it."""
     begin, end = BEGIN.format(name), END.format(name)
     if begin not in page and end not in page:
-        return f"{(page or _TITLE).rstrip()}\n\n", {}, "\n"
+        return f"{(page or '# Benchmarks').rstrip()}\n\n", "", {}, "\n"
     before, _, rest = page.partition(begin)
     inside, _, after = rest.partition(end)
     if page.count(begin) != 1 or rest.count(end) != 1 or end in before:
@@ -104,19 +94,31 @@ def cut(page: str, name: str) -> tuple[str, dict[str, str], str]:
     found = re.findall(f"{re.escape(first)}(.+?) -->\n(.*?){re.escape(last)}\\1 -->\n", inside, re.DOTALL)
     if not len(found) == inside.count(first) == inside.count(last):
         raise ConfigError(f"--out: a part of the section {name} has lost a marker; restore the marker first")
-    return before, dict(found), after
+    return before, inside.partition(first)[0].strip(), dict(found), after
 
 
 def updated(page: str, section: Section, kind: str, part: str) -> str:
-    """Returns the page with a section's part for one kind of device replaced or added."""
-    before, parts, after = cut(page, section.name)
-    blocks = [f"## {section.title}\n\n{section.text}\n"]
+    """Returns the page with a section's part for one kind of device replaced or added; prose stays."""
+    before, prose, parts, after = cut(page, section.name)
+    blocks = [f"{prose or f'## {section.title}'}\n"]
     blocks += [_marked(f"{section.name} on {key}", text) for key, text in (parts | {kind: part}).items()]
     return before + _marked(section.name, "\n".join(blocks)).rstrip("\n") + after
 
 
 def _marked(name: str, text: str) -> str:
     return f"{BEGIN.format(name)}\n{text}{END.format(name)}\n"
+
+
+def fill(path: Path, parts: Mapping[str, str]) -> None:
+    """Replaces a page's generated parts between their markers, or appends them; the page's prose stays."""
+    page = path.read_text() if path.exists() else ""
+    for name, text in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if begin not in page:
+            page = f"{page.rstrip()}\n\n{begin}\n{end}\n".lstrip()
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+    path.write_text(page)
 
 
 def file_name(stem: str, kind: str) -> str:

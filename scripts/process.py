@@ -1,7 +1,5 @@
 """Runs processes as a user starts them, measures their time and memory, and makes the rivals' virtual environments."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -81,7 +79,6 @@ def memory_mb(pid: int | str, field: str = "VmHWM") -> float:
 
 
 def pins(rival: str) -> dict[str, str]:
-    """Returns the pinned versions of a rival's packages."""
     lines = (REQUIREMENTS / f"requirements-{rival}.txt").read_text().split()
     return dict(line.split("==") for line in lines)
 
@@ -104,7 +101,7 @@ def _install(command: Sequence[str], rival: str) -> None:
     try:
         done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     except OSError as error:
-        raise ConfigError(f"--venvs: cannot make the environment of {rival}: {error.strerror}") from error
+        raise ConfigError(f"race: cannot make the environment of {rival}: {error.strerror}") from error
     if done.returncode:
         message = last_line(done.stderr) or last_line(done.stdout) or "no error message"
-        raise ConfigError(f"--venvs: cannot make the environment of {rival}: {message}")
+        raise ConfigError(f"race: cannot make the environment of {rival}: {message}")

@@ -1,11 +1,10 @@
 """Files of results: a JSON object per line, so that a measurement that was stopped can resume."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -30,7 +29,6 @@ def read(path: Path) -> list[Row]:
 
 
 def add(path: Path, rows: Iterable[Row]) -> None:
-    """Appends rows to a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
@@ -48,6 +46,12 @@ def check_writable(path: Path) -> None:
 def matching(rows: Sequence[Row], **wanted: Any) -> list[Row]:
     """Returns the rows that have all wanted values."""
     return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
+def trips(metrics: Row) -> dict[str, int]:
+    """Returns the trips by guard from a row of metrics, without guards that never tripped."""
+    counts = {name.split("/")[1]: count for name, count in metrics.items() if re.fullmatch("guards/[^/]+/trips", name)}
+    return {name: int(count) for name, count in counts.items() if count}
 
 
 @functools.cache

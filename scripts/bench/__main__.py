@@ -12,8 +12,6 @@ python -m scripts.bench kernels                            # kernels of an itera
 The measurements stay in docs/bench.jsonl and docs/race.jsonl, so that one part can be measured alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -46,19 +44,16 @@ def versions() -> dict[str, str]:
 
 
 def run_parts(args: argparse.Namespace, console: Console) -> Iterator[Section]:
-    """Yields the section after every part."""
     parts = args.benchmark.parts(args, console)
     return parts.run(args.task, args.out.parent / "bench.jsonl", results.device(), versions())
 
 
 def run_race(args: argparse.Namespace, console: Console) -> list[Section]:
-    """Runs the missing legs of the race, then returns its sections."""
     legs, device = race.run(args)
     return race_page.sections(legs, device["kind"], args.out.parent)
 
 
 def show(section: Section, console: Console) -> None:
-    """Prints the table."""
     table = Table(title=section.title)
     for number, name in enumerate(section.header):
         table.add_column(name, justify="right" if number else "left")
@@ -70,7 +65,6 @@ def show(section: Section, console: Console) -> None:
 
 
 def make_parser() -> Parser:
-    """Returns the parser, with a subcommand per benchmark."""
     parser = Parser(prog="bench", description="Measures, prints a table and writes it into the page of benchmarks.")
     commands = parser.add_subparsers(dest="name", required=True, metavar="benchmark", parser_class=Parser)
     shared = Parser(add_help=False)
@@ -85,7 +79,7 @@ def make_parser() -> Parser:
         command.set_defaults(run=run, benchmark=benchmark, sections=sections)
 
     for comparison in COMPARISONS:
-        add(comparison.name, comparison.help, comparison, (comparison.name,), run_parts)
+        add(comparison.name, comparison.title, comparison, (comparison.name,), run_parts)
     add("race", "whole processes: rlstable, Brax's PPO and others", race, race_page.NAMES, run_race)
     for module in (scaling, seeds, kernels):
         add(module.NAME, module.HELP, module, (module.NAME,), run_parts)

@@ -1,7 +1,5 @@
 """Pairs of configurations that are trained in turn in one process, an iteration at a time."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -45,9 +43,7 @@ class Comparison:
     """Two configurations; the first is the baseline of the second."""
 
     name: str  # the subcommand
-    help: str  # its line in the list of subcommands
-    title: str  # heading of its section
-    text: str  # how the benchmark measures, and how to read the table
+    title: str  # heading of its section, and help of the subcommand
     sides: dict[str, str]  # overrides by side, separated by spaces
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -63,51 +59,21 @@ class Comparison:
         return Parts(self.name, settings, {"pairs": args.pairs}, measure, functools.partial(section, self))
 
 
-_PAIRS = """are called in turn in
-one process: four calls each to warm up, then in pairs. The order alternates from pair to pair. A call is a whole
-iteration of a run: the compiled program, and the host's work after it."""
 COMPARISONS = (
     Comparison(
         "guards",
-        "cost of all default guards",
         "Cost of the guards",
-        f"""\
-Two runs of one configuration and seed, `guards=off` and `guards=default` (limiters included), neither supervised,
-{_PAIRS}
-Relative speed is time(off) / time(default), one ratio per pair: a median of 0.97 means 3 % slower with guards. The 95 %
-interval is a bootstrap over pairs. An upper end below 0.98 is evidence that these two programs differ by more than 2 %.
-The guards need not be the cause: after any change of a setting XLA compiles both programs differently, which moves the
-ratio by 2 % in either direction, beyond the interval of a single row. The table therefore has several settings of the
-same work. The middle of their ratios is the cost of the guards.""",
         {name: f"supervise=off supervise.incident.enabled=false guards={name}" for name in ("off", "default")},
     ),
     Comparison(
         "supervision",
-        "cost of a supervisor that has nothing to do",
         "Cost of supervision",
-        f"""\
-Two runs of one configuration and seed, without and with a supervisor: clipping bounds that a remedy can tighten, a copy
-of the last good state every 10 iterations, the ladder of precision, a slot for the first bad environment. They
-{_PAIRS}
-Relative speed is time(off) / time(on), one ratio per pair, with the 95 % interval of a bootstrap over pairs. An upper
-end below 0.99 is evidence of a cost above 1 %. Nothing goes bad during the benchmark. Settings scatter as for the
-guards.""",
         {
             "off": "supervise=off supervise.ladder.enabled=false supervise.incident.enabled=false",
             "on": "supervise=default",
         },
     ),
-    Comparison(
-        "physics",
-        "C MuJoCo beside MJX",
-        "Native physics",
-        f"""\
-Two runs of one configuration and seed, `env.backend=mjx` and `env.backend=native` (docs/native.md), all guards on,
-{_PAIRS}
-Relative speed is time(mjx) / time(native), one ratio per pair: a median of 2 means that a native iteration, learning
-included, takes half the time. The 95 % interval is a bootstrap over pairs. Compilation is not included.""",
-        {"mjx": "env.backend=mjx", "native": "env.backend=native"},
-    ),
+    Comparison("physics", "Native physics", {"mjx": "env.backend=mjx", "native": "env.backend=native"}),
 )
 
 
@@ -127,18 +93,13 @@ def compare(comparison: Comparison, name: str, pairs: int, console: Console) -> 
         seconds, seconds_other = time_in_turn(baseline, other, track(range(pairs), name, console=console))
     ratio, low, high = median_and_interval(seconds / seconds_other)
     return {
-        "env": name,
-        "settings": settings,
-        "ratio": ratio,
-        "interval": [low, high],
+        "env": name, "settings": settings, "ratio": ratio, "interval": [low, high],
         f"sps_{first}": baseline.steps / float(np.median(seconds)),
         f"sps_{second}": other.steps / float(np.median(seconds_other)),
-        "pairs": pairs,
-        "steps": baseline.steps,
-        "trips": other.trips,
+        "pairs": pairs, "steps": baseline.steps, "trips": other.trips,
         f"seconds_{first}": np.round(seconds, 6).tolist(),
         f"seconds_{second}": np.round(seconds_other, 6).tolist(),
-    }
+    }  # fmt: skip
 
 
 def time_in_turn(
@@ -167,7 +128,6 @@ def median_and_interval(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def section(comparison: Comparison, rows: list[Row]) -> Section:
-    """Returns a comparison's section of the page."""
     first, second = comparison.sides
     header = ("env", "relative\nspeed", "95 % interval", f"steps/s\n{first}", f"steps/s\n{second}")
     cells, notes = [], []
@@ -180,4 +140,4 @@ def section(comparison: Comparison, rows: list[Row]) -> Section:
         notes.append(f"`{' '.join(row['settings'])}`: {measured}")
     either = " or ".join(f"`{overrides}`" for overrides in comparison.sides.values())
     before = f"Settings, as `python -m rlstable.train` takes them, each followed by {either}:"
-    return Section(comparison.name, comparison.title, comparison.text, header, cells, notes, rows, before_notes=before)
+    return Section(comparison.name, comparison.title, header, cells, notes, rows, before_notes=before)

@@ -1,10 +1,7 @@
 """Profiles an iteration: which kernels run on the device, how often and for how long."""
 
-from __future__ import annotations
-
 import argparse
 import collections
-import dataclasses
 import gzip
 import json
 import re
@@ -17,6 +14,7 @@ from rich.console import Console
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
+from scripts import results
 from scripts.arguments import add_choice
 from scripts.bench.parts import Parts
 from scripts.bench.side import Side
@@ -42,23 +40,6 @@ _OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 
-TEXT = """\
-One iteration under `jax.profiler`, all guards on, after three iterations without the profiler: which operations of the
-program ran on the device, by part of the iteration (`jax.named_scope`). *collect* runs once for every step of the
-environments, *learn* for every minibatch, *rest* for the iteration. *Kernels* is the number of kernels each time, *µs*
-the sum of their times, *share* their share of all kernels. The last column has the dearest kernels with their shares. A
-profiler slows short kernels: for rates see the other sections."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """All launches of one kernel."""
-
-    name: str  # the operation in the compiled program
-    count: int  # number of launches
-    seconds: float  # sum of their times
-    part: str  # part of the iteration: `collect`, `learn` or `rest`
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, "--task", TASKS)
@@ -73,7 +54,6 @@ def parts(args: argparse.Namespace, console: Console) -> Parts:
 
 
 def run(task: str, start: Callable[[Sequence[str], Path], Any]) -> Row:
-    """Profiles an iteration of a task."""
     import jax
 
     options = jax.profiler.ProfileOptions()
@@ -95,8 +75,7 @@ def run(task: str, start: Callable[[Sequence[str], Path], Any]) -> Row:
         raise ConfigError(
             f"kernels: an iteration of {task} has more events than the {_MOST_EVENTS:,} that a profile holds"
         )
-    kernels = [dataclasses.asdict(kernel) for kernel in kernels_of(events, text)]
-    return {"task": task, "times": times_of(compose([*PARTS[task]])), "kernels": kernels}
+    return {"task": task, "times": times_of(compose([*PARTS[task]])), "kernels": kernels_of(events, text)}
 
 
 def times_of(config: Config) -> dict[str, int]:
@@ -109,8 +88,11 @@ def times_of(config: Config) -> dict[str, int]:
     }
 
 
-def kernels_of(events: Iterable[Mapping[str, Any]], text: str) -> list[Kernel]:
-    """Returns the kernels of a profile, dearest first, without operations that contain others, such as loops."""
+def kernels_of(events: Iterable[Mapping[str, Any]], text: str) -> list[Row]:
+    """Returns the kernels of a profile, dearest first, without operations that contain others, such as loops.
+
+    A row has the operation's `name`, the `count` of launches, their total `seconds` and the `part` of the iteration.
+    """
     part = parts_of(text)
     count: collections.Counter[str] = collections.Counter()
     seconds: collections.Counter[str] = collections.Counter()
@@ -121,7 +103,10 @@ def kernels_of(events: Iterable[Mapping[str, Any]], text: str) -> list[Kernel]:
         if in_iteration and operation.split(".")[0] not in ("", "while", "conditional", "call"):
             count[operation] += 1
             seconds[operation] += event["dur"] / 1e6
-    return [Kernel(name, count[name], total, part.get(name, "rest")) for name, total in seconds.most_common()]
+    return [
+        {"name": name, "count": count[name], "seconds": total, "part": part.get(name, "rest")}
+        for name, total in seconds.most_common()
+    ]
 
 
 def parts_of(text: str) -> dict[str, str]:
@@ -151,18 +136,16 @@ def parts_of(text: str) -> dict[str, str]:
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Returns the section of the page."""
     header = ("task", "part", "times", "kernels", "µs", "share", "dearest")
     cells = []
     for row in rows:
-        kernels = [Kernel(**kernel) for kernel in row["kernels"]]
-        whole = sum(kernel.seconds for kernel in kernels)
+        whole = sum(kernel["seconds"] for kernel in row["kernels"])
         for part, times in row["times"].items():
-            own = [kernel for kernel in kernels if kernel.part == part]
-            busy = sum(kernel.seconds for kernel in own)
-            dearest = ", ".join(f"{kernel.name} {kernel.seconds / whole:.2f}" for kernel in own[:DEAREST])
-            launches = sum(kernel.count for kernel in own) / times
+            own = results.matching(row["kernels"], part=part)
+            busy = sum(kernel["seconds"] for kernel in own)
+            dearest = ", ".join(f"{kernel['name']} {kernel['seconds'] / whole:.2f}" for kernel in own[:DEAREST])
+            launches = sum(kernel["count"] for kernel in own) / times
             numbers = (f"{times:,}", f"{launches:,.0f}", f"{busy / times * 1e6:,.0f}", f"{busy / whole:.2f}")
             cells.append((row["task"], part, *numbers, dearest))
     notes = [f"{row['task']}: `{' '.join(PARTS[row['task']])}`" for row in rows]
-    return Section(NAME, "What runs on the device", TEXT, header, cells, notes, list(rows))
+    return Section(NAME, "What runs on the device", header, cells, notes, list(rows))

@@ -1,7 +1,5 @@
 """Benchmarks of several parts: each part is saved when it is measured, so that one part can be measured alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +11,6 @@ from scripts.results import Row
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A benchmark."""
-
     name: str  # the subcommand
     # overrides by part, in the order of the page. A part with other overrides is another part
     settings: Mapping[str, Sequence[str]]

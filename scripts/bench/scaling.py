@@ -1,10 +1,7 @@
 """Measures how cost grows with the number of environments, the episode length and the steps already done."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ from scripts.bench.side import Side
 from scripts.pages import Section
 from scripts.results import Row
 
+Start = Callable[[Sequence[str], Path], Any]  # makes a `Side`
 NAME, HELP = "scaling", "cost over environments, episode length and steps done"
 TASKS = {"inverted_pendulum": ("env=inverted_pendulum",), "ant": ("env=ant", "ppo=ant_cpu")}
 UNROLL, MINIBATCHES = 8, 4
@@ -32,23 +30,6 @@ _OVER = {
     "length": ("episode length", "steps of an episode"),
     "done": ("steps done", "environment steps done"),
 }
-
-TEXT = f"""\
-One run at a time, all guards on, supervised, with {UNROLL} steps of every environment an iteration, {MINIBATCHES}
-minibatches and one epoch, so that an iteration does the same work for every step. Environment steps per second of whole
-iterations, the median and the range over quarters: over the number of environments, over the length of episodes (with
-{AMONG} environments), and over the steps already done in one long run. A level line means that cost grows linearly. The
-left end of the first line shows the fixed cost of an iteration."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """One measurement."""
-
-    task: str
-    over: str  # what varies: `envs`, `length` or `done`
-    at: int  # its value; for `done` environment steps
-    sps: tuple[float, ...]  # environment steps per second, one per quarter of the iterations
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,29 +47,30 @@ def parts(args: argparse.Namespace, console: Console) -> Parts:
     return Parts(NAME, PARTS, {"seconds": args.seconds}, measure, make_section)
 
 
-def run(
-    task: str, seconds: float, start: Callable[[Sequence[str], Path], Any], say: Callable[[str], None]
-) -> list[Row]:
-    """Measures every point of a task; a row has the fields of `Point`."""
+def run(task: str, seconds: float, start: Start, say: Callable[[str], None]) -> list[Row]:
+    """Measures every point of a task.
+
+    A row has what varies (`over`: `envs`, `length` or `done`), its value (`at`) and the steps per second by quarter of
+    the iterations (`sps`).
+    """
     points = []
-    for point in _points(task, seconds, start):
-        say(f"{task}: {point.over} {point.at:,}: {np.median(point.sps):,.0f} steps/s")
-        points.append(dataclasses.asdict(point))
+    for over, at, sps in _points(task, seconds, start):
+        say(f"{task}: {over} {at:,}: {np.median(sps):,.0f} steps/s")
+        points.append({"task": task, "over": over, "at": at, "sps": sps})
     return points
 
 
-def _points(task: str, seconds: float, start: Callable[[Sequence[str], Path], Any]) -> Iterator[Point]:
+def _points(task: str, seconds: float, start: Start) -> Iterator[tuple[str, int, list[float]]]:
     for envs in ENVS:
         with _running(start, settings(task, envs, 1000)) as side:
-            yield Point(task, "envs", envs, _rates(side, _iterations(side, seconds)))
+            yield "envs", envs, _rates(side, _iterations(side, seconds))
     for length in LENGTHS:
         with _running(start, settings(task, AMONG, length)) as side:
-            yield Point(task, "length", length, _rates(side, _iterations(side, seconds)))
+            yield "length", length, _rates(side, _iterations(side, seconds))
     with _running(start, settings(task, AMONG, 1000)) as side:
         count = _iterations(side, AGES * seconds)
         for age in range(AGES):
-            done = side.steps * (1 + age * count // AGES)
-            yield Point(task, "done", done, _rates(side, count // AGES))
+            yield "done", side.steps * (1 + age * count // AGES), _rates(side, count // AGES)
 
 
 def settings(task: str, envs: int, length: int) -> tuple[str, ...]:
@@ -104,7 +86,7 @@ PARTS = {task: settings(task, AMONG, 1000) for task in TASKS}
 
 
 @contextlib.contextmanager
-def _running(start: Callable[[Sequence[str], Path], Any], overrides: Sequence[str]) -> Iterator[Any]:
+def _running(start: Start, overrides: Sequence[str]) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as folder:
         side = start(overrides, Path(folder))
         try:
@@ -120,41 +102,39 @@ def _iterations(side: Any, seconds: float) -> int:
     return max(8, int(seconds / max(min(side(), side()), 1e-6)))
 
 
-def _rates(side: Any, count: int) -> tuple[float, ...]:
+def _rates(side: Any, count: int) -> list[float]:
     """Returns environment steps per second by quarter of the iterations, each by its median iteration."""
     times = np.array([side() for _ in range(max(count, _QUARTERS))])
-    return tuple(side.steps / float(np.median(part)) for part in np.array_split(times, _QUARTERS))
+    return [side.steps / float(np.median(part)) for part in np.array_split(times, _QUARTERS)]
 
 
 def section(rows: Sequence[Row], kind: str, folder: Path) -> Section:
     """Returns the section of the page for a kind of device, and draws its picture into the page's folder."""
-    points = [Point(row["task"], row["over"], row["at"], tuple(row["sps"])) for row in rows]
-    tasks = list(dict.fromkeys(point.task for point in points))
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
     picture = pages.file_name("scaling", kind)
-    _draw(points, tasks, folder / picture)
+    _draw(rows, tasks, folder / picture)
     header = ("task", "over", "from", "to", "steps/s\nat its ends", "least", "greatest")
     cells = []
     for task in tasks:
         for over, (name, _) in _OVER.items():
-            own = [point for point in points if (point.task, point.over) == (task, over)]
-            rates = [float(np.median(point.sps)) for point in own]
+            own = results.matching(rows, task=task, over=over)
+            rates = [float(np.median(row["sps"])) for row in own]
             ends = f"{rates[0]:,.0f}\n{rates[-1]:,.0f}"
-            span = (f"{own[0].at:,}", f"{own[-1].at:,}")
+            span = (f"{own[0]['at']:,}", f"{own[-1]['at']:,}")
             cells.append((task, name, *span, ends, f"{min(rates):,.0f}", f"{max(rates):,.0f}"))
     notes = [f"{task}: `{' '.join(PARTS[task])}`" for task in tasks]
-    return Section(NAME, "How cost grows", TEXT, header, cells, notes, list(rows), [f"![how cost grows]({picture})"])
+    return Section(NAME, "How cost grows", header, cells, notes, list(rows), [f"![how cost grows]({picture})"])
 
 
-def _draw(points: Sequence[Point], tasks: Sequence[str], path: Path) -> None:
+def _draw(rows: Sequence[Row], tasks: Sequence[str], path: Path) -> None:
     layout = {"ncols": len(_OVER), "figsize": (10, 3), "constrained_layout": True}
     with pages.picture(path, dpi=150, tight=False, **layout) as (_, panels):
         for panel, (over, (_, label)) in zip(panels, _OVER.items(), strict=True):
             for task in tasks:
-                own = [point for point in points if (point.task, point.over) == (task, over)]
-                at, rates = [point.at for point in own], [np.median(point.sps) for point in own]
-                low, high = [min(point.sps) for point in own], [max(point.sps) for point in own]
-                panel.plot(at, rates, marker="o", markersize=3, label=task)
-                panel.fill_between(at, low, high, alpha=0.2)
+                own = results.matching(rows, task=task, over=over)
+                at, rates = [row["at"] for row in own], np.array([row["sps"] for row in own])
+                panel.plot(at, np.median(rates, axis=1), marker="o", markersize=3, label=task)
+                panel.fill_between(at, rates.min(axis=1), rates.max(axis=1), alpha=0.2)
             panel.set_xscale("linear" if over == "done" else "log", **({} if over == "done" else {"base": 2}))
             panel.set_yscale("log")
             panel.set_xlabel(label)

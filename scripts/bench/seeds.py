@@ -1,7 +1,5 @@
 """Times several seeds in one program beside one run per seed, as whole processes."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys
@@ -28,12 +26,6 @@ TASKS = {
 COMMON = ("devices=1", "eval.num_evals=4", "eval.target_return=null", "logging=quiet")
 PARTS = {task: (*own, *COMMON) for task, own in TASKS.items()}
 
-TEXT = """\
-`seeds=N` in one process, and in turn N processes with `seed=0`, `seed=1` and so on one after another. Wall time from
-the start of the first process to the end of the last, with imports, evaluations, checkpoints and reports; an earlier
-run of each kind has compiled the programs. All guards on, supervised. *Times sooner* is the ratio of a round's two
-times, its median and range over the rounds."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, "--task", TASKS)
@@ -49,7 +41,6 @@ def parts(args: argparse.Namespace, console: Console) -> Parts:
 
 
 def train(overrides: Sequence[str], folder: Path) -> None:
-    """Trains in a new process."""
     command = [sys.executable, "-m", "rlstable.train", *overrides, f"hydra.run.dir={folder}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -89,7 +80,6 @@ def _seconds(start: Callable[[Sequence[str], Path], None], commands: Sequence[Se
 
 
 def section(measured: Sequence[Row]) -> Section:
-    """Returns the section of the page."""
     header = ("task", "seeds", "together,\nseconds", "one after another,\nseconds", "times sooner", "from", "to")
     cells, rows, notes = [], [], []
     for row in measured:
@@ -100,4 +90,4 @@ def section(measured: Sequence[Row]) -> Section:
         rows.append(row | {"ratios": ratios.tolist()})
         overrides = " ".join(_together(row["task"], row["seeds"]))
         notes.append(f"{row['task']}: `{overrides}`, {len(row['together'])} rounds")
-    return Section(NAME, "Several seeds at once", TEXT, header, cells, notes, rows)
+    return Section(NAME, "Several seeds at once", header, cells, notes, rows)

@@ -1,13 +1,11 @@
 """A training run that is timed one iteration at a time."""
 
-from __future__ import annotations
-
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlstable.cli.compose import compose
+from scripts import results
 
 QUIET = ("logging=quiet", "checkpoint=off", "eval.num_evals=0", f"total_steps={2**40}")
 
@@ -38,10 +36,8 @@ class Side:
 
     @property
     def trips(self) -> dict[str, int]:
-        """Trips over all calls by guard, without guards that never tripped."""
-        row = self._loop.single.log.history[-1]
-        counts = {name.split("/")[1]: count for name, count in row.items() if re.fullmatch("guards/[^/]+/trips", name)}
-        return {name: int(count) for name, count in counts.items() if count}
+        """Trips over all calls, by guard."""
+        return results.trips(self._loop.single.log.history[-1])
 
     def close(self) -> None:
         self._loop.close()

@@ -8,8 +8,6 @@ python -m scripts.curves --page                   # docs/curves.md and its pictu
 One compiled program trains all seeds of a side at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,17 +33,6 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 EVALUATIONS = 5
 _RESAMPLES = 10_000
-_TEXT = """# Learning curves
-
-Written by `make curves` (`scripts/curves/`) from [curves.jsonl](curves.jsonl). The same training without faults on two
-sides. At equal distances every policy is evaluated over {episodes} episodes of the mean action.
-
-The seeds are the same on both sides. One rounding error makes two trainings of a seed differ, so that the sides are
-compared as two samples. *Difference over the curve* is the difference of the mean return over all evaluations, as a
-share of the first side's return. Its 95 % interval is a bootstrap over seeds. An interval that contains 0 is within
-seed noise; a wide interval means that more seeds are needed. *Seed by seed* is the interval of the differences of each
-seed. It is narrower if the sides differ little.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +103,6 @@ def paired(baseline: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 
 
 def _cells(rows: Sequence[Row], comparison: Comparison, task: str) -> tuple[str, ...]:
-    """Returns a task's row of the table."""
     sides = [curves(rows, task, side) for side in comparison.sides]
     last = [side[:, -1] for side in sides]
     finals = [f"{np.median(own):,.0f} [{own.min():,.0f}, {own.max():,.0f}]" for own in last]
@@ -128,7 +114,6 @@ def _cells(rows: Sequence[Row], comparison: Comparison, task: str) -> tuple[str,
 
 
 def _part(rows: Sequence[Row], comparison: Comparison, tasks: Sequence[str]) -> str:
-    """Returns a comparison's part of the page."""
     first, second = (" ".join(overrides) for overrides in comparison.sides.values())
     header = ("task", f"final return, {first}", second, "difference over the curve", "seed by seed", "trips")
     table = pages.table(header, (_cells(rows, comparison, task) for task in tasks), (0, 5))
@@ -149,8 +134,7 @@ def write(rows: Sequence[Row], out: Path, comparisons: Mapping[str, Comparison])
             parts.append(_part(rows, comparison, tasks))
             _draw(rows, comparison, tasks, out.parent / comparison.picture)
     if parts:
-        text = "\n\n".join([_TEXT.format(episodes=survival.EPISODES).strip(), *parts, pages.machine()])
-        (out.parent / "curves.md").write_text(f"{text}\n")
+        pages.fill(out.parent / "curves.md", {"results": "\n\n".join([*parts, pages.machine()])})
 
 
 def _draw(rows: Sequence[Row], comparison: Comparison, tasks: Sequence[str], path: Path) -> None:
@@ -168,7 +152,6 @@ def _draw(rows: Sequence[Row], comparison: Comparison, tasks: Sequence[str], pat
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains the missing seeds, then writes the page."""
     parser = arguments.study_parser(__doc__, Path("docs/curves.jsonl"))
     arguments.add_choice(parser, "--only", COMPARISONS, metavar="COMPARISON")
     arguments.add_choice(parser, "--task", TASKS)

@@ -7,8 +7,6 @@ episodes and the automatic resets of a training. Matrix products: float32, squar
 a minibatch, whichever is faster.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

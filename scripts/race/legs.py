@@ -1,7 +1,5 @@
 """A leg of the race: its command, and the measurements of its process."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -68,7 +66,6 @@ class Workshop:
         self._caches: dict[tuple[str, str], str] = {}  # by side and settings
 
     def close(self) -> None:
-        """Deletes the compiled programs."""
         for folder in self._caches.values():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -187,49 +184,33 @@ def rsl_rl_settings(config: Config, seed: int) -> Row:
     if other:
         raise ConfigError(f"race: RSL-RL's PPO has no {', '.join(other)} as the settings want it")
     policy = {
-        "class_name": "ActorCritic",
-        "init_noise_std": 1.0,
+        "class_name": "ActorCritic", "init_noise_std": 1.0, "activation": networks.activation,
         "actor_hidden_dims": list(networks.policy_hidden_layer_sizes),
         "critic_hidden_dims": list(networks.value_hidden_layer_sizes),
-        "activation": networks.activation,
-        "actor_obs_normalization": ppo.normalize_observations,
-        "critic_obs_normalization": ppo.normalize_observations,
-    }
+        "actor_obs_normalization": ppo.normalize_observations, "critic_obs_normalization": ppo.normalize_observations,
+    }  # fmt: skip
     algorithm = {
-        "class_name": "PPO",
-        "num_learning_epochs": ppo.num_updates_per_batch,
-        "num_mini_batches": ppo.num_minibatches,
-        "clip_param": ppo.clipping_epsilon,
-        "gamma": ppo.discounting,
-        "lam": ppo.gae_lambda,
+        "class_name": "PPO", "num_learning_epochs": ppo.num_updates_per_batch, "num_mini_batches": ppo.num_minibatches,
+        "clip_param": ppo.clipping_epsilon, "gamma": ppo.discounting, "lam": ppo.gae_lambda,
         "value_loss_coef": ppo.vf_loss_coefficient / 2,  # RSL-RL has the squared error, we and Brax half of it
-        "use_clipped_value_loss": False,
-        "entropy_coef": ppo.entropy_cost,
-        "learning_rate": ppo.learning_rate,
-        "schedule": "fixed",
+        "use_clipped_value_loss": False, "entropy_coef": ppo.entropy_cost,
+        "learning_rate": ppo.learning_rate, "schedule": "fixed", "normalize_advantage_per_mini_batch": True,
         "max_grad_norm": math.inf if ppo.max_grad_norm is None else ppo.max_grad_norm,
-        "normalize_advantage_per_mini_batch": True,
-    }
+    }  # fmt: skip
     runner = {
         "num_steps_per_env": ppo.batch_size * ppo.num_minibatches * ppo.unroll_length // ppo.num_envs,
         "save_interval": 50,  # Playground's
-        "obs_groups": {"policy": ["state"], "critic": ["state"]},
-        "policy": policy,
-        "algorithm": algorithm,
-    }
+        "obs_groups": {"policy": ["state"], "critic": ["state"]}, "policy": policy, "algorithm": algorithm,
+    }  # fmt: skip
+    env = config.env
+    wrapper = {
+        "num_actors": ppo.num_envs, "seed": seed, "episode_length": env.episode_length,
+        "action_repeat": env.action_repeat,
+    }  # fmt: skip
     return {
-        "env": config.env.name,
-        "backend": config.env.backend,
-        "reward_scaling": ppo.reward_scaling,
-        "wrapper": {
-            "num_actors": ppo.num_envs,
-            "seed": seed,
-            "episode_length": config.env.episode_length,
-            "action_repeat": config.env.action_repeat,
-        },
-        "runner": runner,
-        "iterations": math.ceil(config.total_steps / config.env_steps_per_iteration),
-    }
+        "env": env.name, "backend": env.backend, "reward_scaling": ppo.reward_scaling, "wrapper": wrapper,
+        "runner": runner, "iterations": math.ceil(config.total_steps / config.env_steps_per_iteration),
+    }  # fmt: skip
 
 
 def read_points(leg: Leg, folder: Path) -> list[Row]:
@@ -267,7 +248,6 @@ def ending_of(leg: Leg, points: Sequence[Row], outcome: Outcome, folder: Path) -
 
 
 def start_result(points: Sequence[Row], imports: Row, outcome: Outcome) -> Row:
-    """Returns the measurements of a start."""
     points = [row for row in points if row.get("step") is not None]
     late = points[1:]
     gaps = [(b["step"] - a["step"]) / (b["time"] - a["time"]) for a, b in itertools.pairwise(late)]
@@ -299,7 +279,6 @@ def threshold_result(points: Sequence[Row], threshold: float, outcome: Outcome) 
 
 
 def _first_at(points: Sequence[Row], threshold: float) -> int | None:
-    """Returns the index of the first point at the threshold."""
     return next((n for n, row in enumerate(points) if row.get("value") is not None and row["value"] >= threshold), None)
 
 

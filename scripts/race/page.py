@@ -1,7 +1,5 @@
 """The tables and pictures of the race, from its results."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter
@@ -23,43 +21,6 @@ COLOURS = {"ours": "tab:blue", "brax": "tab:orange", "sb3": "tab:green", "sbx": 
 # Line styles by case; warm runs are dashed.
 STROKES = {"": "-", "published": "-.", "mjx": ":"}
 
-START_TEXT = """\
-Real processes in turn, one at a time: `python -m rlstable.train`, and `brax.training.agents.ppo.train` as published in
-its own virtual environment (`scripts/rivals/`). Both have the same task, hyperparameters, networks and steps per
-iteration, and no evaluations. Ours has its default guards, supervisor and checkpoints.
-
-On a GPU, cold only, there is also RSL-RL's PPO. It learns in PyTorch and steps Brax's environments through MuJoCo
-Playground's wrapper. Numbers of environments, steps, minibatches and epochs, layers, rewards, discounts, clipping and
-learning rate are the same; logs and checkpoints are as in Playground. RSL-RL differs in these points: matrix products
-in full float32, where JAX takes TF32; minibatches of single steps instead of unrolls; a Gaussian whose deviation does
-not depend on the observation; the bootstrap of an episode that was cut.
-
-Seconds count from the start of the process. *Imports*: until everything is imported and the environment made (ours by
-another process that does only this). *First iteration*: until the first iteration is trained. *Cold*: without compiled
-programs. *Warm*: with the cache of an earlier process (Brax: `JAX_COMPILATION_CACHE_DIR`). Memory is the peak of a cold
-process in the host, in total and above the memory after the imports. A cell is the median of the rounds, with the least
-and the greatest in brackets."""
-SPEED_TEXT = """\
-The same processes after the start, by the median iteration after the second. *Learning* is the share of an iteration
-that does not collect. The *floor* is the speed with only the physics (random actions) and the learner's matrix
-products: 1 / (1 / physics + 1 / products), by rates measured on this machine. *Share of the floor* is steps/s over the
-floor. A share above 1 means that the machine was slower while the floor was measured. A cell is the median of the
-rounds, cold and warm, with the least and the greatest in brackets."""
-THRESHOLD_TEXT = """\
-Seconds from the start of a process, imports and compilation included, until an evaluation of the mean action by ten or
-more episodes reaches the threshold. The time includes each side's evaluations.
-
-| side | task and settings |
-| --- | --- |
-| rlstable | `python -m rlstable.train` with its recipe for a CPU |
-| Brax PPO | Brax's program and environments; batches cut for few cores (ant, half cheetah), our recipe (pendulum), an untuned recipe (hopper, for which Brax publishes none) |
-| Brax PPO, published | Brax's published hyperparameters, made for an accelerator; an evaluation of ten episodes after every iteration |
-| Brax PPO, mjx | the cut recipe on the simulation that our native backend computes; the published recipes of ant and half cheetah are for Brax's spring physics, on which ants fall less easily (docs/lab_log.md) |
-| SB3 and SBX PPO | Gymnasium's task of the same name, with a similar reward but another simulation; hyperparameters of RL Baselines3 Zoo (except the pendulum's) |
-
-*Warm*: an earlier run has compiled the programs and cached them. Sides run in turn, one process at a time. A cell is
-the median of the rounds, with the least and the greatest in brackets. "> 300" is a process that did not reach the
-threshold in 300 s, because it reached its time limit or trained all its steps."""  # noqa: E501
 SETTINGS = "Settings, all but SB3's and SBX's as `python -m rlstable.train` takes them:"
 
 
@@ -83,7 +44,6 @@ def digits(value: float) -> str:
 
 
 def column(rows: Sequence[Row], name: str) -> list[float | None]:
-    """Returns one number per round."""
     return [row.get(name) for row in rows]
 
 
@@ -96,7 +56,6 @@ def cold_and_warm(results: Results) -> list[tuple[Leg, Sequence[Row], Sequence[R
 
 
 def start_section(results: Results) -> Section:
-    """Returns the section about the time to the first iteration."""
     firsts = ("first iteration,\ncold", "first iteration,\nwarm")
     header = ("task", "side", "imports", *firsts, "peak MB", "above\nimports")
     cells, notes = [], []
@@ -108,11 +67,10 @@ def start_section(results: Results) -> Section:
         count = f"{len(rows)} cold and {len(again)} warm, {iterations} iterations"
         notes.append(f"{leg.task}, {_label(leg)}: `{leg.text}`, {count}")
     every = [row for leg, rows in results if leg.measure == "start" for row in rows]
-    return Section(NAMES[0], "From Enter to the first iteration", START_TEXT, header, cells, notes, every)
+    return Section(NAMES[0], "From Enter to the first iteration", header, cells, notes, every)
 
 
 def speed_section(results: Results) -> Section:
-    """Returns the section about the speed after the start, beside the floor."""
     header = ("task", "side", "steps/s", "learning", "share of\nthe floor")
     floors = {(leg.task, leg.case): rows for leg, rows in results if leg.measure == "floor" and rows}
     cells, notes = [], []
@@ -128,11 +86,10 @@ def speed_section(results: Results) -> Section:
         text = "floor {} steps/s: physics {}, learner {} at {} GFLOP/s".format(*rates)
         notes.append(f"{', '.join(filter(None, (task, case)))}: {text}")
     every = [row for rows in floors.values() for row in rows]
-    return Section(NAMES[1], "Steady training", SPEED_TEXT, header, cells, notes, every)
+    return Section(NAMES[1], "Steady training", header, cells, notes, every)
 
 
 def threshold_section(results: Results) -> Section:
-    """Returns the section about the time to a return."""
     header = ("task", "side", "seconds", "steps", "evals,\nseconds", "peak\nMB", "reached")
     cells, notes, every = [], [], []
     for leg, rows in results:
@@ -149,7 +106,7 @@ def threshold_section(results: Results) -> Section:
         limit = max(row["limit"] for row in rows)
         notes.append(f"{leg.task}, {_label(leg)}: `{leg.text}`: {endings}; limit {limit:,.0f} s")
     title = "From Enter to a return that is worth having"
-    return Section(NAMES[2], title, THRESHOLD_TEXT, header, cells, notes, every)
+    return Section(NAMES[2], title, header, cells, notes, every)
 
 
 def sections(results: Results, kind: str, folder: Path) -> list[Section]:

@@ -8,26 +8,29 @@ Every leg is a line of docs/race.jsonl when it ends. A leg with a line for this 
 settings is not run again. To measure a leg again, delete its line.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
+import hashlib
+import json
+import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from scripts import arguments, results
-from scripts.process import python_of
+from scripts.process import pins, python_of
 from scripts.race.legs import ON_GPU, Leg, Workshop
-from scripts.race.results import RIVALS, identity, measured
 from scripts.results import Row
 
+RIVALS = ("brax", "sb3", "sbx", "rsl_rl")
 SIDES = ("ours", *RIVALS, "floor")
 MEASURES = ("start", "threshold")
 LIMIT = 1800.0
+VENVS = Path(".rivals")
 # Sides that are also measured with the compiled programs of an earlier process.
 WARM = {"start": ("ours", "brax"), "threshold": ("ours",)}
 
@@ -99,70 +102,40 @@ _HOPPER = _EPISODES | {
     },
 }  # fmt: skip
 
+
+def _walker(task: str, batch: int, zoo: Mapping[str, Any]) -> Goal:
+    cut = (*_BRAX, f"ppo.batch_size={batch}")
+    brax = {
+        ("brax", case): (f"env={task}", f"ppo={task}", f"env.backend={backend}", *more)
+        for case, backend, more in (("", "spring", cut), ("published", "spring", _PUBLISHED), ("mjx", "mjx", cut))
+    }
+    ours = {("ours", ""): (f"env={task}", *_OURS, "eval.num_evals=40")}
+    return Goal(1500.0, {**ours, **brax, ("sb3", ""): zoo, ("sbx", ""): zoo})
+
+
 THRESHOLD = {
-    "inverted_pendulum": Goal(
-        950.0,
-        {
-            ("ours", ""): ("env=inverted_pendulum",),
-            ("brax", ""): (
-                "env=inverted_pendulum",
-                "env.backend=generalized",
-                "total_steps=1_000_000",
-                "eval.num_evals=50",
-            ),
-            ("brax", "published"): (
-                "env=inverted_pendulum",
-                "ppo=inverted_pendulum_brax",
-                "env.backend=generalized",
-                "total_steps=2_000_000",
-                "eval.num_evals=19",
-                "eval.num_envs=10",
-            ),
-            ("sb3", ""): _PENDULUM,
-            ("sbx", ""): _PENDULUM,
-        },
-        limit=600.0,
-    ),
-    "ant": Goal(
-        1500.0,
-        {
-            ("ours", ""): ("env=ant", *_OURS, "eval.num_evals=40"),
-            ("brax", ""): ("env=ant", "ppo=ant", "env.backend=spring", *_BRAX, "ppo.batch_size=64"),
-            ("brax", "published"): ("env=ant", "ppo=ant", "env.backend=spring", *_PUBLISHED),
-            ("brax", "mjx"): ("env=ant", "ppo=ant", "env.backend=mjx", *_BRAX, "ppo.batch_size=64"),
-            ("sb3", ""): _ANT,
-            ("sbx", ""): _ANT,
-        },
-    ),
-    "halfcheetah": Goal(
-        1500.0,
-        {
-            ("ours", ""): ("env=halfcheetah", *_OURS, "eval.num_evals=40"),
-            ("brax", ""): ("env=halfcheetah", "ppo=halfcheetah", "env.backend=spring", *_BRAX, "ppo.batch_size=32"),
-            ("brax", "published"): ("env=halfcheetah", "ppo=halfcheetah", "env.backend=spring", *_PUBLISHED),
-            ("brax", "mjx"): ("env=halfcheetah", "ppo=halfcheetah", "env.backend=mjx", *_BRAX, "ppo.batch_size=32"),
-            ("sb3", ""): _CHEETAH,
-            ("sbx", ""): _CHEETAH,
-        },
-    ),
-    "hopper": Goal(
-        1000.0,
-        {
-            ("ours", ""): ("env=hopper", *_OURS, "eval.num_evals=40"),
-            ("brax", ""): (
-                "env=hopper",
-                "ppo=hopper",
-                "env.backend=mjx",
-                *_BRAX,
-                "ppo.optimizer.eps=1e-8",
-                "ppo.reward_scaling=1",
-            ),
-            ("sb3", ""): _HOPPER,
-            ("sbx", ""): _HOPPER,
-        },
-    ),
+    "inverted_pendulum": Goal(950.0, {
+        ("ours", ""): ("env=inverted_pendulum",),
+        ("brax", ""): (
+            "env=inverted_pendulum", "env.backend=generalized", "total_steps=1_000_000", "eval.num_evals=50",
+        ),
+        ("brax", "published"): (
+            "env=inverted_pendulum", "ppo=inverted_pendulum_brax", "env.backend=generalized", "total_steps=2_000_000",
+            "eval.num_evals=19", "eval.num_envs=10",
+        ),
+        ("sb3", ""): _PENDULUM, ("sbx", ""): _PENDULUM,
+    }, limit=600.0),
+    "ant": _walker("ant", 64, _ANT),
+    "halfcheetah": _walker("halfcheetah", 32, _CHEETAH),
+    "hopper": Goal(1000.0, {
+        ("ours", ""): ("env=hopper", *_OURS, "eval.num_evals=40"),
+        ("brax", ""): (
+            "env=hopper", "ppo=hopper", "env.backend=mjx", *_BRAX, "ppo.optimizer.eps=1e-8", "ppo.reward_scaling=1",
+        ),
+        ("sb3", ""): _HOPPER, ("sbx", ""): _HOPPER,
+    }),
     "humanoid": Goal(5000.0, {("ours", ""): ("env=humanoid", *_OURS, "eval.num_evals=100")}, limit=3600.0),
-}
+}  # fmt: skip
 TASKS = tuple(dict.fromkeys((*START, *THRESHOLD)))
 
 
@@ -171,9 +144,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         arguments.add_choice(parser, name, choices)
     parser.add_argument("--rounds", type=arguments.whole(1), default=3, help="processes per leg; default: 3")
     parser.add_argument("--page", action="store_true", help="write the page from the results and run nothing")
-    parser.add_argument("--limit", type=arguments.seconds, help="seconds per leg; default: each task's limit")
-    parser.add_argument("--venvs", type=Path, default=Path(".rivals"), help="folder of the rivals' environments")
     parser.add_argument("--results", type=Path, default=Path("docs/race.jsonl"), help="file that legs are added to")
+
+
+def versions(side: str) -> dict[str, str]:
+    return {"python": platform.python_version(), **pins(side)} if side in RIVALS else results.versions()
+
+
+def identity(leg: Leg, kind: str) -> Row:
+    """Returns the values that a leg's rows of all rounds have in common on a kind of device."""
+    fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "case", "warm", "threshold")}
+    common = {**fixed, "kind": kind, "settings": leg.text, "versions": versions(leg.side)}
+    return common | ({"recipe": recipe(leg)} if leg.side == "ours" else {})
+
+
+def recipe(leg: Leg) -> str:
+    """Returns a digest of the PPO and network settings of our leg, so that another recipe is another measurement."""
+    config = compose(list(leg.settings))
+    chosen = {"ppo": config.ppo.model_dump(mode="json"), "network": config.network.model_dump(mode="json")}
+    return hashlib.blake2s(json.dumps(chosen, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def measured(rows: Sequence[Row], leg: Leg, kind: str) -> dict[int, Row]:
+    """Returns a leg's rows by round, without rows that reached a shorter time limit than the leg's."""
+    own = results.matching(rows, **identity(leg, kind))
+    return {row["round"]: row for row in own if row.get("ending") != "time limit" or row["limit"] >= leg.limit}
 
 
 def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
@@ -193,9 +188,6 @@ def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
 
 
 def _steps(settings: Sequence[str]) -> int:
-    """Returns the environment steps of an iteration."""
-    from rlstable.cli.compose import compose
-
     return compose(list(settings)).env_steps_per_iteration
 
 
@@ -212,7 +204,6 @@ def threshold_legs(name: str) -> Iterator[Leg]:
 
 
 def legs(on_cpu: bool) -> list[Leg]:
-    """Returns all legs, task by task."""
     started = [leg for name in START for leg in start_legs(name, on_cpu)]
     return started + [leg for name in THRESHOLD for leg in threshold_legs(name)]
 
@@ -227,7 +218,7 @@ def asked_for(every: Sequence[Leg], args: argparse.Namespace) -> list[Leg]:
     ]
     if not chosen:
         raise ConfigError("race: no leg has that task, side and measure")
-    return [dataclasses.replace(leg, limit=args.limit) if args.limit else leg for leg in chosen]
+    return chosen
 
 
 def in_turn(chosen: Sequence[Leg], rounds: int) -> Iterator[tuple[int, Leg]]:
@@ -240,7 +231,6 @@ def in_turn(chosen: Sequence[Leg], rounds: int) -> Iterator[tuple[int, Leg]]:
 
 
 def summary(row: Row) -> str:
-    """Returns the result of a leg, for the console."""
     if row["measure"] == "floor":
         return f"{row['floor_sps']:,.0f} steps/s at most"
     if row["measure"] == "start":
@@ -258,13 +248,12 @@ def run(args: argparse.Namespace) -> tuple[list[tuple[Leg, list[Row]]], Row]:
     turns = [] if args.page else in_turn(chosen, args.rounds)
     missing = [(number, leg) for number, leg in turns if number not in measured(rows, leg, kind)]
     for side in dict.fromkeys(leg.side for _, leg in missing if leg.side in RIVALS):
-        python_of(side, args.venvs, on_gpu and side in ON_GPU)
-    with contextlib.closing(Workshop(args.venvs, on_gpu)) as workshop:
+        python_of(side, VENVS, on_gpu and side in ON_GPU)
+    with contextlib.closing(Workshop(VENVS, on_gpu)) as workshop:
         for number, leg in missing:
             about = {"round": number, "limit": leg.limit, "device": device, "commit": results.commit()}
             row = {**identity(leg, kind), **about, **workshop.run(leg, number)}
             results.add(args.results, [row])
             rows.append(row)
             print(f"round {number}: {leg}: {summary(row)}", file=sys.stderr, flush=True)
-    limited = [(leg, dataclasses.replace(leg, limit=args.limit or leg.limit)) for leg in every]
-    return [(leg, list(measured(rows, own, kind).values())) for leg, own in limited], device
+    return [(leg, list(measured(rows, leg, kind).values())) for leg in every], device

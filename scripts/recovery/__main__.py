@@ -7,8 +7,6 @@ python -m scripts.recovery --page                # docs/recovery.md and its pict
 Runs train as a user would start them, one after another. Policies are evaluated on the same episodes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile
@@ -93,7 +91,6 @@ def run_case(case: str, seeds: int, out: Path, cases: Mapping[str, tuple[str, ..
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the missing seeds, then writes the page."""
     parser = arguments.study_parser(__doc__, Path("docs/recovery.jsonl"))
     arguments.add_choice(parser, "--only", CASES, metavar="CASE")
     parser.add_argument("--seeds", type=arguments.whole(1), default=5, help="default: 5")
@@ -101,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     brax_rival.keep_compiled_programs()
     for case in () if asked.page else asked.only or CASES:
         run_case(case, asked.seeds, asked.out, CASES, TASK)
-    recovery_page.write(results.read(asked.out), CASES, TASK, asked.out, survival.EPISODES)
+    recovery_page.write(results.read(asked.out), CASES, TASK, asked.out)
 
 
 if __name__ == "__main__":

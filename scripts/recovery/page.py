@@ -1,7 +1,5 @@
 """The page and the picture of recovery, from its results."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,33 +16,9 @@ _LABELS = {
     "supervised": "0.3, watched, supervised",
     "limited": "0.3, guards=default, no second attempt",
 }
-_TEXT = """# A learning rate that is far too high
-
-Written by `make recovery` (`scripts/recovery/`) from [recovery.jsonl](recovery.jsonl). The inverted pendulum has a
-learning rate of 0.3 instead of 3e-4, as if the exponent was mistyped. No guard can repair the result, because every
-number is finite. Limiters of the update can (`guards.limiters.kl`, `guards.limiters.update_norm`).
-
-| word | meaning |
-| --- | --- |
-| watched | `guards=off` with the three guards `guards.finite_state`, `guards.policy` and `guards.value_loss`, which only check results. Without limiters the update is that of Brax's PPO. |
-| supervised | with [the default supervisor](supervisor.md) |
-| last policy | mean return of the policy at the end, over {episodes} episodes of the mean action |
-| best policy | the same of the policy that `rlstable.load_policy` returns; "none" if no state was worth saving |
-| share | last policy over the median of the clean runs |
-
-A cell is the median over seeds, with the least and the greatest in brackets.
-
-![returns over steps](recovery.png)
-
-A dot is a run that trained all its steps, a cross a run that stopped by a named reason. A tick below the curves is a
-rollback; steps that were rolled back are counted. A supervised run ends with a rate at which no guard trips, which need
-not be the best rate: remedies save a run but do not search for good settings.
-
-"""  # noqa: E501
 
 
 def spread(numbers: Sequence[float], form: str = ",.0f") -> str:
-    """Returns the median, and the range in brackets."""
     return f"{np.median(numbers):{form}} [{min(numbers):{form}}, {max(numbers):{form}}]"
 
 
@@ -70,9 +44,7 @@ def _seeds(rows: Sequence[Row]) -> list[str]:
     return pages.table(header, cells, range(len(header)))
 
 
-def write(
-    rows: Sequence[Row], cases: Mapping[str, tuple[str, ...]], task: Sequence[str], results: Path, episodes: int
-) -> None:
+def write(rows: Sequence[Row], cases: Mapping[str, tuple[str, ...]], task: Sequence[str], results: Path) -> None:
     """Writes the page and the picture beside the results, if there are clean runs."""
     by = {case: own for case in cases if (own := matching(rows, case=case))}
     if "clean" not in by:
@@ -84,8 +56,7 @@ def write(
         lines += ["", "Rollbacks of each supervised seed:", "", *_seeds(by["supervised"])]
     lines += ["", f"Settings, as `python -m rlstable.train` takes them, after `{' '.join(task)}`:", ""]
     lines += [f"- {_LABELS.get(case, case)}: `{' '.join(cases[case])}`, {len(own)} seeds" for case, own in by.items()]
-    text = _TEXT.format(episodes=episodes) + "\n".join([*lines, "", pages.machine()])
-    (results.parent / "recovery.md").write_text(f"{text}\n")
+    pages.fill(results.parent / "recovery.md", {"results": "\n".join([*lines, "", pages.machine()])})
     _draw(by, results.parent / "recovery.png")
 
 

@@ -3,8 +3,6 @@
 The values come from the typed configuration, the meaning from the comments of configs/.
 """
 
-from __future__ import annotations
-
 import re
 import types
 import typing
@@ -32,11 +30,11 @@ line each, before anything compiles. `python -m rlstable.train ... --cfg job` pr
 command line.
 """
 _TOP = "The run"
+_BOUNDS = {annotated_types.Gt: "gt", annotated_types.Ge: "ge", annotated_types.Lt: "lt", annotated_types.Le: "le"}
 _WORDS = {bool: "`true` or `false`", str: "text", dict: "a mapping", int: "a whole number", float: "a number"}
 
 
 def page() -> str:
-    """Returns the whole page."""
     parts = [_INTRODUCTION, "## Groups", "", _groups(), ""]
     files = [config_dir() / name for name in ("config.yaml", "recipe_for/auto.yaml")]
     comments = {key: text for file in files for key, text in comments_of(file).items()}
@@ -149,15 +147,14 @@ def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
 
 def _range(metadata: tuple[Any, ...]) -> str:
     """Returns the bounds in words, without bounds beyond every useful value."""
-    bounds: dict[str, float] = {}
-    for item in metadata:
-        for one in getattr(item, "metadata", None) or [item]:
-            for kind, name in ((annotated_types.Gt, "gt"), (annotated_types.Ge, "ge"), (annotated_types.Lt, "lt"),
-                               (annotated_types.Le, "le")):  # fmt: skip
-                if isinstance(one, kind):
-                    bounds[name] = getattr(one, name)
+    bounds = {
+        _BOUNDS[type(one)]: getattr(one, _BOUNDS[type(one)])
+        for item in metadata
+        for one in getattr(item, "metadata", None) or [item]
+        if type(one) in _BOUNDS
+    }
     words = []
-    if bounds.get("gt", -1e30) >= bounds.get("ge", -1e30) and "gt" in bounds:
+    if "gt" in bounds and bounds["gt"] >= bounds.get("ge", bounds["gt"]):
         words.append(f"above {bounds['gt']:g}")
     elif bounds.get("ge", -1e30) > -1e30:
         words.append(f"{bounds['ge']:g} or more")

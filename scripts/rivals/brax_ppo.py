@@ -7,8 +7,6 @@ of `ppo.train`) and `threshold`, the return that ends the training (null for non
 line after imports and environment, then one per epoch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

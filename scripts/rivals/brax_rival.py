@@ -4,8 +4,6 @@ The trainer is `brax.training.agents.ppo.train.train` as published. While it run
 versions dropped. Nothing else is changed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

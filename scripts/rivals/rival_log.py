@@ -1,7 +1,5 @@
 """Log lines and memory of a rival's process; imports nothing but the standard library, as the rivals' scripts must."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

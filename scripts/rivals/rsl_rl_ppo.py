@@ -8,8 +8,6 @@ its `time`: the first line after imports and environment, then one per iteration
 folder.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

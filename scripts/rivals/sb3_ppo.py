@@ -8,8 +8,6 @@ evaluation, all at once, and `seed`. Every line has its `time`: the first line a
 per evaluation.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

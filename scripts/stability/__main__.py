@@ -10,8 +10,6 @@ A run is a process as a user starts it, with up to eight seeds in one program, i
 of docs/stability.jsonl, and is not trained again. Delete the rows that a change makes stale.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -84,12 +82,7 @@ TASKS: dict[str, Task] = {
     "rare_kick": _probe("rare_kick", "ppo.learning_rate=1e-3", "total_steps=600000"),
     **{
         f"inverted_pendulum_rewards_x{factor:g}": Task(
-            (
-                "env=inverted_pendulum",
-                "ppo=inverted_pendulum",
-                "ppo.normalize_values=true",
-                f"ppo.reward_scaling={0.1 * factor:g}",
-            ),
+            (*_PENDULUM[:2], "ppo.normalize_values=true", f"ppo.reward_scaling={0.1 * factor:g}"),
             best=1000.0,
             scaled=("inverted pendulum", factor),
         )
@@ -158,16 +151,10 @@ def train(task: str, side: str, seeds: range, root: Path) -> list[Row]:
 
 
 def seed_row(folder: Path, seed: int) -> Row:
-    """Returns the row of a seed, from its run folder."""
     metrics, events = (results.read(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
     evaluated = [row for row in metrics if "eval/episode_reward" in row]
     moved = [row["training/policy_distance"] for row in metrics if row.get("training/policy_distance") is not None]
     kinds = [event["kind"] for event in events]
-    trips = {
-        name.split("/")[1]: int(count)
-        for name, count in metrics[-1].items()
-        if name.startswith("guards/") and name.endswith("/trips") and count
-    }
     result = json.loads((folder / "result.json").read_text())
     return {
         "seed": seed,
@@ -177,7 +164,7 @@ def seed_row(folder: Path, seed: int) -> Row:
         "rollbacks": kinds.count("rolled_back"),
         "return_collapsed": kinds.count("return_collapsed"),
         "return_fall_refuted": kinds.count("return_fall_refuted"),
-        "trips": trips,
+        "trips": results.trips(metrics[-1]),
         "left": result["return"],
         "stop_reason": result["stop_reason"],
         "steps_per_second": float(np.median([row["training/sps"] for row in metrics if row.get("training/sps")])),
@@ -209,7 +196,6 @@ def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
 
 
 def run(task: str, side: str, seeds: range, root: Path, out: Path) -> None:
-    """Trains seeds of one side and adds their rows."""
     started = time.perf_counter()
     versions = {name: text for name, text in results.versions().items() if name != "rlstable"}
     about = {
@@ -237,7 +223,6 @@ def rounds(asked: argparse.Namespace) -> Iterator[tuple[str, str, range]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains the missing seeds, then writes the page."""
     parser = arguments.study_parser(__doc__, Path("docs/stability.jsonl"))
     arguments.add_choice(parser, "--only", TASKS, metavar="TASK")
     arguments.add_choice(parser, "--side", SIDES)

@@ -1,7 +1,5 @@
 """Statistics of the rows of `make stability`: how much of its best return a seed keeps, and sides against `off`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -49,7 +47,6 @@ class Numbers:
 
 
 def base_of(side: str) -> str:
-    """Returns the side without further settings."""
     return side.split(" + ")[0]
 
 
@@ -88,12 +85,10 @@ def left(row: Row, start: float) -> float:
 
 
 def start_of(rows: Sequence[Row], task: Task) -> float:
-    """Returns the return from which the task's returns count."""
     return float(np.median([returns_of(row)[0] for row in rows])) if task.from_start and rows else 0.0
 
 
 def falls(row: Row, start: float) -> bool:
-    """Returns whether an evaluation after the best is below 0.8 of the best."""
     shares = kept(row, start)
     return bool(shares[shares.argmax() :].min() < KEPT)
 

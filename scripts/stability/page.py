@@ -1,7 +1,5 @@
 """The page and the picture of `make stability`, from the rows of all seeds."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,39 +22,9 @@ _COLUMNS = (
     "improvement over off", "steps to off", "collapses", "false alarms", "speed to off", "least seed",
 )  # fmt: skip
 _POINTS = 64
-_COMMAND = """```
-make stability                                              # hours on a CPU; resumes where it stopped
-make stability ARGS="--only hopper --seeds 2"
-make stability ARGS="--before ../rlstable-before"           # also the side "before"
-make stability ARGS="--only point_mass --side off --plus guards.limiters.kl=1.0"
-```"""
-_LEGEND = """Every task is trained three to five times longer than it takes to solve, with 16 evaluations of 16
-episodes (the reacher 128, since its returns scatter). The rows are in [stability.jsonl](stability.jsonl), one a seed.
-A cell without a measurement is blank. The sides of a task run in turn. A speed is blank where the machine had other
-work beside it. Curves are compared at equal steps.
-
-| column | meaning |
-| --- | --- |
-| last over best, IQM | return of the state that a run leaves over its best evaluation; 95 % interval over seeds |
-| below 0.8 at the end | share of seeds for which that is below 0.8 |
-| below 0.8 after the best | share of seeds with any evaluation below 0.8 of the best, later than the best |
-| beyond the bound | share of iterations whose policy moved further than `guards.limiters.kl` of default, 1 nat |
-| improvement over off | P(a seed's mean over its curve > that of a seed of `guards=off`), 95 % interval over seeds |
-| steps to off | median steps to 0.8 of the median best return of `guards=off`, over those of `guards=off` |
-| collapses | events `return_collapsed` |
-| false alarms | the same events in healthy tasks: those in which no seed of `guards=off` is below 0.8 after its best |
-| speed to off | steps per second over those of `guards=off`, medians |
-| least seed | lowest last over best of a seed |
-
-Negative returns have no ratio. Where the page says *from the start*, a return counts from the median first evaluation
-of all seeds: (last - start) / (best - start). "Before" is an older rlstable. Brax's PPO has the same hyperparameters on
-the same physics (C MuJoCo); options that it lacks are left out. An evaluation without a finite return counts as the
-seed's lowest return, at most 0. Steps count on through rollbacks, and a seed that stopped early keeps its last
-return."""
 
 
 def cells(found: Numbers | None, shows_task: bool) -> list[str]:
-    """Returns the cells of a side's row."""
     if found is None:
         return [""] * len(_COLUMNS)
     middle = estimate(found.last, interquartile_mean)
@@ -89,7 +57,6 @@ def _estimate(drawn: np.ndarray) -> Estimate:
 
 
 def interval(of: Estimate) -> str:
-    """Returns a number and its interval, as a cell."""
     return f"{of.value:.2f}" + ("" if of.low is None else f" [{of.low:.2f}, {of.high:.2f}]")
 
 
@@ -99,7 +66,6 @@ def share(flags: np.ndarray) -> str:
 
 
 def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
-    """Returns the page's first paragraph."""
     parts = [f"`guards={side}` {share(all_of[side].low_at_end)}" for side in ("default", "off") if side in all_of]
     text = f"Seeds that end below 0.8 of their best return, over {tasks} tasks: {', '.join(parts)}."
     ours = all_of.get("default")
@@ -111,7 +77,6 @@ def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
 
 
 def part(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> list[str]:
-    """Returns the lines of a task."""
     about = [f"`{shlex.join(task.overrides)}`."]
     if task.borrowed:
         about.append("The task has no recipe for a CPU and takes that of another task, small networks included.")
@@ -138,7 +103,6 @@ def part(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> 
 
 
 def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
-    """Returns the lines on tasks whose rewards are multiplied."""
     lines = []
     for name, task in tasks.items():
         rows = by.get((name, "default"), [])
@@ -161,7 +125,6 @@ def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task
 
 
 def settings(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
-    """Returns the lines on sides with a further setting."""
     lines = []
     for name, side in sorted(by, key=lambda key: (list(tasks).index(key[0]), key[1])):
         base, *plus = side.split(" + ")
@@ -176,29 +139,24 @@ def settings(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Ta
 
 
 def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None:
-    """Writes the page and the picture beside the results."""
     by = {key: some for key, some in latest(rows).items() if key[0] in tasks}
     shown = [name for name in tasks if any((name, side) in by for side in SIDES)]
-    lines = ["# Does a policy stay good?", ""]
+    page = results.parent / "stability.md"
     if not shown:
-        lines += ["`make stability` has trained no seed yet.", "", _COMMAND]
-        (results.parent / "stability.md").write_text("\n".join(lines) + "\n")
+        pages.fill(page, {"answer": "`make stability` has trained no seed yet."})
         return
     found = {side: [numbers(by, name, side, tasks[name]) for name in shown] for side in SIDES}
     present = {side: [own for own in some if own is not None] for side, some in found.items()}
     all_of = {side: together(some) for side, some in present.items() if some}
     summary = [(TITLES[side], str(len(present[side]) or ""), *cells(all_of.get(side), True)) for side in SIDES]
-    lines += [answer(all_of, len(shown)), "", _COMMAND, "", *pages.table(("side", "tasks", *_COLUMNS), summary)]
-    lines += ["", "![the curves of all seeds](stability.png)", "", _LEGEND, ""]
-    for name in shown:
-        lines += part(by, name, tasks[name])
-    lines += [*scales(by, tasks), *settings(by, tasks)]
-    (results.parent / "stability.md").write_text("\n".join([*lines, *_measured(rows)]) + "\n")
+    lines = [line for name in shown for line in part(by, name, tasks[name])]
+    lines += [*scales(by, tasks), *settings(by, tasks), *_measured(rows)]
+    table = "\n".join(pages.table(("side", "tasks", *_COLUMNS), summary))
+    pages.fill(page, {"answer": answer(all_of, len(shown)), "summary": table, "tasks": "\n".join(lines)})
     draw(by, shown, results.parent / "stability.png")
 
 
 def _measured(rows: Sequence[Row]) -> list[str]:
-    """Returns the devices, versions and commits of the rows."""
     found = {}
     for row in rows:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())

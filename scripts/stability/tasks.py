@@ -1,7 +1,5 @@
 """Probe tasks with a known best return, on which a trained policy collapses easily."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +39,6 @@ class PointMass(Env):
         self._deadband = deadband
 
     def reset(self, rng: jax.Array) -> State:
-        """Returns a first state: at rest, within 0.1 of 0."""
         key, own = jax.random.split(rng)
         point = Point(jax.random.uniform(own, (1,), minval=-0.1, maxval=0.1), jnp.zeros(1))
         zero = jnp.zeros(())
@@ -120,7 +117,6 @@ def best_force(obs: jax.Array) -> jax.Array:
 
 
 def best_return(probe: Probe, episodes: int = 20_000) -> float:
-    """Returns the mean return per episode of `best_force`."""
     env = PointMass(**probe.kwargs)
 
     def step(state: State, _: None) -> tuple[State, jax.Array]:

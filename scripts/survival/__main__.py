@@ -8,8 +8,6 @@ Policies are evaluated on the environment without the fault. Faults of the itera
 one compiled program per task and side trains all of them, with all seeds at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import tempfile
@@ -235,7 +233,6 @@ class Arena:
 
 
 def _total(counter: Any) -> int:
-    """Returns the sum over the causes of a guard."""
     return sum((int(high) << 32) + int(low) for high, low in zip(counter.hi, counter.lo, strict=True))
 
 
@@ -264,12 +261,7 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequenc
             result = loop.run()
             run = loop.single
             state = jax.device_get((run.state.params, run.state.opt_state, run.state.normalizer))
-            trips = {
-                name[len("guards/") : -len("/trips")]: int(count or 0)
-                for name, count in result.history[-1].items()
-                if name.startswith("guards/") and name.endswith("/trips")
-            }
-            trips["rollback"] = run.host.attempts.count
+            trips = {**results.trips(result.history[-1]), "rollback": run.host.attempts.count}
             finished = result.stop_reason.name == "completed"
             # The return of the last policy. A run that stops early has no evaluation.
             value = run.host.last_return if "eval/episode_reward" in result.metrics else None
@@ -294,7 +286,6 @@ def run_rival(task: str, case: Case, seeds: Sequence[int]) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the missing cases, then writes the page."""
     parser = arguments.study_parser(__doc__, Path("docs/survival.jsonl"))
     arguments.add_choice(parser, "--task", TASKS)
     arguments.add_choice(parser, "--side", survival_page.SIDES)
@@ -358,7 +349,6 @@ def _run_together(task: str, side: str, case: Case, seeds: range, arenas: dict[A
 
 
 def _add(out: Path, task: str, side: str, case: Case, found: Sequence[Row]) -> None:
-    """Adds rows to the results and prints a line about them."""
     results.add(out, [{"task": task, "side": side, "case": case.name, **row} for row in found])
     shown = [None if row["return"] is None else round(row["return"]) for row in found]
     finite = all(row["finite"] for row in found)

@@ -1,7 +1,5 @@
 """The page and the picture of the survival matrix, from its results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,45 +15,6 @@ ENOUGH, TOO_LITTLE = 0.95, 0.8  # shares of the clean return: green from the fir
 RED, AMBER, GREEN = range(3)
 _COLOURS = ("#e8705f", "#fdd17a", "#79bf76")
 _IMPOSSIBLE, _NOT_MEASURED = "n/a", ""
-_INTRODUCTION = """# What a training survives
-
-Written by `make survival` (`scripts/survival/`) from [survival.jsonl](survival.jsonl). Every fault of
-`configs/fault/default.yaml`, and real ones without injection, against three trainers: `guards=off`, `guards=default`,
-and Brax's PPO as published (`brax.training.agents.ppo.train`) for every fault that can be put into an environment.
-
-![the matrix](survival.png)
-
-A cell is `median / least`: the median return and the least return over its seeds, {seeds} or more. Both are shares of
-the clean training's median return with the same trainer. **nan**: the parameters or statistics of a seed are not
-finite. **stopped**: a run ended before its last step.
-
-| colour | meaning |
-| --- | --- |
-| green | the least seed is at 0.95 or more |
-| amber | the least seed is at 0.8 or more, but below 0.95 |
-| red | any seed is below 0.8, not finite or stopped |
-| grey, `n/a` | this trainer or physics cannot have such a fault |
-| white, empty | not measured yet |
-
-| task | environment | settings | steps |
-| --- | --- | --- | ---: |
-| inverted pendulum | Brax's `generalized`, MuJoCo MJX | `env=inverted_pendulum`, learning rate 3e-4 | 204,800 |
-| point mass | `PointMass` of `scripts/stability/tasks.py` | `ppo=fast`, `network=small`, learning rate 1e-3 | 256,000 |
-
-A training has 100 iterations. A fault begins after 10 of them and, unless its name says otherwise, lasts to the end:
-1 in 1,000 environment steps or samples, 1 in 20 minibatches. Policies are evaluated on the environment without the
-fault: {episodes} episodes, the mean action.
-
-The faults at iteration 60 are finite collapses of a solved task. Each lasts one iteration. Where no limiter contains a
-collapse, its cure is a rollback by the supervisor. These cases are therefore whole runs, with five seeds.
-
-Faults of the environment strike the same steps whatever their kind, and every bad sample is masked out. Such rows often
-agree to the digit: they are one training. A solved pendulum falls now and then, with guards or without, fault or not
-([lab_log.md](lab_log.md) has how often): look at the least seed.
-
-The last column names the guards that tripped with `guards=default` and the median of their trips. `rollback` counts the
-supervisor's rollbacks.
-"""
 
 
 def cell(rows: Sequence[Row], clean: float, possible: bool = True) -> tuple[str, int | None]:
@@ -83,7 +42,6 @@ def trips(rows: Sequence[Row]) -> str:
 
 
 def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Callable[[str, str, str], bool]) -> None:
-    """Writes the page and the picture beside the results."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if not tasks:
         return
@@ -92,16 +50,15 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
     clean = {key: [row["return"] or 0.0 for row in by[*key, "clean"]] for key in columns}
     median = {key: float(np.median(values)) if any(values) else np.nan for key, values in clean.items()}
     drawn = {(*key, case): cell(by[*key, case], median[key], possible(*key, case)) for key in columns for case in cases}
-    lines = [_INTRODUCTION.format(episodes=32, seeds=min(len(own) for own in by.values() if own))]
+    lines = []
     for task in tasks:
         sides = [side for own, side in columns if own == task]
         header = ("fault", *(TITLES[side] for side in sides), "tripped")
         cells = [
             (case, *(drawn[task, side, case][0] for side in sides), trips(by[task, "default", case])) for case in cases
         ]
-        lines += [f"\n## {_title(task)}\n", *pages.table(header, cells, (0, len(header) - 1))]
-    lines.append(f"\n{pages.machine()}")
-    (results.parent / "survival.md").write_text("\n".join(lines) + "\n")
+        lines += [f"## {_title(task)}", "", *pages.table(header, cells, (0, len(header) - 1)), ""]
+    pages.fill(results.parent / "survival.md", {"results": "\n".join([*lines, pages.machine()])})
     titles = [f"{TITLES[side]}\n" + _title(task).replace(", ", "\n") for task, side in columns]
     matrix = [[drawn[*key, case] for key in columns] for case in cases]
     _draw(matrix, cases, titles, results.parent / "survival.png")

@@ -19,7 +19,7 @@ from scripts.bench import comparisons
 from scripts.bench.comparisons import median_and_interval
 from scripts.bench.side import QUIET, Side
 
-SECTION = pages.Section("guards", "Cost of the guards", "How.", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
+SECTION = pages.Section("guards", "Cost of the guards", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
 MARKERS = (pages.BEGIN, pages.END)
 TOY = (
     "env=import", "env.name=toys:PointMass", "env.episode_length=12",
@@ -75,20 +75,22 @@ def test_timed_pairs_alternate_after_the_warm_up() -> None:
 def test_new_page_has_title_and_section_and_updating_it_again_changes_nothing() -> None:
     page = pages.updated("", SECTION, "cpu", "numbers\n")
     assert page.startswith("# Benchmarks\n")
-    assert "## Cost of the guards\n\nHow.\n" in page
+    assert "## Cost of the guards\n\n<!-- bench: guards on cpu -->\nnumbers\n" in page
     assert pages.updated(page, SECTION, "cpu", "numbers\n") == page
 
 
 def test_update_of_a_page_keeps_other_devices_sections_and_text() -> None:
     gpu = "NVIDIA H100 80GB HBM3 (a+b)"
-    other = pages.Section("precision", "Cost of precision", "So.", (), [], [], [])
+    other = pages.Section("precision", "Cost of precision", (), [], [], [])
     page = pages.updated("# Mine\n\nWritten by hand.", SECTION, "cpu", "first\n")
     page = pages.updated(page, other, "cpu", "second\n")
     page = pages.updated(page, SECTION, gpu, "third\n") + "\nAn afterword.\n"
+    page = page.replace("## Cost of the guards\n", "## Cost of the guards\n\nHow to read it.\n")
     changed = pages.updated(page, SECTION, "cpu", "FIRST \\1\n")
     assert changed == page.replace("first\n", "FIRST \\1\n")
     for kept in (
         "# Mine\n\nWritten by hand.\n",
+        "## Cost of the guards\n\nHow to read it.\n",
         "## Cost of precision",
         "second\n",
         f"on {gpu} -->\nthird\n",
@@ -239,7 +241,7 @@ def test_both_sides_of_every_comparison_are_different_configurations(comparison:
 def test_table_in_80_columns_does_not_break_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     header = ("env", "relative\nspeed", "95 % interval", "steps/s\noff", "steps/s\ndefault")
     cells = [("inverted_pendulum", "0.991", "0.981 – 0.998", "1,025,384", "1,019,902")]
-    section = pages.Section("guards", "Cost", "", header, cells, [], [])
+    section = pages.Section("guards", "Cost", header, cells, [], [])
     bench.show(section, bench.Console(width=80))
     printed = capsys.readouterr().out
     for cell in cells[0]:

@@ -9,7 +9,6 @@ import pytest
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from scripts.bench import kernels
-from scripts.bench.kernels import Kernel
 from scripts.bench.side import Side
 
 TOY = (
@@ -17,6 +16,10 @@ TOY = (
     "ppo.num_minibatches=5", "ppo.num_updates_per_batch=3", "ppo.unroll_length=6", "seed=0", "devices=1",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
 )  # fmt: skip
+
+
+def kernel(name: str, count: int, seconds: Any, part: str) -> dict[str, Any]:
+    return {"name": name, "count": count, "seconds": seconds, "part": part}
 
 
 def ran(name: str, count: int, microseconds: float) -> list[dict[str, Any]]:
@@ -44,17 +47,17 @@ def test_every_operation_without_inner_operations_is_a_kernel() -> None:
         {"ph": "M", "args": {"name": "a thread"}},
     ]  # fmt: skip
     assert kernels.kernels_of(events, PROGRAM) == [
-        Kernel("dot.2", 1, pytest.approx(100e-6), "collect"),
-        Kernel("fusion.1", 3, pytest.approx(30e-6), "learn"),
-        Kernel("tanh.6", 9, pytest.approx(18e-6), "collect"),
-        Kernel("copy.3", 1, pytest.approx(1e-6), "rest"),
+        kernel("dot.2", 1, pytest.approx(100e-6), "collect"),
+        kernel("fusion.1", 3, pytest.approx(30e-6), "learn"),
+        kernel("tanh.6", 9, pytest.approx(18e-6), "collect"),
+        kernel("copy.3", 1, pytest.approx(1e-6), "rest"),
     ]
 
 
 def test_table_of_kernels_has_a_row_per_part() -> None:
-    learning = [Kernel("gemm", 24, 0.012, "learn"), Kernel("adam", 12, 0.004, "learn")]
-    others = [Kernel("physics", 10, 0.003, "collect"), Kernel("gae", 1, 0.001, "rest")]
-    kept = [vars(kernel) for kernel in (*learning, *others)]
+    learning = [kernel("gemm", 24, 0.012, "learn"), kernel("adam", 12, 0.004, "learn")]
+    others = [kernel("physics", 10, 0.003, "collect"), kernel("gae", 1, 0.001, "rest")]
+    kept = [*learning, *others]
     rows = [{"task": "ant", "times": {"collect": 10, "learn": 12, "rest": 1}, "kernels": kept}]
     section = kernels.section(rows)
     assert section.cells == [
@@ -76,7 +79,7 @@ def test_profile_of_a_tiny_run_has_kernels_of_every_part(monkeypatch: pytest.Mon
     assert row["times"] == {"collect": 30, "learn": 15, "rest": 1}
     found = {cells[1]: int(cells[3].replace(",", "")) for cells in kernels.section([row]).cells}
     assert found["collect"] > 1 and found["learn"] > 10
-    optimizer = [kernel for kernel in row["kernels"] if kernel["part"] == "learn" and kernel["count"] == 15]
+    optimizer = [one for one in row["kernels"] if one["part"] == "learn" and one["count"] == 15]
     assert len(optimizer) > 5
 
 

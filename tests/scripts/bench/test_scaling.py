@@ -42,13 +42,12 @@ def test_iteration_does_the_same_work_per_step_at_every_size(task: str) -> None:
 def test_every_point_is_measured_and_plotted(tmp_path: Path) -> None:
     said: list[str] = []
     rows = scaling.run("inverted_pendulum", 0.01, Fake, said.append)
-    points = [scaling.Point(**row) for row in rows]
-    assert len(points) == len(said) == len(scaling.ENVS) + len(scaling.LENGTHS) + scaling.AGES
-    by_envs = [point for point in points if point.over == "envs"]
-    for point in by_envs:
-        steps = point.at * scaling.UNROLL
-        assert point.sps == pytest.approx([steps / (1e-3 + 1e-6 * steps)] * 4)
-    done = [point.at for point in points if point.over == "done"]
+    assert len(rows) == len(said) == len(scaling.ENVS) + len(scaling.LENGTHS) + scaling.AGES
+    by_envs = [row for row in rows if row["over"] == "envs"]
+    for row in by_envs:
+        steps = row["at"] * scaling.UNROLL
+        assert row["sps"] == pytest.approx([steps / (1e-3 + 1e-6 * steps)] * 4)
+    done = [row["at"] for row in rows if row["over"] == "done"]
     assert done == sorted(set(done)) and done[0] == scaling.AMONG * scaling.UNROLL
     section = scaling.section(rows, "Fake GPU", tmp_path)
     assert (tmp_path / "scaling_fake_gpu.png").stat().st_size > 10_000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from toys import TINY
 
-from scripts import results
+from scripts import pages, results
 from scripts.curves import __main__ as curves
 
 GUARDS = {"off": ("guards=off",), "default": ("guards=default",)}
@@ -66,6 +66,16 @@ def test_page_of_curves_shows_tasks_with_both_sides(tmp_path: Path, monkeypatch:
     assert "- `env=fast seed=3 precision=highest`: 3 and 2" in page and "half" not in page
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert "Nothing" not in page and not (tmp_path / "none.png").exists()
+
+
+def test_new_results_replace_the_old_results_and_keep_the_prose(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\nProse.\n\n<!-- results -->\n\nold\n\n<!-- end of results -->\n\nAfterword.\n")
+    pages.fill(page, {"results": "new"})
+    expected = "# Title\n\nProse.\n\n<!-- results -->\n\nnew\n\n<!-- end of results -->\n\nAfterword.\n"
+    assert page.read_text() == expected
+    pages.fill(page, {"results": "new", "more": "added"})
+    assert page.read_text() == f"{expected}\n<!-- more -->\n\nadded\n\n<!-- end of more -->\n"
 
 
 def test_no_page_is_written_without_a_task_with_both_sides(tmp_path: Path) -> None:

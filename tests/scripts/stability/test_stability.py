@@ -280,7 +280,7 @@ def test_page_has_every_side_and_only_measured_tasks(tmp_path: Path) -> None:
 def test_page_without_rows_has_the_command_to_train_them(tmp_path: Path) -> None:
     stability_page.write([], stability.TASKS, tmp_path / "stability.jsonl")
     page = (tmp_path / "stability.md").read_text()
-    assert "make stability" in page and "stability.png" not in page
+    assert "`make stability` has trained no seed yet." in page
     assert not (tmp_path / "stability.png").exists()
 
 
