@@ -12,9 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable import config as typed
 from rlstable.cli.resolvers import reject_resolvers
-from rlstable.config import Config, ConfigError, recipes
+from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.config.renamed import with_new_names
 from rlstable.config.schema import unknown_key
@@ -46,7 +45,7 @@ def _reject_resolvers(composed: DictConfig) -> None:
 
 
 def to_config(composed: DictConfig) -> Config:
-    """The typed configuration of composed settings.
+    """Checks composed settings and returns the typed configuration.
 
     Raises:
         ConfigError: The first mistake.
@@ -55,7 +54,7 @@ def to_config(composed: DictConfig) -> Config:
         data: Any = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(first_line(error)) from error
-    return typed.load({key: value for key, value in data.items() if key != "hydra"})
+    return load({key: value for key, value in data.items() if key != "hydra"})
 
 
 def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Path | None = None) -> Config:
@@ -63,7 +62,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
 
     Args:
         composed: Settings that Hydra composed.
-        overrides: As typed.
+        overrides: Overrides on the command line.
         run_dir: The run folder, if already known; `resume=auto` may find a run there.
 
     Raises:
@@ -81,7 +80,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
         raise ConfigError(f"resume: {resume} is not a run folder, it has no config.yaml; give runs/<env>/<time>")
     settings = read_settings(saved_file.parent)
     reject_resolvers(settings, str(saved_file))
-    saved: Any = OmegaConf.create({**settings, "trust": False})  # only valid if typed
+    saved: Any = OmegaConf.create({**settings, "trust": False})  # trust counts only on the command line
     keys = [override.split("=", 1)[0].lstrip("+~") for override in overrides]
     for key in keys:
         if key == "sweep":
@@ -95,7 +94,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
             continue
         OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
     config = to_config(saved)
-    # A typed cache folder is this user's choice and needs no trust.
+    # A cache folder on the command line is this user's choice and needs no trust.
     checked = config.model_copy(update={"compile_cache": None}) if "compile_cache" in keys else config
     require_trust(saved_file, checked, config.trust)
     return config
@@ -106,18 +105,18 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
 
     Args:
         composed: Settings that Hydra composed.
-        overrides: As typed; a typed recipe is accepted.
+        overrides: Overrides on the command line; a recipe among them is accepted.
 
     Raises:
         ConfigError: The recipe was made for another environment.
     """
-    typed_values = {
+    overridden = {
         key.lstrip("+~"): value.strip("'\"") for key, _, value in (override.partition("=") for override in overrides)
     }
-    if composed.env.source != "import" or "env.source" not in typed_values or "ppo" in typed_values:
+    if composed.env.source != "import" or "env.source" not in overridden or "ppo" in overridden:
         return
     folder = config_dir()
-    name = typed_values.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
+    name = overridden.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
     file = folder / "env" / f"{name}.yaml"
     if not file.is_file():
         return  # a configuration file of the user in another folder
@@ -128,7 +127,7 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
         return
     raise ConfigError(
         f"env.source: import with env={name} would train your class with ppo={recipe}, the recipe of another "
-        f"environment; write env=import env.name={typed_values.get('env.name', '<package.module:Class>')}, "
+        f"environment; write env=import env.name={overridden.get('env.name', '<package.module:Class>')}, "
         "and ppo=<recipe> if ppo=default does not suit it"
     )
 
@@ -141,10 +140,10 @@ def _entry(file: Any, group: str) -> str | None:
 
 
 def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Config:
-    """The configuration for overrides as typed on the command line. Starts no run.
+    """The configuration that a command line with these overrides would run. Starts no run.
 
     Args:
-        overrides: As typed.
+        overrides: Overrides, each `key=value` as on the command line.
         run_dir: The run folder, if already known.
 
     Raises:

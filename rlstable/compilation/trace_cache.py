@@ -63,7 +63,7 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
     if files is None or folder is None:
         return Programs(precision, options)
     # A private folder, because its files are executed and JAX's cache folder may be shared.
-    return TraceCache(folder / f"traced-{user_id()}", _origin(config, files), mesh, precision, options)
+    return TraceCache(folder / f"traced-{user_id()}", _key_text(config, files), mesh, precision, options)
 
 
 class TraceCache(Programs):
@@ -73,18 +73,19 @@ class TraceCache(Programs):
 
     Args:
         folder: Folder of the cache.
-        origin: Everything that the programs are traced from, as text.
+        key_text: Everything that the programs are traced from, as text. A program's key is a hash of this text and of
+            the program's name.
         mesh: The device that runs the programs.
         precision: Precision to compile in.
         options: Compiler options.
     """
 
     def __init__(
-        self, folder: Path, origin: str, mesh: Mesh, precision: Precision, options: dict[str, Any] | None = None
+        self, folder: Path, key_text: str, mesh: Mesh, precision: Precision, options: dict[str, Any] | None = None
     ):
         super().__init__(precision, options)
         self._folder = folder
-        self._origin = origin
+        self._key_text = key_text
         self._mesh = mesh
 
     def build(
@@ -132,7 +133,8 @@ class TraceCache(Programs):
             return None
 
     def _path(self, name: str) -> Path:
-        return self._folder / hashlib.blake2s(f"{self._origin}\n{name}".encode()).hexdigest()
+        """The file of a program; its name is the cache key."""
+        return self._folder / hashlib.blake2s(f"{self._key_text}\n{name}".encode()).hexdigest()
 
 
 class _Trace(NamedTuple):
@@ -235,8 +237,8 @@ def _plain(arguments: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _origin(config: Config, files: str) -> str:
-    """Everything that the programs of a configuration are traced from, as text."""
+def _key_text(config: Config, files: str) -> str:
+    """Everything that the programs of a configuration are traced from, as text for the cache key."""
     ignored = _IRRELEVANT_KEYS if config.ppo.schedules_by_progress else _IRRELEVANT_KEYS | {"total_steps"}
     flags = {name: str(value) for name, value in jax.config.values.items() if not name.startswith(_IRRELEVANT_FLAGS)}
     # Calls of native physics contain the number of threads. Not as JSON, which has no infinity.

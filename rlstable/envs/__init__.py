@@ -1,1 +1,1 @@
-"""Environments: loading them, and the wrapper stack from the vmap up."""
+"""Environments: loading, vectorising, automatic reset, quarantine, and C MuJoCo physics."""

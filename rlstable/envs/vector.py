@@ -26,6 +26,7 @@ from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
 
 Policy = Callable[[Any, jax.Array], jax.Array]
+# Entries of `info`: the cached first state, and the description of the episode.
 _FIRST = ("first_pipeline_state", "first_obs")
 _EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
 
@@ -99,10 +100,10 @@ class VectorEnv:
         guard_state: dict[str, GuardState],
         incident: Slot | None = None,
     ) -> Step:
-        """Steps every environment once, and resets finished and bad environments.
+        """Takes one action in every environment, `action_repeat` times, and resets finished and bad environments.
 
-        The episode of a bad environment ends as a truncation with reward 0 and without a time-out bootstrap. The next
-        physics state, observation, `info` and *cached first state* come from the pool.
+        The episode of a bad environment ends as a truncation with reward 0 and without a time-out bootstrap. All parts
+        of its next state come from the pool, the cached first state included.
 
         Args:
             state: Batched state, `[B]`.
@@ -156,7 +157,7 @@ class VectorEnv:
         return state, (alive if self.guards else None), guard_state, incident
 
     def _step(self, state: EnvState, action: jax.Array) -> EnvState:
-        """Steps every environment once, in one or more passes."""
+        """Steps every environment once, without a repeat, in one or more passes."""
         if self.per_pass is None or self.per_pass >= action.shape[0]:
             return jax.vmap(self.env.step)(state, action)
         return _in_passes(self.env.step, (state, action), self.per_pass)
@@ -183,9 +184,9 @@ class VectorEnv:
     ) -> EnvState:
         """Gives bad environments, and with `reset_from_pool` all finished ones, a first state from the pool.
 
-        The other entries of `info` come from the pool too. The metrics come from the pool only for bad environments:
-        the last metrics of a finished environment have not been reported yet. Draws are rare, so `apply_if` skips them
-        if no environment needs one.
+        Only replaces the cached first state, `info` and metrics; `_reset_finished` then copies the first state into
+        the environment. Finished environments keep their metrics, which are not reported yet. Draws are rare, so
+        `apply_if` skips them if no environment needs one.
         """
         if pool is None:
             return state
@@ -195,7 +196,7 @@ class VectorEnv:
         def draw(parts: dict[str, Any]) -> dict[str, Any]:
             index = jax.random.randint(jax.random.fold_in(key, 1), draws.shape, 0, len(pool))
             drawn = pool.take(index)
-            # Environments keep their random keys: two that drew the same row would otherwise get the same noise.
+            # Environments keep their random keys: with the keys of one row, two environments would get the same noise.
             drawn["info"] = jax.tree.map(lambda old, new: old if _is_key(old) else new, parts["info"], drawn["info"])
             metrics = select(~bad, parts["metrics"], drawn["metrics"])
             return select(~draws, parts, drawn) | {"metrics": metrics}
@@ -216,7 +217,7 @@ def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
 
 
 def without_first_state(state: EnvState) -> EnvState:
-    """The state as the environment itself knows it, without the cached first state."""
+    """The state without the cached first state, which the environment's own code does not know."""
     return state.replace(info={name: value for name, value in state.info.items() if name not in _FIRST})
 
 
@@ -226,7 +227,7 @@ def pool_of(states: EnvState) -> PackedRows:
 
 
 def _pool_parts(state: EnvState) -> dict[str, Any]:
-    """The cached first state, and the metrics and `info` entries that the environment itself carries."""
+    """The parts of a state that a pool holds: cached first state, metrics, and the environment's own `info` entries."""
     info = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
     return {"first": {name: state.info[name] for name in _FIRST}, "info": info, "metrics": state.metrics}
 
@@ -320,7 +321,7 @@ def watch_episodes(
 
     Returns:
         The episodes, and the recorded data of the first state and of the state after every action,
-        `[1 + steps, B, ...]`. Data after the end of an episode have no meaning.
+        `[1 + actions, B, ...]`. Data after the end of an episode have no meaning.
     """
     state = env.reset(keys)
     guard_state = {name: guard.init() for name, guard in env.guards.items()}

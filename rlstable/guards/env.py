@@ -1,6 +1,6 @@
 """Guard of the env site: checks every environment step.
 
-`envs.wrappers` replaces a bad environment by a clean one and marks its sample invalid.
+`envs.vector` replaces a bad environment by a clean one and marks its sample invalid.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Quarantine:
         return GuardState(no_trips(self.causes))
 
     def apply(self, ctx: EnvContext, state: GuardState) -> Verdict:
-        """Checks every environment. Leaves the value unchanged: the wrapper replaces bad environments."""
+        """Checks every environment. Leaves the value unchanged: `VectorEnv` replaces bad environments."""
         fine = self.fine(ctx)
         trips = state.trips + count_first(~fine & ctx.alive)
         return Verdict(ctx.value, jnp.all(fine, axis=0), state._replace(trips=trips))

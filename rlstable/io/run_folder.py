@@ -86,8 +86,8 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         Whether the run resumes from a checkpoint in the folder, and the lock.
 
     Raises:
-        ConfigError: The folder cannot be written, another process uses it, it already holds a run and `resume` is None,
-            or it holds no run to resume.
+        ConfigError: The folder cannot be written, another process uses the folder, it already holds a run and `resume`
+            is None, or it holds no run to resume.
     """
     _require_utf8(run_dir)
     _holds_a_run_to_resume(run_dir, resume, seeds)  # checked first, so that a mistake creates no folder
@@ -102,9 +102,8 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
             "one writable"
         ) from error
     try:
-        return _holds_a_run_to_resume(
-            run_dir, resume, seeds
-        ), lock  # again, because a run may have ended since the first check
+        # Checked again, because a run may have ended since the first check.
+        return _holds_a_run_to_resume(run_dir, resume, seeds), lock
     except BaseException:
         lock.release()
         raise
@@ -128,6 +127,11 @@ def _require_utf8(run_dir: Path) -> None:
 
 
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:
+    """Whether a run resumes in this folder.
+
+    Raises:
+        ConfigError: The folder holds a run and `resume` is None, holds another number of seeds, or holds no run.
+    """
     single, several = has_checkpoint(run_dir), any(map(has_checkpoint, seed_folders(run_dir)))
     if resume is None and (run_dir / "metrics.jsonl").exists():
         raise ConfigError(
@@ -150,7 +154,10 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def steps_in(directory: Path) -> list[int]:
-    """Every complete checkpoint, ascending. Orbax renames a folder to its number only when it is complete."""
+    """Iterations of all complete checkpoints, ascending.
+
+    Orbax, which calls an iteration a step, renames a folder to this number only when the checkpoint is complete.
+    """
     if not directory.is_dir():
         return []
     return sorted(int(entry.name) for entry in directory.iterdir() if re.fullmatch("[0-9]+", entry.name))

@@ -2,9 +2,10 @@
 
     collect -> batch guards -> rewards -> normaliser
             -> epochs: shuffle -> minibatches: loss, gradient, candidate, update guards    (`sgd`)
-            -> trust region -> state guards -> metrics
+            -> trust region -> metrics -> state guards
 
-Each site runs its guards with one `fold`. If a guard rejects a value, `select` keeps the old one.
+The env guards run inside `collect`. With `ppo.normalizer_update=after` the normaliser follows the epochs. Each site
+runs its guards with one `fold`. If a guard rejects a value, `select` keeps the old one.
 
 The same function runs on one device and on many: it is mapped over the `data` axis. Devices exchange only gradients,
 statistics and counters.
@@ -79,6 +80,7 @@ class PPO:
             with jax.named_scope("collect"):  # the profiler shows this name
                 rollout = self.collect(state, sharding.device_key(key_rollout))
             guard_state = initial_states(self._guards, state.guard_memory) | rollout.guard_state
+            # Batch guards mark bad samples in `data.valid`, so the verdict's `ok` is not needed.
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
             returns = reward.Returns(state.return_statistics, state.running_return)
             data, returns, reward_metrics = reward.shape(data, returns, ppo, self.config.guards.limiters.reward)
@@ -89,7 +91,7 @@ class PPO:
             if ppo.normalize_values:
                 preprocessed = preprocess_batch(self.networks, statistics, data)
                 statistics = self._loss.init_value_statistics(state.params, statistics, preprocessed)
-            statistics_of_sgd = statistics
+            statistics_of_sgd = statistics  # SGD and its metrics use these; `statistics` may change below
             reference = trust_region.reference(state, statistics, data) if trust_region.needs_distance else None
 
             with jax.named_scope("learn"):

@@ -18,8 +18,8 @@ from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch, Targets
 
-_EPSILON = 1e-8  # added to the standard deviation of the advantages, as in Brax
-_MAX_KL = 1e6
+_EPSILON = 1e-8  # keeps divisors above 0; for advantages the same number as in Brax
+_MAX_KL = 1e6  # nats, largest KL of a sample in `training/kl_mean`
 
 Bound = jax.Array | float
 
@@ -48,7 +48,7 @@ def estimate(
 def standardize(
     advantages: jax.Array, valid: masked.Mask, valid_share: jax.Array | None, min_std: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Advantages with mean 0 and standard deviation 1 over the valid samples of all devices, and that deviation.
+    """Scales advantages to mean 0 and standard deviation 1 over the valid samples of all devices.
 
     Args:
         advantages: Raw advantages.
@@ -56,6 +56,9 @@ def standardize(
         valid_share: `masked.share` of the whole minibatch.
         min_std: Smallest divisor; None for no floor. Without a floor nearly equal advantages become rounding errors of
             size 1.
+
+    Returns:
+        The scaled advantages, and their standard deviation before scaling.
     """
     center, std = masked.mean_and_std(advantages, valid, valid_share)
     return (advantages - center) / (limiters.floor(std, min_std) + _EPSILON), std
@@ -74,7 +77,7 @@ def ppo_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss on this device's part of a minibatch, and its metrics.
 
-    The mean of the loss over devices is the mean over all valid samples of the minibatch; the same holds for gradients.
+    Averaged over devices, the loss is the mean over all valid samples of the minibatch, and so is its gradient.
 
     Args:
         params: Policy and value parameters.
@@ -192,7 +195,7 @@ def _value_error(
     epsilon: Bound | None,
     huber_delta: float | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The value error in units, and the squared error; with clipping the larger of squared and clipped squared error.
+    """The error of the value estimates, and the loss of each sample.
 
     Args:
         values: Value estimates.
@@ -201,6 +204,10 @@ def _value_error(
         unit: Unit of errors; None for 1.
         epsilon: Clipping of the values, in units; None for no clipping.
         huber_delta: Error beyond which the loss grows linearly (Huber), in units; None for a square everywhere.
+
+    Returns:
+        The error in units, and the squared error. With `epsilon`, the loss is the larger of the squared error and the
+        squared error of the clipped value.
     """
     error = _in_units(targets - values, unit)
     squared = limiters.squared(error, huber_delta)
@@ -235,7 +242,7 @@ def _diagnostics(
 
 
 def _activity(terms: _Terms, limits: LimiterConfig) -> dict[str, jax.Array]:
-    """Share of samples at the bound of each limiter of the loss, by limiter."""
+    """Whether each sample is at the bound of a limiter, 1.0 or 0.0, by limiter; `advantage_std` is one scalar."""
     activity = {}
     if limits.log_ratio is not None:
         activity["log_ratio"] = limiters.beyond(terms.log_ratio, limits.log_ratio)

@@ -53,7 +53,8 @@ class SGDCarry(NamedTuple):
         tuning: Traced numbers that schedules and limiters change. A rejected update does not reset them.
         guard_state: States of the guards, by name.
         key: Random key of the next epoch.
-        skipped: Minibatches without an update since the policy moved too far, int32; None without the KL limiter.
+        skipped: Minibatches without an update since the policy moved too far, int32, 0 if it has not; None without the
+            KL limiter.
     """
 
     progress: SGDState
@@ -72,8 +73,8 @@ class _Proposal(NamedTuple):
         rates: Learning rates of the candidate.
         tuning: Tuning after the loss scale and the adaptive rate were updated by this minibatch.
         usable: Whether the minibatch has valid samples and, in float16, finite gradients.
-        expected_rejection: Whether the update is rejected in normal operation. Guards then neither count a trip nor
-            update their memory.
+        expected_rejection: Whether a rejection is part of normal operation, such as the search for a loss scale. Guards
+            then neither count a trip nor update their memory.
         metrics: Metrics of the loss.
     """
 
@@ -134,7 +135,7 @@ class SGD:
         """
         skipped = None if self.config.guards.limiters.kl is None else jnp.zeros((), jnp.int32)
         carry = SGDCarry(self.start(state), state.tuning, guard_state, key, skipped)
-        # With `jax.jit` JAX traces the gradient once, for `eval_shape` and for the loop.
+        # `jax.jit` makes `eval_shape` and the loop share one trace of the gradient.
         gradient = jax.jit(lambda *args: self.gradient(*args), inline=True)
         traced_once = dataclasses.replace(self, gradient=gradient)
         rows = batch.collected.log_prob.shape[0] // self.config.ppo.num_minibatches
@@ -142,7 +143,7 @@ class SGD:
         def step(carry: SGDCarry, minibatch: Minibatch) -> SGDCarry:
             return traced_once.step(statistics, state.counters, carry, minibatch)
 
-        def metrics() -> PackedDict:
+        def metrics() -> PackedDict:  # only for the names and shapes of the sums
             first = Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key)
             return step(carry, first).progress.sums
 
@@ -190,7 +191,7 @@ class SGD:
         return after._replace(progress=progress, key=key), fallback
 
     def step(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> SGDCarry:
-        """Computes one candidate update, and applies it if no guard and no limiter rejects it."""
+        """Computes a candidate update, and applies it unless a guard or the KL limiter rejects it."""
         progress = carry.progress
         proposal = self._propose(statistics, counters, carry, minibatch)
         candidate, metrics, expected_rejection = proposal.candidate, proposal.metrics, proposal.expected_rejection

@@ -15,16 +15,18 @@ from rlstable.supervise.stop_reasons import StopReason
 def finish_iteration(
     run: SeedRun, metrics: Metrics, evaluation: Row, requested_stop: StopReason | None
 ) -> StopReason | None:
-    """Logs, then continues, rolls back or stops, and saves, each if it is due after an iteration.
+    """Finishes the iteration of one seed: logs, decides, applies the decision and saves.
+
+    Call it after `SeedRun.record_iteration`.
 
     Args:
         run: The seed.
-        metrics: Of the iteration, after `SeedRun.record_iteration`.
+        metrics: Metrics of the iteration, on the host.
         evaluation: Metrics of the present policy; empty if it was not evaluated.
         requested_stop: Stop reason that a signal or the clock requests.
 
     Returns:
-        The stop reason after the last iteration, else None.
+        The stop reason if the seed ends after this iteration, else None.
     """
     row = run.log.evaluation(evaluation) if evaluation else {}
     cause = cause_of(metrics, run.host, run.config, run.return_check.collapsed)
@@ -62,18 +64,21 @@ def _stop(run: SeedRun, decision: Decision) -> StopReason | None:
 def _continue(
     run: SeedRun, metrics: Metrics, row: Row, score: float | None, requested_stop: StopReason | None
 ) -> StopReason | None:
-    """Follows the ladder, resets, keeps and saves the state; returns the stop reason, None to train on.
+    """Follows the precision ladder, resets, keeps and saves the state.
 
     Args:
         run: The seed.
-        metrics: Of the iteration.
+        metrics: Metrics of the iteration.
         row: Metrics of the evaluation; empty if there was none.
         score: Return of the state that is saved; None if it was not evaluated.
         requested_stop: Stop reason that a signal or the clock requests.
+
+    Returns:
+        The stop reason; None to continue training.
     """
     healthy, host = bool(metrics.healthy), run.host
     learned = healthy and host.idle == 0
-    # Before saving: the next iteration starts from the state that is saved.
+    # The ladder and the resets come before saving, because a resumed run continues from the saved state.
     try:
         run.state = run.supervisor.watch(run.state, metrics, learned, functools.partial(run.keys.between, 2))
     except NeedsOwnProgram as error:
@@ -84,7 +89,7 @@ def _continue(
     run.saving.finish_iteration()
     completed = StopReason.completed if run.schedule.finished else None
     stop_reason = requested_stop or _wants_to_stop(run, row) or completed
-    # Neither the disk nor the clock decides which states are kept: a stopped run rolls back to the same state.
+    # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state.
     if learned and (row or run.supervisor.keep_is_due()):
         run.supervisor.keep(run.state)
     if learned:

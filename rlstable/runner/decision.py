@@ -29,10 +29,10 @@ class Decision(NamedTuple):
 
     Attributes:
         action: The action.
-        cause: Stop reason that the iteration asks for; None if nothing failed.
-        stop_reason: The stop reason of `STOP`.
-        plan: The plan of `ROLL_BACK`; of `STOP` a plan without a remedy, None with `needs_own_program`.
-        program: With `needs_own_program`, the reason why the seed needs another program.
+        cause: The failure, as the stop reason of a run without recovery; None if nothing failed.
+        stop_reason: The stop reason of `STOP`: the cause, `recovery_exhausted` or `needs_own_program`; else None.
+        plan: The retry of `ROLL_BACK`. For `STOP` a plan without a remedy, except with `needs_own_program`. Else None.
+        program: The reason why the seed needs another program; None except with `needs_own_program`.
     """
 
     action: Action
@@ -43,13 +43,13 @@ class Decision(NamedTuple):
 
 
 def cause_of(metrics: Metrics, host: HostState, config: Config, collapsed: bool) -> StopReason | None:
-    """The stop reason that an iteration asks for; None if nothing failed.
+    """The failure of an iteration, as the stop reason of a run without recovery; None if nothing failed.
 
-    A run must not complete with a bad or untrained state.
+    The last iteration has two more checks, because a run must not complete with a bad or untrained state.
 
     Args:
-        metrics: Of the iteration, on the host.
-        host: After the iteration.
+        metrics: Metrics of the iteration, on the host.
+        host: The host state after the iteration.
         config: The whole configuration.
         collapsed: Whether the return has collapsed.
     """
@@ -75,9 +75,9 @@ def decide(
     """Decides after an iteration whether to continue, roll back or stop.
 
     Args:
-        cause: From `cause_of`.
+        cause: The failure, from `cause_of`.
         finished: Whether all steps are trained.
-        host: After the iteration.
+        host: The host state after the iteration.
         recovery: Chooses the remedy.
         applicable: Returns whether a remedy can change anything now; raises `NeedsOwnProgram` if the remedy needs a
             program that the other seeds do not share.

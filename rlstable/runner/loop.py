@@ -54,7 +54,7 @@ class TrainingLoop:
         callback: Called as `callback(step, row)` with every row, with several seeds only with rows of all seeds
             together; returning True stops the run.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
-        signals: Signals that are already caught; None to catch them during `run`.
+        signals: Signal handlers that the caller has installed; None to install them during `run`.
         factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` passes others.
 
     Raises:
@@ -189,18 +189,18 @@ class TrainingLoop:
         suspects = [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))]
         if suspects:
             compare_with_best(self._evaluator, self._slots, training, suspects)
-        # Once for all seeds, or some would stop an iteration before the others.
+        # Asked once for all seeds, so that all of them stop after the same iteration.
         requested = self._stop_request.requested(self._last_seconds)
-        finished = {
-            seed: self._finish_seed(run, metrics[seed], evaluations.get(seed, {}), requested) or requested
+        own_reasons = {
+            seed: self._finish_iteration_of(run, metrics[seed], evaluations.get(seed, {}), requested) or requested
             for seed, run in training.items()
         }
         waiting = self._unfinished.keys() - training.keys()
-        is_last = all(finished.values()) and (requested is not None or not waiting)
+        is_last = all(own_reasons.values()) and (requested is not None or not waiting)
         if not waiting and self._folder.row(training, self._unfinished.values(), is_last):
             requested = requested or StopReason.stopped
         requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
-        stop_reasons = {seed: finished.get(seed) or requested for seed in self._unfinished}
+        stop_reasons = {seed: own_reasons.get(seed) or requested for seed in self._unfinished}
         # Save every seed before the first one ends, since ending takes time. Waiting seeds are saved already.
         for seed, run in training.items():
             if stop_reasons[seed] is not None:
@@ -210,10 +210,10 @@ class TrainingLoop:
             self._slots.keep_last_state(seed, training[seed].state)
         return ended
 
-    def _finish_seed(
+    def _finish_iteration_of(
         self, run: SeedRun, metrics: Metrics, evaluation: Row, requested: StopReason | None
     ) -> StopReason | None:
-        """Finishes the iteration of one seed; with several seeds, an error ends this seed alone."""
+        """Logs, decides and saves for one seed; with several seeds, an error ends this seed alone."""
         try:
             return finish_iteration(run, metrics, evaluation, requested)
         except Exception as error:
@@ -228,7 +228,7 @@ class TrainingLoop:
         stop_reasons = {seed: self.seeds[seed].final_stop_reason(reason) for seed, reason in stop_reasons.items()}
         runs = [self.seeds[seed] for seed, reason in stop_reasons.items() if reason in CONFIRMED_AT]
         if runs:
-            # In full batches of the evaluation program.
+            # The evaluation program takes `config.seeds` policies at a time.
             requested = self._stop_request.requested
             confirm(runs, lambda policies: self._evaluator.evaluate(policies), self.config.seeds, requested)
         for seed, reason in stop_reasons.items():
@@ -275,7 +275,7 @@ class TrainingLoop:
         return make_evaluator(config, networks, compiling, self._folder.event, single)
 
     def _save_and_end(self, stop_reason: StopReason) -> None:
-        """Saves good states that are not saved, and ends the run; called by another thread during compilation."""
+        """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation."""
         self._folder.wait()
         for run in self._unfinished.values():
             run.saving.save_if_due(run.state)

@@ -190,7 +190,7 @@ class Saving:
         return self._since_saved()
 
     def final_stop_reason(self, stop_reason: StopReason, state: TrainState) -> StopReason:
-        """The stop reason after a check of the saved states; `not_saved` if the last state was promised but not saved.
+        """Checks the saved states: returns the stop reason, or `not_saved` if the state that it promises is not saved.
 
         May be called again with the result.
 

@@ -145,7 +145,7 @@ class SeedRun:
 
     def _initialize_state(self, setup: TrainingSetup, resumes: bool) -> None:
         """Makes the first state of a new run, or reads the state of a resumed one."""
-        # A resumed seed and seeds that share a program ask for another program.
+        # A resumed seed may have another precision or memory plan. A shared program takes the states of all seeds.
         ahead = not resumes and not self.programs.shared
         self.state: TrainState = setup.first_state(self.keys.init, self.keys.resets, self._fault, ahead)
         if resumes:
@@ -181,10 +181,10 @@ class SeedRun:
         return snapshot_of(self.state, self.keys.fresh_evaluation)
 
     def record_iteration(self, metrics: Metrics, seconds: float) -> bool:
-        """Records an iteration, after `state` was replaced by its result.
+        """Records an iteration whose result is already in `state`.
 
         Args:
-            metrics: Of the iteration, on the host.
+            metrics: Metrics of the iteration, on the host.
             seconds: Duration of the iteration.
 
         Returns:
@@ -253,7 +253,7 @@ class SeedRun:
         return StopReason.needs_own_program
 
     def final_stop_reason(self, stop_reason: StopReason) -> StopReason:
-        """The stop reason after a check of the saved states; `not_saved` if the last state was promised but not saved.
+        """Checks the saved states: returns the stop reason, or `not_saved` if the state that it promises is not saved.
 
         May be called again with the result.
         """
@@ -313,7 +313,7 @@ class SeedRun:
             self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))
 
     def _save_rollback(self) -> None:
-        """Saves before anything else can happen: a crash must not forget the attempt."""
+        """Saves at once after a rollback, so that a resume after a crash knows the attempt."""
         self.saving.save(self.state, None)
         self.checkpoints.wait()
 

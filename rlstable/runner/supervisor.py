@@ -26,7 +26,7 @@ from rlstable.supervise.stop_reasons import StopReason
 
 
 class Supervisor:
-    """Keeps the states that a run may roll back to, decides, and applies decisions to the training state.
+    """Keeps the states that a run may roll back to, decides after an iteration, and rolls back.
 
     Attributes:
         snapshots: The states that a run may roll back to.
@@ -52,16 +52,16 @@ class Supervisor:
             self.snapshots.last_good.keep(state, self._host.iteration, self._host.step)
 
     def keep_is_due(self) -> bool:
-        """Whether this iteration's good state is kept: if it is also saved, and at intervals in between."""
+        """Whether to keep this iteration's state: every `recovery.every` and every `checkpoint.every` iterations."""
         config, iteration = self._config, self._host.iteration
         return any(iteration % every == 0 for every in (config.supervise.recovery.every, config.checkpoint.every))
 
     def read(self, saved: SavedState, origins: Origins, **tuning: Any) -> TrainState:
-        """The training state of a checkpoint; its snapshots become the ones to roll back to.
+        """Reads a checkpoint: returns its training state, and takes its snapshots to roll back to.
 
         Args:
-            saved: A checkpoint.
-            origins: Origins of its snapshots.
+            saved: The arrays of the checkpoint.
+            origins: Iterations and steps of its snapshots.
             **tuning: Numbers of `Tuning` that the configuration has changed.
         """
         enabled = self._config.supervise.recovery.enabled
@@ -75,8 +75,8 @@ class Supervisor:
         """Records an iteration without failure: follows the precision ladder and takes remedies back.
 
         Args:
-            state: After the iteration.
-            metrics: Of the iteration, on the host.
+            state: The training state after the iteration.
+            metrics: Metrics of the iteration, on the host.
             good: Whether the state is good and the iteration learned something.
             key: Returns the random key for the resets of a new level.
 
@@ -122,7 +122,7 @@ class Supervisor:
             to_iteration=good.iteration,
             lost_steps=host.step - good.step,
         )
-        return self._rolled_back(state, good)
+        return self._rewind_host(state, good)
 
     def shrink_after_oom(self, state: TrainState, key: jax.Array) -> TrainState:
         """Rolls back to the last good state with a smaller memory plan, after the device refused memory.
@@ -143,10 +143,13 @@ class Supervisor:
         self._host.plan = programs.smaller_plan(None)
         key = jax.random.fold_in(key, good.iteration)
         state = programs.setup.reset_envs_and_pool(good.restored(state, programs.mesh), key)
-        return self._rolled_back(programs.setup.convert_state(state), good)
+        return self._rewind_host(programs.setup.convert_state(state), good)
 
-    def _rolled_back(self, state: TrainState, to: Snapshot) -> TrainState:
-        """Counts lost steps and iterations; the logged step, trained and lost steps together, does not change."""
+    def _rewind_host(self, state: TrainState, to: Snapshot) -> TrainState:
+        """Sets the host's counts back to a snapshot, and adds the difference to the lost steps and iterations.
+
+        `HostState.logged_step`, the sum of trained and lost steps, does not change.
+        """
         host = self._host
         host.attempts.lost_iterations += host.iteration - to.iteration
         host.attempts.lost_steps += host.step - to.step

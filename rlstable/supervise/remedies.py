@@ -1,4 +1,7 @@
-"""Applies remedies to a training state and takes them back. No remedy here compiles anything."""
+"""Applies remedies to a training state and takes them back, for example to lower the learning rate after a divergence.
+
+A remedy changes arrays of the state, so no remedy of this module compiles a program.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,21 @@ from rlstable.config.supervise import Remedy
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.state import TrainState
 
-# The numbers of `Tuning` that a remedy with a factor multiplies.
+# Remedy with a factor to the number of `Tuning` that the factor multiplies; `Optimizer.rates` reads the rate scales.
 _FACTORS = {
     "scale_learning_rate": "learning_rate_scale",
     "scale_policy_rate": "policy_rate_scale",
     "scale_critic_rate": "critic_rate_scale",
     "tighten_clipping": "clip_scale",
 }
+SCALES = tuple(_FACTORS.values())
 
 
 def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState:
-    """Applies a remedy. `fresh_resets` changes nothing here, since every rollback resets the environments.
+    """Applies a remedy.
+
+    `fresh_resets` and `raise_precision` change nothing here. `Supervisor` resets the environments at every rollback and
+    raises the precision.
 
     Args:
         remedy: The remedy.
@@ -38,9 +45,6 @@ def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState
 def take_back(remedy: Remedy, state: TrainState) -> TrainState:
     """Undoes the factor of a remedy; remedies without a factor cannot be taken back."""
     return state if remedy.factor is None else _scaled(remedy, state, 1.0 / remedy.factor)
-
-
-SCALES = tuple(_FACTORS.values())
 
 
 def _scaled(remedy: Remedy, state: TrainState, factor: float) -> TrainState:
