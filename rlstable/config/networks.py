@@ -37,6 +37,8 @@ class NetworkConfig(Section, at="network"):
     value_network_kernel_init_kwargs: dict[str, Any] | None
     mean_kernel_init: KernelInit | None
     mean_kernel_init_kwargs: dict[str, Any] | None
+    use_distributional_critic: Flag
+    num_quantiles: Count
 
     @model_validator(mode="after")
     def _check(self) -> NetworkConfig:

@@ -42,6 +42,8 @@ def estimate(
         discount=config.discounting,
         lambda_=config.gae_lambda,
     )
+    if networks.config.use_distributional_critic:
+        targets = advantages + jax.lax.stop_gradient(values)  # as in Brax
     return Targets(targets, advantages)
 
 
@@ -95,7 +97,12 @@ def ppo_loss(
     """
     data = minibatch.collected
     distribution, activity = networks.distribution(params, statistics, data.observation)
-    values = networks.value(params, statistics, data.observation)
+    quantiles = None
+    if networks.config.use_distributional_critic:
+        quantiles = networks.value_quantiles(params, statistics, data.observation)
+        values = jnp.mean(quantiles, axis=-1)
+    else:
+        values = networks.value(params, statistics, data.observation)
     (raw_targets, advantages), std = _targets_and_advantages(
         networks, params, statistics, minibatch, valid_share, values, config, limits
     )
@@ -112,9 +119,15 @@ def ppo_loss(
 
     # With normalised values, errors are measured in standard deviations of the value targets.
     unit = None if statistics.value is None else statistics.value.std
-    epsilon_value = None if (bound := config.clipping_epsilon_value) is None else _scaled(bound, clip_scale)
-    error, value_error = _value_error(values, old_value, targets, unit, epsilon_value, limits.value_error)
-    value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
+    if quantiles is not None:
+        epsilon_value, error = None, _in_units(targets - values, unit)
+        quantile_error = _in_units(targets[..., None] - quantiles, unit)
+        value_loss = mean(quantile_huber(quantile_error, config.clipping_epsilon_value or 1.0))
+        value_loss = value_loss * config.vf_loss_coefficient
+    else:
+        epsilon_value = None if (bound := config.clipping_epsilon_value) is None else _scaled(bound, clip_scale)
+        error, value_error = _value_error(values, old_value, targets, unit, epsilon_value, limits.value_error)
+        value_loss = mean(value_error) * 0.5 * config.vf_loss_coefficient
 
     entropy = mean(distribution.entropy(minibatch.noise))
     entropy_loss = -config.entropy_cost * entropy
@@ -133,6 +146,21 @@ def ppo_loss(
     activity |= _activity(terms, limits)
     metrics |= {f"limiters/{name}/active": mean(active) if active.ndim else active for name, active in activity.items()}
     return loss, metrics
+
+
+def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:
+    """The quantile Huber loss of each sample, the mean over its quantiles (Dabney et al. 2017, arXiv:1710.10044).
+
+    Brax's form: without the division by kappa of the paper.
+
+    Args:
+        error: Value target minus quantile, `[..., N]`, for quantiles in rising order.
+        kappa: Error beyond which the loss grows linearly.
+    """
+    size = jnp.abs(error)
+    huber = jnp.where(size <= kappa, 0.5 * jnp.square(error), kappa * (size - 0.5 * kappa))
+    levels = (jnp.arange(error.shape[-1]) + 0.5) / error.shape[-1]
+    return jnp.mean(jnp.abs(levels - (error < 0.0)) * huber, axis=-1)
 
 
 class _Terms(NamedTuple):

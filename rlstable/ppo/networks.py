@@ -169,12 +169,15 @@ class Networks:
         return kind(loc, scale), activity
 
     def value(self, params: Params, statistics: Statistics, observation: Observation) -> jax.Array:
-        """The value estimate, `[...]`."""
-        inputs = self._preprocessed(statistics, observation, self.config.value_obs_key)
-        estimate = jnp.squeeze(_apply_flat(self._value, params["value"], inputs).astype(jnp.float32), axis=-1)
-        if statistics.value is None:
-            return estimate
-        return estimate * statistics.value.std + statistics.value.mean
+        """The value estimate, `[...]`; with the distributional critic the mean of its quantiles."""
+        if self.config.use_distributional_critic:
+            return jnp.mean(self.value_quantiles(params, statistics, observation), axis=-1)
+        outputs = self._value_outputs(params, statistics, observation)
+        return _in_reward_units(jnp.squeeze(outputs, axis=-1), statistics)
+
+    def value_quantiles(self, params: Params, statistics: Statistics, observation: Observation) -> jax.Array:
+        """The quantiles of the return that the distributional critic estimates, `[..., N]`."""
+        return _in_reward_units(self._value_outputs(params, statistics, observation), statistics)
 
     def rescale_value(self, params: Params, old: Statistics, new: Statistics) -> Params:
         """Rescales the value network's last layer so that new target statistics do not change its value estimates.
@@ -239,6 +242,10 @@ class Networks:
         limits = self.limits.model_copy(update={"observation": None})
         return dataclasses.replace(self, normalize=False, limits=limits)
 
+    def _value_outputs(self, params: Params, statistics: Statistics, observation: Observation) -> jax.Array:
+        inputs = self._preprocessed(statistics, observation, self.config.value_obs_key)
+        return _apply_flat(self._value, params["value"], inputs).astype(jnp.float32)
+
     def _input(self, observation: Observation, key: str) -> Any:
         return observation[key] if isinstance(observation, Mapping) else observation
 
@@ -262,8 +269,16 @@ class Networks:
     @property
     def _value(self) -> Any:
         init = _initializer("value_network_kernel_init", self.config)
-        sizes = (*self.config.value_hidden_layer_sizes, 1)
+        outputs = self.config.num_quantiles if self.config.use_distributional_critic else 1
+        sizes = (*self.config.value_hidden_layer_sizes, outputs)
         return MLP(sizes, _activation(self.config), init, self.dtype, layer_norm=self.config.value_layer_norm)
+
+
+def _in_reward_units(values: jax.Array, statistics: Statistics) -> jax.Array:
+    """Outputs of the value network in units of the value targets."""
+    if statistics.value is None:
+        return values
+    return values * statistics.value.std + statistics.value.mean
 
 
 def _apply_flat(network: linen.Module, params: Params, inputs: jax.Array) -> Any:
