@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.device.packed import PackedRows
+from rlstable.device.shared import row
 from rlstable.device.transforms import apply_if
 from rlstable.device.trees import EnvState, PyTree
 from rlstable.guards.base import Guard, GuardState
@@ -135,7 +136,7 @@ def history_row(step: StepRecord, index: jax.Array | int) -> dict[str, Any]:
 
 
 def _take(tree: PyTree, index: jax.Array | int) -> PyTree:
-    return jax.tree.map(lambda x: _storable(x[index]), tree)
+    return jax.tree.map(_storable, row(tree, index))
 
 
 def _select_physics(names: tuple[str, ...], state: EnvState) -> EnvState:

@@ -39,6 +39,12 @@ class Float64Physics:
             return _narrowed(self._env.step(state, action.astype(jnp.float64)))
 
 
+def computes_in_float64(env: Any) -> bool:
+    """Whether the physics of an environment can compute in float64; the kernels of MJX-Warp cannot."""
+    model = getattr(getattr(env, "unwrapped", env), "mjx_model", None)
+    return str(getattr(getattr(model, "impl", None), "value", "")) != "warp"
+
+
 def _narrowed(state: EnvState) -> EnvState:
     """The state with float32 everywhere except in the physics."""
     field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"

@@ -14,6 +14,7 @@ from rlstable.compilation.programs import Programs
 from rlstable.config import ConfigError
 from rlstable.device.packed import PackedRows, concatenate
 from rlstable.device.precision import SINGLE, Precision
+from rlstable.device.shared import for_devices, map_rows, without_shared
 from rlstable.device.trees import EnvState
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
@@ -33,6 +34,7 @@ class Resets:
         batch: Number of first states per call of the program.
         precision: Precision level of the program.
         programs: Builder of the program; None for a new `Programs`.
+        devices: Number of devices of the training state; each has a copy of the shared leaves.
 
     Attributes:
         program: Jitted function from a random key to `(states, clean)`.
@@ -44,6 +46,7 @@ class Resets:
         batch: int,
         precision: Precision = SINGLE,
         programs: Programs | None = None,
+        devices: int = 1,
     ):
         guarded = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
 
@@ -56,6 +59,7 @@ class Resets:
         self._env = env
         self._batch = batch
         self._precision = precision
+        self._devices = devices
         self._programs = programs or Programs(precision)
         self._built: Future[Any] | None = None
 
@@ -71,7 +75,8 @@ class Resets:
         if outputs is None:
             with self._precision.compiled():
                 outputs = jax.eval_shape(self.program, jax.random.PRNGKey(0))
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), outputs[0])
+        states = map_rows(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), outputs[0])
+        return for_devices(states, self._devices)
 
     def draw(self, key: jax.Array, count: int) -> EnvState:
         """`count` first states on the host, clean if the environments have guards.
@@ -100,15 +105,15 @@ class Resets:
                 )
             selected = clean if self._env.guards else np.ones_like(clean)
             selected_count += int(selected.sum())
-            parts.append(jax.tree.map(lambda x, selected=selected: x[selected], states))
-        return jax.tree.map(lambda *x: concatenate(x)[:count], *parts)
+            parts.append(map_rows(lambda x, selected=selected: x[selected], states))
+        return for_devices(map_rows(lambda *x: concatenate(x)[:count], *parts), self._devices)
 
     def pool(self, key: jax.Array, count: int) -> PackedRows:
         """A pool of `count` first states; arguments and errors as for `draw`."""
         return pool_of(self.draw(key, count))
 
     def _first_problem(self, states: EnvState) -> str:
-        for label, part in (("observation", states.obs), ("reward", states.reward), ("state", states)):
+        for label, part in (("observation", states.obs), ("reward", states.reward), ("state", without_shared(states))):
             leaves = [x for x in jax.tree.leaves(part) if np.issubdtype(np.asarray(x).dtype, np.floating)]
             if not all(np.isfinite(leaf).all() for leaf in leaves):
                 return f"its {label} is not finite"

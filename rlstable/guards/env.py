@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
+from rlstable.device.shared import without_shared
 from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
 # Names in Brax's engines and in MuJoCo.
@@ -23,14 +24,16 @@ class EnvContext(NamedTuple):
     """Context of the env site: one step, batched `[B]`.
 
     Attributes:
-        value: The environment state after the step.
+        value: The environment state after the step. An array without a batch axis is a `Shared`.
         action: Action of the policy.
         alive: bool `[B]`, False where an earlier action repeat of the same step was bad and is already counted.
+        contacts: Largest norm of a contact's numbers, `[B]`; None if no contacts are shared between environments.
     """
 
     value: Any
     action: jax.Array
     alive: jax.Array
+    contacts: jax.Array | None = None
 
 
 def physics(state: Any) -> Any:
@@ -76,13 +79,13 @@ class Quarantine:
 
     def fine(self, ctx: EnvContext) -> jax.Array:
         """Whether each part of every environment is within its limits, bool `[causes, B]`."""
-        env = ctx.value
+        env = without_shared(ctx.value)
         # Metrics and info may be empty, so a leaf with the batch's shape is added.
         shape = env.reward.astype(jnp.int32)
         return jnp.stack(
             [
                 norm_within(ctx.action, self.max_other_norm, 1),
-                self._physics_fine(physics(env)),
+                self._physics_fine(physics(env), ctx.contacts),
                 all_within(env.obs, self.max_abs_observation, 1),
                 all_within(env.reward, self.max_abs_reward, 1),
                 all_within(env.done, 1.0, 1),
@@ -91,8 +94,8 @@ class Quarantine:
             ]
         )
 
-    def _physics_fine(self, simulated: Any) -> jax.Array:
-        fine = norm_within(simulated, self.max_other_norm, 1)
+    def _physics_fine(self, simulated: Any, contacts: jax.Array | None) -> jax.Array:
+        fine = norm_within((simulated, contacts), self.max_other_norm, 1)
         for names, limit in ((COORDINATES, self.max_abs_state), (ACCELERATIONS, self.max_abs_acceleration)):
             arrays = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
             if arrays and limit is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 from rlstable.config import Config, ConfigError
 from rlstable.config.supervise import X64
 from rlstable.device.precision import level
+from rlstable.device.shared import row, vmapped
+from rlstable.envs.float64 import computes_in_float64
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.vector import VectorEnv, without_first_state
@@ -57,8 +60,9 @@ def step_again(incident: Incident) -> list[Outcome]:
         ConfigError: The environment cannot be built here, or differs from the incident's.
     """
     before = _state_before(incident)
-    outcomes = [in_jax(incident, before, FLOAT32), in_jax(incident, before, FLOAT64)]
-    in_c = in_mujoco(incident, outcomes[1].arrays)
+    engines = (FLOAT32, FLOAT64) if computes_in_float64(load_env(incident.config.env)) else (FLOAT32,)
+    outcomes = [in_jax(incident, before, engine) for engine in engines]
+    in_c = in_mujoco(incident, outcomes[-1].arrays)
     return outcomes if in_c is None else [*outcomes, in_c]
 
 
@@ -79,12 +83,14 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
         env = load_env(config.env)
     traced = level(config.precision.model_copy(update=incident.facts["precision"])).traced()
     with jax.enable_x64(wide), contextlib.nullcontext() if wide else traced:
-        template = jax.eval_shape(lambda key: _inputs(env, config, key), jax.random.PRNGKey(0))
+        batch = jax.eval_shape(lambda key: _first_states(env, config, key), jax.random.PRNGKey(0))
+        template = jax.eval_shape(lambda states: row(states, 0), batch)
         state = _restored(template, incident, before)
         action = jnp.asarray(incident.arrays["action"], jnp.float64 if wide else jnp.float32)
-        # In a batch, as in the run.
-        stepped = jax.jit(jax.vmap(env.step))(jax.tree.map(lambda x: x[None], state), action[None])
-        after = jax.tree.map(lambda x: x[0], stepped)
+        # One of a batch, as in the run.
+        states = jax.tree.unflatten(jax.tree.structure(batch), [x[None] for x in jax.tree.leaves(state)])
+        stepped = jax.jit(functools.partial(vmapped, env.step))(states, action[None])
+        after = row(stepped, 0)
         arrays = {
             name: np.broadcast_to(np.asarray(leaf).astype(np.asarray(old).dtype), old.shape)
             for (name, leaf), (_, old) in zip(_named(after), _named(template), strict=True)
@@ -166,7 +172,7 @@ def _state_before(incident: Incident) -> dict[str, np.ndarray]:
     config = incident.config
     with jax.enable_x64(False):
         env = load_env(config.env)
-        first = jax.jit(lambda key: _inputs(env, config, key))(jax.random.PRNGKey(0))
+        first = jax.jit(lambda key: row(_first_states(env, config, key), 0))(jax.random.PRNGKey(0))
         derived = {name: np.asarray(x) for name, x in _named(first) if group(name) == "physics"}
     left_out = {name.removeprefix("before/") for name in incident.facts["left_out"]}
     return {name: x for name, x in derived.items() if name not in left_out} | saved
@@ -177,10 +183,10 @@ def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
     return next((root for root in ("pipeline_state", "data") if f"{root}/qacc_warmstart" in before), None)
 
 
-def _inputs(env: Any, config: Config, key: jax.Array) -> Any:
-    """Returns a first state as `env.step` takes it."""
+def _first_states(env: Any, config: Config, key: jax.Array) -> Any:
+    """A batch of one first state, as training has it."""
     envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
-    return jax.tree.map(lambda x: x[0], without_first_state(envs.reset(key[None])))
+    return without_first_state(envs.reset(key[None]))
 
 
 def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from rlstable.replay.engines import FLOAT32, C, Outcome, own_engine
+from rlstable.replay.engines import FLOAT32, FLOAT64, C, Outcome, own_engine
 from rlstable.supervise.bad_values import BadNumber, find_bad_numbers, group, in_causal_order, magnitude
 from rlstable.supervise.incident import Incident, limits_of
 
@@ -120,6 +120,8 @@ def conclude(incident: Incident, bad: Mapping[str, list[BadNumber]], engines: li
     if own not in replayed:
         return f"bad in {_listed(replayed)} only, not in {own} as the run was: another version of a library, or chance."
     if replayed == [FLOAT32]:
+        if FLOAT64 not in engines:
+            return "bad in float32, the only precision of its physics, and not in C MuJoCo: try precision=highest."
         return "bad in float32 only: try precision=highest, then float64 physics (precision.matmul=x64)."
     if not any(group(one.array) == "physics" for one in bad[own]):
         return f"the physics is fine and {bad[own][0].array} is bad: look at how the environment computes it."

@@ -130,7 +130,11 @@ GIVEN_UP = (
 
 
 def describe(
-    stop_reason: StopReason, fields: Mapping[str, Any], run_dir: Path, policy: Path | None
+    stop_reason: StopReason,
+    fields: Mapping[str, Any],
+    run_dir: Path,
+    policy: Path | None,
+    env_by_name: bool = True,
 ) -> list[tuple[str, str]]:
     """The lines that a finished run prints, as names and values.
 
@@ -140,6 +144,7 @@ def describe(
             `advice`, `signs` and `warnings` if there are any; `seeds` with the fields of each of several seeds.
         run_dir: The run folder.
         policy: Folder of the policy, with several seeds of the best seed; None if nothing was saved.
+        env_by_name: Whether the commands can load the environment; they cannot load an environment object.
     """
     folder, seeds = _from_here(run_dir), fields.get("seeds", {})
     rows = [
@@ -160,9 +165,10 @@ def describe(
         # A completed run can only continue with more steps.
         more = f" total_steps={2 * fields['step']}" if reasons <= ended else ""
         more += " eval.target_return=null" if StopReason.target_reached.name in reasons else ""
-        rows.append(("resume", f"{command('train', run_dir, 'resume=')}{more}"))
-        rows.append(("evaluate", command("evaluate", policy, "run=")))
-        rows.append(("render", command("render", policy, "run=")))
+        if env_by_name:
+            rows.append(("resume", f"{command('train', run_dir, 'resume=')}{more}"))
+            rows.append(("evaluate", command("evaluate", policy, "run=")))
+            rows.append(("render", command("render", policy, "run=")))
         rows.append(("load", f'rlstable.load_policy("{_from_here(policy)}").act(obs)'))
     return rows
 

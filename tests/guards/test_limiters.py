@@ -265,6 +265,8 @@ def test_advantage_std_min_suppresses_the_advantages_of_an_even_batch():
 class Given:
     """Networks whose outputs are their parameters."""
 
+    config = NetworkConfig()
+
     def distribution(self, params: Any, statistics: Any, observation: Any) -> tuple[Normal, dict[str, jax.Array]]:
         return Normal(params["loc"], jnp.ones_like(params["loc"])), {}
 
