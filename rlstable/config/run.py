@@ -40,7 +40,7 @@ _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
 class EnvConfig(Section, at="env"):
     """The training environment."""
 
-    source: Literal["brax", "import"]
+    source: Literal["brax", "import", "object", "playground"]
     name: str
     backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None
     episode_length: Count
@@ -50,11 +50,19 @@ class EnvConfig(Section, at="env"):
     reset_pool_refresh: CountOrZero
     envs_per_pass: Count | None
     kwargs: dict[str, Any] | None
+    randomization_fn: str | None
+    randomize: Flag
+    impl: Literal["auto", "jax", "warp"]
 
     @property
     def package(self) -> str:
         """The top-level package of an imported environment."""
         return self.name.partition(":")[0].partition(".")[0]
+
+    @property
+    def is_randomized(self) -> bool:
+        """Whether each training environment has a randomised model."""
+        return self.randomize or self.randomization_fn is not None
 
     @property
     def is_foreign(self) -> bool:
@@ -63,9 +71,20 @@ class EnvConfig(Section, at="env"):
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:
-        module, _, attribute = self.name.partition(":")
-        if self.source == "import" and not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        if self.source == "import" and not _is_import_path(self.name):
             raise KeyedError("name", f"{self.name!r} must have the form package.module:Class when env.source=import")
+        if self.randomization_fn is not None and not _is_import_path(self.randomization_fn):
+            raise KeyedError(
+                "randomization_fn", f"{self.randomization_fn!r} must have the form package.module:function"
+            )
+        if self.randomize and (self.source != "playground" or self.randomization_fn is not None):
+            raise KeyedError("randomize", "needs env=playground, and env.randomization_fn=null")
+        if self.source == "object":
+            for key in ("backend", "kwargs", "randomization_fn"):
+                if getattr(self, key) is not None:
+                    raise KeyedError(key, "cannot change an environment object; build the object with it")
+        if self.impl != "auto" and self.source != "playground":
+            raise KeyedError("impl", "needs env=playground; env.backend chooses the physics of other environments")
         if self.episode_length % self.action_repeat:
             raise KeyedError(
                 "episode_length",
@@ -75,12 +94,20 @@ class EnvConfig(Section, at="env"):
         return self
 
 
+def _is_import_path(path: str) -> bool:
+    """Whether a path has the form `package.module:attribute`."""
+    module, _, attribute = path.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
 class EvalConfig(Section, at="eval"):
     """Evaluation of the policy."""
 
     num_evals: CountOrZero
     num_envs: Count
+    at_start: Flag
     deterministic: Flag
+    randomize: Flag
     env_kwargs: dict[str, Any] | None
     target_return: Finite | None
 
@@ -180,6 +207,15 @@ class Config(Section, at=""):
         if self.fault.site == "normalizer" and not self.ppo.normalize_observations:
             raise KeyedError(
                 "fault.site", "normalizer needs ppo.normalize_observations=true; set that, or choose another site"
+            )
+        if self.env.source == "object" and (self.eval.env_kwargs is not None or self.eval.randomize):
+            raise KeyedError(
+                "eval.env_kwargs", "must be null and eval.randomize false: an environment object cannot be changed"
+            )
+        if self.network.use_distributional_critic and self.ppo.clipping_epsilon_value is None:
+            raise KeyedError(
+                "ppo.clipping_epsilon_value",
+                "network.use_distributional_critic=true needs it, as the bound of its Huber loss; 1.0 is usual",
             )
         return self
 

@@ -48,6 +48,26 @@ def environment_factory(config: EnvConfig) -> Any:
     return factory
 
 
+def randomization_fn(config: EnvConfig) -> Any:
+    """The function named by `env.randomization_fn`.
+
+    Raises:
+        ConfigError: The function cannot be imported, or is no Python function of the named module.
+    """
+    path = config.randomization_fn or ""
+    module_name, _, attribute = path.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    sources.mark_process_modified()
+    try:
+        function = _attribute(_module(module_name, path), attribute)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("env.name:", "env.randomization_fn:", 1)) from error
+    if not isinstance(function, types.FunctionType) or function.__module__ != module_name:
+        raise ConfigError(f"env.randomization_fn: {path} must be a function that is defined in {module_name}")
+    return function
+
+
 def _module(name: str, path: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)

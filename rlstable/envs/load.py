@@ -1,4 +1,4 @@
-"""Loads one environment, from Brax's registry or by import path."""
+"""Loads one environment, from Brax's registry, from MuJoCo Playground or by import path."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ import jax.numpy as jnp
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
-from rlstable.envs.imported import environment_factory
+from rlstable.envs import playground
+from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
+from rlstable.envs.randomized import RandomizedEnv
+
+_ONE_MODEL = "simulates one model for all environments, so it cannot randomise models"
 
 
 class Loaded(NamedTuple):
@@ -35,23 +39,45 @@ class Loaded(NamedTuple):
     fallback_reason: str | None = None
 
 
-def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1) -> Any:
+def load_env(
+    config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1, randomize: bool = True
+) -> Any:
     """Loads an environment without its backend; arguments and errors as for `load`."""
-    return load(config, extra_kwargs, devices).env
+    return load(config, extra_kwargs, devices, randomize).env
 
 
-def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1) -> Loaded:
-    """Loads an environment and chooses its physics backend.
+def load(
+    config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1, randomize: bool = True
+) -> Loaded:
+    """Loads an environment, chooses its physics backend and randomises its model if the configuration says so.
 
     Args:
-        config: Name, backend and constructor arguments of the environment.
+        config: Name, backend, constructor arguments and domain randomisation of the environment.
         extra_kwargs: Constructor arguments that override the configuration, for example `eval.env_kwargs`.
         devices: Number of devices that step the environment at the same time. With C MuJoCo they share the CPU cores.
+        randomize: Whether to apply the configured domain randomisation.
 
     Raises:
-        ConfigError: The environment does not exist, or does not accept the arguments or the backend.
+        ConfigError: The environment does not exist, or does not accept the arguments, the backend or the randomisation.
     """
+    if config.source == "object":
+        raise ConfigError(
+            f"env.source: this run was trained on an environment object of {config.name}; pass the object in Python: "
+            "rlstable.fit(env, overrides=['resume=<folder>'])"
+        )
+    randomization = _randomization(config) if randomize and config.is_randomized else None
+    loaded = _load(config, extra_kwargs, devices, randomized=randomization is not None)
+    return loaded if randomization is None else loaded._replace(env=RandomizedEnv(loaded.env, randomization))
+
+
+def _randomization(config: EnvConfig) -> Any:
+    return playground.randomizer(config.name) if config.randomize else randomization_fn(config)
+
+
+def _load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None, devices: int, randomized: bool) -> Loaded:
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
+    if config.source == "playground":
+        return Loaded(playground.load_task(config, kwargs), None)
     backend = kwargs.pop("backend", config.backend)
     factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
 
@@ -73,6 +99,8 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
             raise user_code_error(error, config.name, "reset or step") from error
 
     if backend == "native":
+        if randomized:
+            raise ConfigError(f"env.backend: native {_ONE_MODEL}; set env.backend=mjx")
         try:
             return Loaded(native(), backend)
         except Unsupported as error:
@@ -84,6 +112,9 @@ def load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devic
         env = build(backend)
         return Loaded(env, getattr(env, "backend", None))
     preferred = "native" if jax.default_backend() == "cpu" else "mjx"
+    if randomized and preferred == "native":
+        env = build("mjx")
+        return Loaded(env, getattr(env, "backend", None), f"native {_ONE_MODEL}")
     try:
         return Loaded(native() if preferred == "native" else build(preferred), preferred)
     except (Unsupported, ConfigError) as error:

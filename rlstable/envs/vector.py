@@ -17,9 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.device.packed import PackedRows
+from rlstable.device.shared import Shared, shared_in, vmapped, with_shared_of, without_shared
 from rlstable.device.transforms import apply_if
 from rlstable.device.trees import EnvState, PyTree
 from rlstable.envs import capture
+from rlstable.envs.randomized import MODEL
+from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.env import EnvContext, physics
 from rlstable.ppo.rollout import Step
@@ -58,17 +61,17 @@ class VectorEnv:
         return self.reset_from_pool or bool(self.guards)
 
     def reset(self, keys: jax.Array) -> EnvState:
-        """First states, `[B]` for `B` random keys, with the `info` entries of Brax's wrappers."""
-        state = jax.vmap(self.env.reset)(keys)
+        """First states, `[B]` for `B` random keys, with the `info` entries of Brax's wrappers; shared leaves marked."""
+        state = mark(jax.vmap(self.env.reset)(keys), self.env.reset, keys)
         zeros = jnp.zeros(keys.shape[:1])
-        first = {"first_pipeline_state": physics(state), "first_obs": state.obs}
+        first = {"first_pipeline_state": without_shared(physics(state)), "first_obs": state.obs}
         return state.replace(info={**state.info, **episode_entries(state.metrics, zeros), **first})
 
     def clean(self, state: EnvState) -> jax.Array:
         """Whether the env guards accept a first state, bool `[B]`."""
         alive = jnp.ones(state.reward.shape, bool)
         guard_state = {name: guard.init() for name, guard in self.guards.items()}
-        context = EnvContext(state, jnp.zeros((*alive.shape, 1)), alive)
+        context = EnvContext(state, jnp.zeros((*alive.shape, 1)), alive, contact_norms(state))
         return alive & fold(self.guards, context, guard_state).ok
 
     def empty_slot(self, state: EnvState, action_size: int, devices: int) -> Slot:
@@ -137,8 +140,9 @@ class VectorEnv:
 
         def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
             state, alive, guard_state, incident = carry
-            stepped = _cast_like(self._step(state, action), state)
-            context = EnvContext(stepped, action, alive)
+            stepped, contacts = self._step(state, action)
+            stepped = _cast_like(stepped, state)
+            context = EnvContext(stepped, action, alive, contacts)
             _, ok, new_guard_state = fold(self.guards, context, guard_state)
             if incident is not None:
                 causes = capture.flags(self.guards, context, guard_state, new_guard_state)
@@ -156,11 +160,12 @@ class VectorEnv:
         state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], **first_state})
         return state, (alive if self.guards else None), guard_state, incident
 
-    def _step(self, state: EnvState, action: jax.Array) -> EnvState:
-        """Steps every environment once, without a repeat, in one or more passes."""
+    def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, jax.Array | None]:
+        """Steps every environment once, in one or more passes; returns the states and their `contact_norms`."""
         if self.per_pass is None or self.per_pass >= action.shape[0]:
-            return jax.vmap(self.env.step)(state, action)
-        return _in_passes(self.env.step, (state, action), self.per_pass)
+            stepped = vmapped(self.env.step, state, action)
+            return stepped, contact_norms(stepped)
+        return _in_passes(self.env.step, state, action, self.per_pass)
 
     def _episode(self, before: dict[str, Any], state: EnvState, ok: jax.Array | None) -> dict[str, Any]:
         """Updates step count, truncation and sums of the episode, as Brax's EpisodeWrapper does."""
@@ -201,7 +206,8 @@ class VectorEnv:
             metrics = select(~bad, parts["metrics"], drawn["metrics"])
             return select(~draws, parts, drawn) | {"metrics": metrics}
 
-        parts = apply_if(jnp.any(draws), draw, _pool_parts(state))
+        before = _pool_parts(state)
+        parts = with_shared_of(apply_if(jnp.any(draws), draw, without_shared(before)), before)
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
 
 
@@ -222,31 +228,43 @@ def without_first_state(state: EnvState) -> EnvState:
 
 
 def pool_of(states: EnvState) -> PackedRows:
-    """A pool of first states on the host, one row per environment."""
-    return PackedRows.of(_pool_parts(states))
+    """A pool of first states on the host, one row per environment, without shared leaves."""
+    return PackedRows.of(without_shared(_pool_parts(states)))
 
 
 def _pool_parts(state: EnvState) -> dict[str, Any]:
     """The parts of a state that a pool holds: cached first state, metrics, and the environment's own `info` entries."""
-    info = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE)}
+    # An environment keeps its randomised model.
+    info = {name: value for name, value in state.info.items() if name not in (*_FIRST, *_EPISODE, MODEL)}
     return {"first": {name: state.info[name] for name in _FIRST}, "info": info, "metrics": state.metrics}
 
 
-def _in_passes(step: Callable[..., Any], args: tuple[Any, ...], per_pass: int) -> Any:
-    """Equals `jax.vmap(step)(*args)`, with `per_pass` rows at a time; the last pass may have fewer.
+def _in_passes(
+    step: Callable[..., Any], state: EnvState, action: jax.Array, per_pass: int
+) -> tuple[EnvState, jax.Array | None]:
+    """Steps `per_pass` environments at a time, the last pass maybe fewer; returns states and `contact_norms`.
+
+    Shared leaves go from pass to pass. Each pass overwrites the contacts of the pass before.
 
     `jax.lax.map` with a batch size divides by zero for arrays without elements (JAX 0.10), which MuJoCo's state has.
     """
-    count = jax.tree.leaves(args)[0].shape[0]
+    count = action.shape[0]
     passes, rest = divmod(count, per_pass)
     whole = passes * per_pass
+
+    def one_pass(shared: list[Shared], rows: tuple[EnvState, jax.Array]) -> tuple[list[Shared], Any]:
+        stepped = vmapped(step, with_shared_of(rows[0], state, shared), rows[1])
+        return _cast_like(shared_in(stepped), shared), (without_shared(stepped), contact_norms(stepped))
+
+    args = (without_shared(state), action)
     batched = jax.tree.map(lambda x: x[:whole].reshape(passes, per_pass, *x.shape[1:]), args)
-    _, results = jax.lax.scan(lambda carry, rows: (carry, jax.vmap(step)(*rows)), None, batched)
+    shared, results = jax.lax.scan(one_pass, shared_in(state), batched)
     results = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results)
-    if not rest:
-        return results
-    last = jax.vmap(step)(*jax.tree.map(lambda x: x[whole:], args))
-    return jax.tree.map(lambda first, x: jax.lax.concatenate([first, x], 0), results, last)
+    if rest:
+        shared, last = one_pass(shared, jax.tree.map(lambda x: x[whole:], args))
+        results = jax.tree.map(lambda first, x: jax.lax.concatenate([first, x], 0), results, last)
+    own, contacts = results
+    return with_shared_of(own, state, shared), contacts
 
 
 def _is_key(x: jax.Array) -> bool:
@@ -267,7 +285,8 @@ def _reset_finished(state: EnvState) -> EnvState:
     done = state.done > 0
     first = {"pipeline_state" if hasattr(state, "pipeline_state") else "data": state.info["first_pipeline_state"]}
     current = {name: getattr(state, name) for name in first}
-    return state.replace(**select(~done, current, first), obs=select(~done, state.obs, state.info["first_obs"]))
+    physics_state = with_shared_of(select(~done, without_shared(current), first), current)
+    return state.replace(**physics_state, obs=select(~done, state.obs, state.info["first_obs"]))
 
 
 def _cast_like(new: PyTree, old: PyTree) -> PyTree:

@@ -23,6 +23,8 @@ def code_named(config: Config) -> str | None:
     """The key that names code outside rlstable, Brax and Playground, as `key=value`; None without one."""
     if config.env.is_foreign:
         return f"env.name={config.env.name}"
+    if config.env.randomization_fn is not None:
+        return f"env.randomization_fn={config.env.randomization_fn}"
     # Compiled programs are machine code.
     return None if config.compile_cache in (None, "auto") else f"compile_cache={config.compile_cache}"
 

@@ -234,7 +234,7 @@ def make_evaluator(
         with precision.narrow():
             return run_episodes(env, make_policy(config, networks, params, statistics), keys, jax.random.split(key)[0])
 
-    programs = programs_of(config, sharding.make_mesh(1))
+    programs = programs_of(config, sharding.make_mesh(1), env.env)
     return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs)
 
 
@@ -246,7 +246,7 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
         single: The environment, if the caller has loaded it; None to load it here.
     """
     if single is None:
-        single = load_env(config.env, config.eval.env_kwargs)
+        single = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
         if config.env.source == "import" and config.eval.env_kwargs:  # without kwargs it was checked for training
             check(single, f"{config.env.name} with eval.env_kwargs")
     env = VectorEnv(

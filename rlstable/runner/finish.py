@@ -30,6 +30,7 @@ def finish_files(
     report: bool,
     saved: bool,
     taken: bool = False,
+    env_by_name: bool = True,
 ) -> None:
     """Writes `result.json` and the report page and prints the summary. A file that cannot be written is only reported.
 
@@ -41,6 +42,7 @@ def finish_files(
         report: Whether to write the report page.
         saved: Whether there is a checkpoint.
         taken: Whether another run has taken the folder, so that nothing is written there.
+        env_by_name: Whether the commands can load the environment, see `stop_reasons.describe`.
     """
     try:
         if not taken:
@@ -59,7 +61,7 @@ def finish_files(
     if seeds is not None:
         saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
         policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
-    rows = describe(stop_reason, fields, run_dir, policy if saved else None)
+    rows = describe(stop_reason, fields, run_dir, policy if saved else None, env_by_name)
     for seed, seed_fields in (seeds or {}).items():
         folder = seed_folder(run_dir, seed)
         seed_reason = StopReason[seed_fields["stop_reason"]]

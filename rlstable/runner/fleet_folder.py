@@ -199,7 +199,9 @@ class FleetFolder(SingleFolder):
             stop_reason = StopReason[fields["stop_reason"]]
             saved = any(map(has_checkpoint, seed_folders(self._run_dir)))
             report = self._config.logging.report
-            finish_files(stop_reason, fields, self._run_dir, self._console, report=report, saved=saved)
+            by_name = self._config.env.source != "object"
+            options = {"report": report, "saved": saved, "env_by_name": by_name}
+            finish_files(stop_reason, fields, self._run_dir, self._console, **options)
             results = tuple(self.results[seed] for seed in self._config.each_seed if seed in self.results)
             return Result(stop_reason, self._run_dir, self._step, self._last_evaluation, self.history, results)
 

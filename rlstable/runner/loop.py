@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 import traceback
 from pathlib import Path
@@ -15,6 +16,8 @@ from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.device.sharding import fetch
+from rlstable.device.shared import has_shared
+from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
 from rlstable.io.console import Console
 from rlstable.policy.evaluator import Evaluator, make_evaluator
@@ -28,7 +31,7 @@ from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun, mesh_of
 from rlstable.runner.setup import Program, TrainingSetup
-from rlstable.runner.setup_cache import Factories, LogEvent
+from rlstable.runner.setup_cache import DEFAULT_FACTORIES, Factories, LogEvent
 from rlstable.runner.slots import Slots
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.ladder import Level
@@ -56,6 +59,7 @@ class TrainingLoop:
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Signal handlers that the caller has installed; None to install them during `run`.
         factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` passes others.
+        environments: Environment objects of the user; None to load the configured environment.
 
     Raises:
         ConfigError: The configuration, the environment or the folder is unusable.
@@ -69,6 +73,7 @@ class TrainingLoop:
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
         factories: Factories | None = None,
+        environments: Environments | None = None,
     ):
         self.config = config
         self.run_dir = Path(run_dir)
@@ -88,6 +93,8 @@ class TrainingLoop:
         self._folder = (FleetFolder if several else SingleFolder)(config, self.run_dir, callback, self._console)
         if several:
             factories = Factories(SharedBuilds(TrainingSetup), SharedBuilds(self._make_evaluator), shared=True)
+        if environments is not None:
+            factories = dataclasses.replace(factories or DEFAULT_FACTORIES, environments=environments)
 
         def open_seed(config: Config, folder: Path, callback: Callback | None, console: Console) -> SeedRun:
             return SeedRun(config, folder, callback, more_guards, console, self._stop_request, factories)
@@ -95,6 +102,7 @@ class TrainingLoop:
         self.seeds = self._folder.open(open_seed)
         try:
             if several:
+                self._refuse_shared_leaves()
                 self._agree_on_program()
         except BaseException:
             self.close()
@@ -170,11 +178,19 @@ class TrainingLoop:
             # Compiles while the iteration is traced.
             self._evaluator.begin(list(self._slots.policies(training).values()))
         self._slots.program(training, self._unfinished)
+        self._evaluate_untrained(training)
         requested = self._stop_request.stop_reason  # before or during the compilation
         if requested is not None:
             self._end(dict.fromkeys(self._unfinished, requested))
         while self._unfinished:
             self.advance()
+
+    def _evaluate_untrained(self, training: dict[int, SeedRun]) -> None:
+        """Evaluates the policies of a new run before its first iteration, if the configuration says so."""
+        if not self.config.eval.at_start or any(run.host.iteration for run in training.values()):
+            return
+        for seed, metrics in evaluate(self._evaluator, self._slots, training, training).items():
+            training[seed].log.first_row(metrics)
 
     def _finish_iteration(
         self, iterate: Program, training: dict[int, SeedRun], metrics: dict[int, Metrics]
@@ -240,6 +256,18 @@ class TrainingLoop:
         if self._advice is not None and run.advice is None:
             run.advice = self._advice
         self._folder.end_seed(seed, run, stop_reason)
+
+    def _refuse_shared_leaves(self) -> None:
+        """Refuses environments that keep arrays of all environments together: MJX-Warp has no axis for seeds.
+
+        Raises:
+            ConfigError: The environments have such arrays.
+        """
+        if any(has_shared(run.state.env_state) for run in self.seeds.values()):
+            raise ConfigError(
+                f"seeds: {self.config.env.name} keeps the contacts of all environments in one array (MJX-Warp), which "
+                "cannot be mapped over seeds; train one seed per process with seeds=1, or use impl=jax"
+            )
 
     def _agree_on_program(self) -> None:
         """Ends resumed seeds that need another program; the other seeds take the smallest memory plan of any seed."""

@@ -100,6 +100,10 @@ class SeedLog:
             host.best_return = float(value)
         return row
 
+    def first_row(self, metrics: Row) -> None:
+        """Logs the evaluation of the untrained policy, before the first iteration."""
+        self._log_row(self.evaluation(metrics))
+
     def row(self, evaluation: Row) -> None:
         """Logs a row of the iterations since the last one.
 
@@ -112,9 +116,13 @@ class SeedLog:
             row["supervise/rollbacks"] = host.attempts.count
             if config.guards.return_watch.enabled:
                 row["guards/return_watch/trips"] = host.watch.collapses
-        self.logbook.log(host.logged_step, row)
-        self.history.append({"step": host.logged_step, **row})
-        if self._callback is not None and self._callback(host.logged_step, row) is True:
+        self._log_row(row)
+
+    def _log_row(self, row: Row) -> None:
+        step = self._host.logged_step
+        self.logbook.log(step, row)
+        self.history.append({"step": step, **row})
+        if self._callback is not None and self._callback(step, row) is True:
             self.stopped_by_callback = True
 
     def result(

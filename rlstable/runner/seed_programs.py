@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.supervise import X64
 from rlstable.device import sharding
+from rlstable.envs.float64 import computes_in_float64
 from rlstable.guards.base import MoreGuards
 from rlstable.io.versions import versions
 from rlstable.policy.evaluator import Evaluator
@@ -73,7 +73,12 @@ class SeedPrograms:
         """Takes the precision level from the host state, after the host state was read from a checkpoint."""
         precision, ladder = self._config.precision, self._config.supervise.ladder
         start = Level(precision.matmul, precision.network)
-        distinct = functools.partial(_distinct_levels, self._compiling, self._event)
+
+        def distinct(levels: tuple[str, ...]) -> tuple[str, ...]:
+            if X64 in levels[1:] and not computes_in_float64(self._setups.setup(start, self._host.plan).single):
+                levels = tuple(level for level in levels if level != X64)
+            return _distinct_levels(self._compiling, self._event, levels)
+
         self.ladder = Ladder(ladder, start, self._host.rungs, distinct, self.shared)
 
     @property

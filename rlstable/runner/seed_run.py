@@ -26,7 +26,9 @@ from rlstable.io.lock import RunLock
 from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir
 from rlstable.io.trusted_folders import remember
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
-from rlstable.ppo.state import Metrics, Slot, TrainState
+from rlstable.ppo.networks import Params
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.state import SPECS, Metrics, Slot, TrainState
 from rlstable.runner.decision import Decision
 from rlstable.runner.finish import finish_files
 from rlstable.runner.host_state import HostState
@@ -180,6 +182,22 @@ class SeedRun:
         """The present policy, for episodes that no evaluation of training plays."""
         return snapshot_of(self.state, self.keys.fresh_evaluation)
 
+    @property
+    def parameters(self) -> tuple[Params, Statistics]:
+        """The network parameters and the observation statistics."""
+        return self.state.params, self.state.normalizer
+
+    def start_from(self, params: Params, statistics: Statistics) -> None:
+        """Replaces the parameters and the observation statistics of a new run, before the first iteration.
+
+        Args:
+            params: Network parameters.
+            statistics: Observation statistics.
+        """
+        state = dataclasses.replace(self.state, params=params, normalizer=statistics)
+        self.state = sharding.place(state, self.programs.mesh, SPECS)
+        self.supervisor.keep(self.state)
+
     def record_iteration(self, metrics: Metrics, seconds: float) -> bool:
         """Records an iteration whose result is already in `state`.
 
@@ -279,7 +297,9 @@ class SeedRun:
             saved = self.checkpoints.latest() is not None
             taken = self.saving.folder_check.taken
             report = self.config.logging.report
-            finish_files(stop_reason, fields, self.run_dir, self._console, report=report, saved=saved, taken=taken)
+            options = {"report": report, "saved": saved, "taken": taken}
+            options["env_by_name"] = self.config.env.source != "object"
+            finish_files(stop_reason, fields, self.run_dir, self._console, **options)
             step, history = self.host.step, self.log.history
             return fields, Result(stop_reason, self.run_dir, step, self.log.last_evaluation, history)
 

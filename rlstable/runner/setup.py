@@ -24,9 +24,10 @@ from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
-from rlstable.envs.float64 import Float64Physics
+from rlstable.envs.float64 import Float64Physics, computes_in_float64
 from rlstable.envs.interface import check
-from rlstable.envs.load import load
+from rlstable.envs.load import Loaded, load
+from rlstable.envs.randomized import MODEL
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
@@ -74,23 +75,37 @@ class TrainingSetup:
         mesh: The devices.
         more_guards: The user's guards, by site and name; None for none.
         compiling: Context manager that shows the name of the program that is compiling; None for no message.
+        single: An environment object of the user; None to load the configured environment.
 
     Raises:
         ConfigError: The environment cannot be made, or does not fit the configuration.
     """
 
     def __init__(
-        self, config: Config, mesh: Mesh, more_guards: MoreGuards | None = None, compiling: Compiling | None = None
+        self,
+        config: Config,
+        mesh: Mesh,
+        more_guards: MoreGuards | None = None,
+        compiling: Compiling | None = None,
+        single: Any = None,
     ):
         self._config = config
         self._mesh = mesh
         more = more_guards or {}
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
-        self.loaded = load(config.env, None, len(mesh.local_devices))
+        if single is None:
+            self.loaded = load(config.env, None, len(mesh.local_devices))
+        else:
+            self.loaded = Loaded(single, getattr(single, "backend", None))
         self.single = single = self.loaded.env
-        if config.env.source == "import":  # tracing takes time, and Brax's environments need no check
+        if config.env.source in ("import", "object"):  # tracing takes time, and Brax's environments need no check
             check(single, config.env.name)
         self.precision = level(config.precision)
+        if self.precision.x64 and not computes_in_float64(single):
+            raise ConfigError(
+                f"precision.matmul: x64 needs physics in float64, and {config.env.name} simulates with MJX-Warp, which "
+                "computes in float32; set precision.matmul=highest, or use impl=jax"
+            )
         self.env = VectorEnv(
             Float64Physics(single) if self.precision.x64 else single,
             config.env.episode_length,
@@ -107,12 +122,12 @@ class TrainingSetup:
             self.ppo = faults.arm(self.ppo)
         # A guard given as an object has no key for the trace cache.
         uncached = Programs(self.precision, compiler_options(config.deterministic))
-        self._programs = uncached if more else programs_of(config, mesh)
+        self._programs = uncached if more else programs_of(config, mesh, single)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
-        self._resets = Resets(self.env, batch, self.precision, self._programs)
+        self._resets = Resets(self.env, batch, self.precision, self._programs, mesh.size)
 
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
@@ -202,11 +217,13 @@ class TrainingSetup:
     def reset_envs_and_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state after a reset of every environment and of the whole pool."""
         env_state, pool = self._draw(key)
+        env_state = _with_models_of(state.env_state, env_state)
         return self._with(state, env_state=env_state, reset_pool=pool, running_return=self._no_returns(state))
 
     def reset_envs(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state after a reset of every environment."""
         env_state = self._resets.draw(key, self._config.ppo.num_envs)
+        env_state = _with_models_of(state.env_state, env_state)
         return self._with(state, env_state=env_state, running_return=self._no_returns(state))
 
     def refill_pool(self, state: TrainState, key: jax.Array) -> TrainState:
@@ -265,6 +282,17 @@ class TrainingSetup:
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
         placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}
         return dataclasses.replace(state, **placed)
+
+
+def _with_models_of(before: Any, after: Any) -> Any:
+    """First states with the randomised models that the environments had before, if there are as many."""
+    models = before.info.get(MODEL)
+    if models is None:
+        return after
+    lost = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(models))  # after out of memory
+    if lost or before.done.shape != after.done.shape:
+        return after
+    return after.replace(info={**after.info, MODEL: jax.device_get(models)})
 
 
 def _blank(x: jax.ShapeDtypeStruct) -> Any:

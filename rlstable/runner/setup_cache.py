@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from jax.sharding import Mesh
 
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
+from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.state import TrainState
@@ -30,11 +32,13 @@ class Factories:
         setup: Takes the arguments of `TrainingSetup`.
         evaluator: Takes the arguments of `make_evaluator`.
         shared: Whether several seeds share the programs, so that no seed may change one.
+        environments: Environment objects of the user; None to load the configured environment.
     """
 
     setup: Callable[..., TrainingSetup] = TrainingSetup
     evaluator: Callable[..., Evaluator] = make_evaluator
     shared: bool = False
+    environments: Environments | None = None
 
 
 DEFAULT_FACTORIES = Factories()
@@ -75,7 +79,8 @@ class SetupCache:
         key = level, str(plan)
         if key not in self._setups:
             config = plan.of(self._at(level))
-            self._setups[key] = self._factories.setup(config, self._mesh, self._more_guards, self._compiling)
+            args = config, self._mesh, self._more_guards, self._compiling
+            self._setups[key] = self._factories.setup(*args, self._train_env)
         return self._setups[key]
 
     def evaluator(self, level: Level, plan: MemoryPlan) -> Evaluator:
@@ -84,9 +89,12 @@ class SetupCache:
             config, setup = self._config, self.setup(level, plan)
             # Training and evaluation share one environment if both are the same. A user's environment may own a
             # simulator, which both would disturb; on several devices each environment has a share of the cores.
-            same = config.env.source == "brax" and not config.eval.env_kwargs and self._mesh.size == 1
+            same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self._mesh.size == 1
+            same &= config.env.is_randomized == (config.env.is_randomized and config.eval.randomize)
+            environments = self._factories.environments
+            single = environments.evaluate if environments is not None else setup.single if same else None
             self._evaluators[level] = self._factories.evaluator(
-                self._at(level), setup.ppo.networks, self._compiling, self._event, setup.single if same else None
+                self._at(level), setup.ppo.networks, self._compiling, self._event, single
             )
         return self._evaluators[level]
 
@@ -94,7 +102,12 @@ class SetupCache:
         """Shapes of a training state at a precision level and a number of environments."""
         config = self._at(level)
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": num_envs})})
-        return TrainingSetup(config, self._mesh, self._more_guards).shapes()
+        return TrainingSetup(config, self._mesh, self._more_guards, single=self._train_env).shapes()
+
+    @property
+    def _train_env(self) -> Any:
+        environments = self._factories.environments
+        return None if environments is None else environments.train
 
     def _at(self, level: Level) -> Config:
         """The configuration at a precision level."""

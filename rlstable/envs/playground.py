@@ -1,0 +1,187 @@
+"""Loads tasks of MuJoCo Playground by name, with the task's own settings and its own domain randomisation."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import io
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
+from rlstable.config.schema import first_line
+
+_PACKAGE = "mujoco_playground"
+_SUITES = ("dm_control_suite", "locomotion", "manipulation")
+
+
+def load_task(config: EnvConfig, kwargs: Mapping[str, Any]) -> Any:
+    """Loads a task.
+
+    The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
+
+    Args:
+        config: Name of the task and implementation of MJX.
+        kwargs: Playground's `config_overrides`, nested or with dotted keys.
+
+    Raises:
+        ConfigError: The task, an override or a file that the task needs does not exist, or the task has pixels.
+    """
+    if config.backend not in (None, "auto"):
+        raise ConfigError(
+            f"env.backend: {config.backend} is for Brax's environments; leave it null and choose env.impl=jax or warp"
+        )
+    suite = suite_of(config.name)
+    settings = suite.get_default_config(config.name)
+    overrides = _flat(kwargs)
+    _require_known(overrides, settings, config.name)
+    if "impl" in overrides:
+        raise ConfigError(f"env.kwargs: set env.impl={overrides['impl']} instead of impl in env.kwargs")
+    if "impl" in settings:
+        overrides.setdefault("impl", implementation(config))
+    elif config.impl != "auto":
+        raise ConfigError(
+            f"env.impl: {config.name} does not let you choose the implementation of MJX; set env.impl=auto"
+        )
+    if overrides.get("vision", settings.get("vision", False)):
+        raise ConfigError("env.kwargs: rlstable does not train on pixels; leave vision=false")
+    needs_models = suite is not _module(f"_src.{_SUITES[0]}") and not _module("_src.mjx_env").MENAGERIE_PATH.exists()
+    if needs_models:
+        print("rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes", file=sys.stderr)
+    try:
+        with _quiet():
+            return suite.load(config.name, config_overrides=overrides)
+    except Exception as error:
+        if needs_models and isinstance(error, OSError | subprocess.SubprocessError):
+            raise ConfigError(_no_models(config.name, "could not be downloaded")) from error
+        if "Error opening file" in str(error):
+            raise ConfigError(_no_models(config.name, f"are incomplete ({first_line(error)})")) from error
+        shown = ", ".join(f"{key}={value!r}" for key, value in overrides.items())
+        raise ConfigError(
+            f"env.kwargs: Playground cannot build {config.name} with {shown}: {type(error).__name__}: "
+            f"{first_line(error)}; change env.kwargs, eval.env_kwargs or env.impl"
+        ) from error
+
+
+def implementation(config: EnvConfig) -> str:
+    """The implementation of MJX, `jax` or `warp`."""
+    if config.impl != "auto":
+        return config.impl
+    import jax
+
+    on_cuda = jax.default_backend() == "gpu" and "rocm" not in jax.devices()[0].client.platform_version
+    return "warp" if on_cuda else "jax"
+
+
+def randomizer(name: str) -> Any:
+    """The task's own domain randomisation, `(model, rng) -> (model_v, in_axes)`.
+
+    Raises:
+        ConfigError: The task has none.
+    """
+    suite_of(name)
+    with _quiet():
+        function = _module("_src.registry").get_domain_randomizer(name)
+    if function is None:
+        raise ConfigError(
+            f"env.randomize: Playground has no randomisation for {name}; set env.randomize=false, or give a function "
+            "of your own: env.randomization_fn=package.module:function"
+        )
+    return function
+
+
+def ppo_settings(name: str, impl: str | None) -> dict[str, Any]:
+    """Playground's own settings of Brax's PPO for a task, as arguments of Brax's `ppo.train`.
+
+    Args:
+        name: Name of the task.
+        impl: Implementation of MJX; None for Playground's default.
+
+    Raises:
+        ConfigError: The task does not exist, or Playground has no settings for it.
+    """
+    suite = suite_of(name).__name__.rpartition(".")[2]
+    try:
+        settings: dict[str, Any] = _module(f"config.{suite}_params").brax_ppo_config(name, impl).to_dict()
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"ppo: Playground has no settings of PPO for {name}; set ppo=default, env.episode_length, "
+            "env.action_repeat, eval.num_evals, eval.at_start and eval.num_envs"
+        ) from error
+    return settings
+
+
+def suite_of(name: str) -> Any:
+    """The module of the suite that has a task.
+
+    Raises:
+        ConfigError: Playground is not installed, or has no such task.
+    """
+    suites = [_module(f"_src.{suite}") for suite in _SUITES]
+    for suite in suites:
+        if name in suite.ALL_ENVS:
+            return suite
+    names = [task for suite in suites for task in suite.ALL_ENVS]
+    # Names in lower case, because a wrong case is the most common mistake.
+    by_lower = {task.lower(): task for task in names}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    hint = f"did you mean {by_lower[close[0]]}?" if close else f"choose one of {', '.join(sorted(names))}"
+    raise ConfigError(f"env.name: MuJoCo Playground has no task {name!r}; {hint}")
+
+
+def _module(name: str) -> Any:
+    """A module of Playground.
+
+    Raises:
+        ConfigError: Playground is not installed, or cannot be imported.
+    """
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise ConfigError("env: MuJoCo Playground is not installed; pip install 'rlstable[playground]'")
+    try:
+        with _quiet():
+            return importlib.import_module(f"{_PACKAGE}.{name}")
+    except Exception as error:
+        raise ConfigError(
+            f"env: MuJoCo Playground cannot be imported: {type(error).__name__}: {first_line(error)}; "
+            "pip install --upgrade 'rlstable[playground]'"
+        ) from error
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings with dotted keys, as Playground takes them."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _require_known(overrides: Mapping[str, Any], settings: Any, name: str) -> None:
+    known = _flat(settings.to_dict())
+    for key in overrides:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(known))}"
+            raise ConfigError(f"env.kwargs: {name} has no setting {key!r}; {hint}")
+
+
+def _no_models(name: str, mistake: str) -> str:
+    path = _module("_src.mjx_env").MENAGERIE_PATH
+    return (
+        f"env.name: {name} needs the robot models of MuJoCo Menagerie, which {mistake}; start it once with git and a "
+        f"network, or put a clone of https://github.com/google-deepmind/mujoco_menagerie at {path}"
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Discards the text that Playground prints: missing modules, downloads and missing randomisations."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
