@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlstable.cli.compose import compose
+from rlstable.cli.overrides import overrides as overrides_of
 from rlstable.config import ConfigError
+from rlstable.envs.objects import Environments, name_of
 from rlstable.guards.base import MoreGuards
 from rlstable.io.run_folder import default_run_dir
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
 from rlstable.runner.seed_log import Callback
 
-_NO_STRINGS = {"null", "true", "false", "inf", "nan"}
+_PLAYGROUND = "playground:"
 
 
 def fit(
-    env: str | None = None,
+    env: Any = None,
     *,
     run_dir: str | Path | None = None,
     callback: Callback | None = None,
@@ -32,8 +31,9 @@ def fit(
     """Trains a policy.
 
     Args:
-        env: A name under `configs/env`, or `package.module:Class` for a class with Brax's Env interface. None selects
-            the inverted pendulum, or the environment of the resumed run.
+        env: A name under `configs/env`, `playground:<task>`, `package.module:Class` for a class with Brax's Env
+            interface, or an environment object. None selects the inverted pendulum, or the environment of the resumed
+            run.
         run_dir: The run folder; None for `runs/<env>/<time>`.
         callback: Called as `callback(step, metrics)` with every logged row; returning True stops the run.
         more_guards: Your own guards, by site (`env`, `batch`, `update`, `state`) and name; see docs/guards.md.
@@ -47,38 +47,22 @@ def fit(
     Raises:
         ConfigError: The configuration is wrong; the message is one line.
     """
-    env_words = [] if env is None else ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]
-    words = [*env_words, *(item for key, value in keys.items() for item in _override(key, value)), *overrides]
+    words = [*_env_words(env), *(item for key, value in keys.items() for item in overrides_of(key, value)), *overrides]
     config = compose(words, run_dir)
     if run_dir is None:
         run_dir = default_run_dir(config.resume, config.env.name)
     elif config.resume not in (None, "auto"):
         raise ConfigError("resume: names a folder already, so run_dir is not allowed; omit run_dir or set resume=auto")
-    return TrainingLoop(config, run_dir, callback, more_guards).run()
+    environments = None if env is None or isinstance(env, str) else Environments(env, env)
+    return TrainingLoop(config, run_dir, callback, more_guards, environments=environments).run()
 
 
-def _override(key: str, value: Any) -> list[str]:
-    """A keyword argument as Hydra overrides."""
-    if isinstance(value, Mapping):
-        return [f"{key}.{name}={_literal(inner)}" for name, inner in value.items()]
-    return [f"{key}={_literal(value)}"]
-
-
-def _literal(value: Any) -> str:
-    """A Python value, or one of NumPy's, in Hydra's override grammar."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_literal(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(inner) for inner in value) + "]"
-    if isinstance(value, str | Path):
-        text = str(value)
-        # Without quotes, Hydra would read some strings as a number, a truth value or null.
-        plain = re.fullmatch(r"[A-Za-z_./][\w\-./:]*", text) and text.lower() not in _NO_STRINGS
-        return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return repr(value)
+def _env_words(env: Any) -> list[str]:
+    """The overrides that select an environment."""
+    if env is None:
+        return []
+    if not isinstance(env, str):
+        return ["env=import", "env.source=object", f"env.name={name_of(env)}"]
+    if env.startswith(_PLAYGROUND):
+        return ["env=playground", f"env.name={env.removeprefix(_PLAYGROUND)}"]
+    return ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]

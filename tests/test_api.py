@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rlstable
-from rlstable.api import _literal
 from rlstable.cli.compose import compose
+from rlstable.cli.overrides import literal
 from rlstable.config.ppo import PPOConfig
 from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
@@ -137,7 +137,7 @@ def test_resume_auto_accepts_a_run_that_inherited_its_recipe(tmp_path: Path) -> 
     ],
 )
 def test_values_passed_to_fit_survive_as_overrides(value: Any) -> None:
-    config = compose(["env=ant", "env.kwargs={value: " + _literal(value) + "}"])
+    config = compose(["env=ant", "env.kwargs={value: " + literal(value) + "}"])
     expected = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     assert config.env.kwargs == {"value": expected}
 

@@ -1,0 +1,39 @@
+"""Python values as overrides in Hydra's grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_NO_STRINGS = {"null", "true", "false", "inf", "nan"}
+
+
+def overrides(key: str, value: Any) -> list[str]:
+    """A keyword argument as Hydra overrides; a mapping is one override for each of its keys."""
+    if isinstance(value, Mapping):
+        return [f"{key}.{name}={literal(inner)}" for name, inner in value.items()]
+    return [f"{key}={literal(value)}"]
+
+
+def literal(value: Any) -> str:
+    """A Python value, or one of NumPy's, in Hydra's override grammar."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {literal(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(literal(inner) for inner in value) + "]"
+    if isinstance(value, str | Path):
+        text = str(value)
+        # Without quotes, Hydra would read some strings as a number, a truth value or null.
+        plain = re.fullmatch(r"[A-Za-z_./][\w\-./:]*", text) and text.lower() not in _NO_STRINGS
+        return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return repr(value)
