@@ -9,6 +9,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PLAYGROUND := .venv-playground
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # A shell command, not a sub-make: a recipe line with $(MAKE) would run under `make -n` too.
@@ -21,11 +22,11 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow survival stability curves recovery bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground slow survival stability curves recovery bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 train: $(STAMP) ## Train; choose what with ARGS="env=ant seed=1"
 	@$(BIN)/python -m rlstable.train $(ARGS)
@@ -34,6 +35,9 @@ train: $(STAMP) ## Train; choose what with ARGS="env=ant seed=1"
 # the reordering would put last, take longest.
 test: lint ## Run lint, then the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+playground: $(PLAYGROUND)/.installed ## Run the tests of MuJoCo Playground, in a virtual environment of its own
+	$(PLAYGROUND)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/playground $(ARGS)
 
 slow: $(STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -98,8 +102,8 @@ lock: check-python ## Pin requirements.lock anew from pyproject.toml (needs Pyth
 	cat "$$tmp/lock" "$$tmp/pins" > requirements.lock
 	@echo "rlstable: requirements.lock has $$(grep -c == requirements.lock) pins"
 
-clean: ## Remove .venv, .rivals, caches and build products (runs/ stays)
-	rm -rf $(VENV) .rivals build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .jax_cache
+clean: ## Remove virtual environments, .rivals, caches and build products (runs/ stays)
+	rm -rf $(VENV) $(PLAYGROUND) .rivals build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .jax_cache
 	@for d in rlstable tests scripts; do \
 	  if [ -d $$d ]; then find $$d -name __pycache__ -type d -prune -exec rm -rf {} +; fi; done
 
@@ -117,4 +121,16 @@ $(STAMP): pyproject.toml requirements.lock
 	else \
 	  echo "rlstable: the lock is for Python 3.11; taking the ranges of pyproject.toml instead" && \
 	  $(BIN)/python $(PIP_INSTALL) -e ".[dev]"; fi
+	@touch $@
+
+# The lock, so that both environments have the same JAX, Brax and MuJoCo, and Playground on top of them.
+$(PLAYGROUND)/.installed: pyproject.toml requirements.lock
+	@if ! $(PLAYGROUND)/bin/python -m pip --version >/dev/null 2>&1; then \
+	  $(CHECK_PYTHON) && $(PYTHON) -m venv --clear $(PLAYGROUND); fi
+	@echo "rlstable: installing MuJoCo Playground into $(PLAYGROUND), about a minute"
+	@if $(PLAYGROUND)/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+	  $(PLAYGROUND)/bin/python $(PIP_INSTALL) -r requirements.lock && \
+	  $(PLAYGROUND)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[playground]"; \
+	else \
+	  $(PLAYGROUND)/bin/python $(PIP_INSTALL) -e ".[dev,playground]"; fi
 	@touch $@

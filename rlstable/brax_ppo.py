@@ -253,7 +253,7 @@ class _BraxCalls:
             self._after_epoch(step, row)
 
     def finish(self, result: Result) -> None:
-        """Makes the last calls if the last iteration had none, and takes the return of a resumed run that was complete."""
+        """Makes the calls that the last iteration lacked, and takes the return of a resumed complete run."""
         host = self.loop.single.host
         trained = host.logged_step
         if self._rows and trained > self._epoch_at and result.stop_reason is StopReason.completed:

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable.cli.compose import explain, register_resolvers, with_saved
+from rlstable.cli.compose import explain, register_resolvers, resolved_settings, with_saved
 from rlstable.cli.sweep import SweepSummary
 from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
@@ -51,6 +51,7 @@ def main() -> None:
         sys.exit(StopReason.config_error.exit_code)
     for warning in warnings:
         _print_error(warning)
+    settings_of = _playground_settings(sys.argv[1:])
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -60,6 +61,9 @@ def main() -> None:
         return score
 
     try:
+        if settings_of is not None:
+            print(resolved_settings(settings_of))
+            return
         job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         _print_error(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
@@ -72,6 +76,14 @@ def main() -> None:
         sys.exit(StopReason.config_error.exit_code)
     # A launcher may have run the jobs in other processes; their exit codes are read from the run folders.
     sys.exit(max([*codes, *SweepSummary.exit_codes], default=0))
+
+
+def _playground_settings(words: list[str]) -> list[str] | None:
+    """The overrides if the command is `--cfg job` with `env=playground`, which Hydra would print without numbers."""
+    flags = [word for word in words if word.startswith("-") or word == "job"]
+    if "env=playground" not in words or flags not in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
+        return None
+    return [word for word in words if word not in flags]
 
 
 def command() -> None:

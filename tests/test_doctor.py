@@ -34,8 +34,9 @@ def test_doctor_prints_a_readable_report(capsys: pytest.CaptureFixture[str]) -> 
     lines = [line.rstrip() for line in printed.out.splitlines()]
     titles = ["Machine", "Matrix products", "Memory and environments", "Findings (toys:PointMass, toy)"]
     assert [line for line in lines if line in titles] == titles
-    assert "  ppo.num_envs       8 configured, 16 at most for this batch (batch_size * num_minibatches)" in printed.out
-    assert "memory is enough for these" in printed.out
+    said = " ".join(printed.out.split())  # column widths and line breaks do not matter
+    assert "ppo.num_envs 8 configured, 16 at most for this batch (batch_size * num_minibatches)" in said
+    assert "memory is enough for these" in said
     assert "physics: the environment has no MuJoCo model" in printed.out
     assert lines[-1] == "toys:PointMass: ready"
     assert max(map(len, lines)) <= 120

@@ -43,10 +43,11 @@ def test_notebook_has_no_saved_output(name: str) -> None:
     assert cells and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
 
 
-def test_notebooks_are_quickstart_and_break_and_guard() -> None:
-    assert NAMES == ["break_and_guard", "quickstart"]
+def test_notebooks_are_break_and_guard_playground_and_quickstart() -> None:
+    assert NAMES == ["break_and_guard", "playground", "quickstart"]
 
 
+@pytest.mark.slow
 def test_quickstart_notebook_trains_evaluates_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = executed("quickstart", tmp_path, monkeypatch)
     run = tmp_path / "quickstart" / "inverted_pendulum"

@@ -38,7 +38,7 @@ def test_page_and_verbose_console_show_the_rate_of_each_network(
     assert "rate 0.003  value rate 0.003" in capsys.readouterr().out
     shown = (tmp_path / "report.html").read_text()
     (figure,) = [part for part in shown.split("<figure") if "<figcaption>Learning rate" in part]
-    assert "of the policy; of the critic dashed" in figure
+    assert "of the policy; the critic&#x27;s is dashed" in figure
     assert figure.count("<path") + figure.count("<polyline") >= 2
 
 

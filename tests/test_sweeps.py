@@ -45,7 +45,7 @@ def test_launcher_may_differ_when_a_run_is_resumed(tmp_path: Path) -> None:
 
 
 LAUNCHERS = [
-    pytest.param("joblib", marks=needs("hydra_joblib_launcher", "joblib")),
+    pytest.param("joblib", marks=[needs("hydra_joblib_launcher", "joblib"), pytest.mark.slow]),
     pytest.param("submitit_local", marks=[needs("hydra_submitit_launcher", "submitit"), pytest.mark.slow]),
     pytest.param("ray", marks=[needs("hydra_ray_launcher", "ray"), pytest.mark.slow]),
 ]

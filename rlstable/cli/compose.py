@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlstable.cli import playground
 from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
@@ -20,9 +22,12 @@ from rlstable.config.schema import unknown_key
 from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
 
+# Sources of environments that an option of the group `env` selects, with an example of `env.name`.
+_EXAMPLES = {"import": "<package.module:Class>", "playground": "CartpoleBalance"}
+
 
 def register_resolvers() -> None:
-    """Registers the resolvers `${run_dir:...}`, `${env_name:}` and `${recipe:...}`."""
+    """Registers the resolvers `${run_dir:...}`, `${env_name:}`, `${recipe:...}` and `${playground:...}`."""
     folder = config_dir() / "ppo"
     OmegaConf.register_new_resolver(
         "recipe", lambda name, device: recipes.recipe(name, device, folder), replace=True, use_cache=False
@@ -30,6 +35,7 @@ def register_resolvers() -> None:
     # Cached, because Hydra resolves it more than once and the name contains the time.
     OmegaConf.register_new_resolver("run_dir", default_run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
+    OmegaConf.register_new_resolver("playground", playground.resolve, replace=True)
 
 
 def _env_name(_root_: DictConfig) -> str:
@@ -53,7 +59,7 @@ def to_config(composed: DictConfig) -> Config:
     try:
         data: Any = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(first_line(error)) from error
+        raise explain(error) from error
     return load({key: value for key, value in data.items() if key != "hydra"})
 
 
@@ -72,9 +78,10 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
     resume = composed.get("resume")
     if resume in (None, "auto"):
         resumes = resume == "auto" and run_dir is not None and (Path(run_dir) / "config.yaml").is_file()
-        if not resumes:
+        if run_dir is None or not resumes:
             _reject_inherited_recipe(composed, overrides)
-        return to_config(composed)
+            return to_config(composed)
+        return to_config(playground.with_saved_values(composed, read_settings(Path(run_dir))))
     saved_file = Path(str(resume)) / "config.yaml"
     if not saved_file.is_file():
         raise ConfigError(f"resume: {resume} is not a run folder, it has no config.yaml; give runs/<env>/<time>")
@@ -86,10 +93,10 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
         if key == "sweep":
             continue  # the launcher is not part of a run
         if key == "env":
-            if composed.env.name != saved.env.name:
+            name = OmegaConf.select(composed, "env.name")
+            if name not in (None, saved.env.name):
                 raise ConfigError(
-                    f"env: {resume} was trained on {saved.env.name}, not on {composed.env.name}; "
-                    "leave env out when resuming"
+                    f"env: {resume} was trained on {saved.env.name}, not on {name}; leave env out when resuming"
                 )
             continue
         OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
@@ -101,7 +108,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
 
 
 def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> None:
-    """Rejects `env.source=import` if the user's class would inherit another environment's recipe.
+    """Rejects `env.source=import` and `playground` if the environment would inherit another environment's recipe.
 
     Args:
         composed: Settings that Hydra composed.
@@ -113,7 +120,8 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
     overridden = {
         key.lstrip("+~"): value.strip("'\"") for key, _, value in (override.partition("=") for override in overrides)
     }
-    if composed.env.source != "import" or "env.source" not in overridden or "ppo" in overridden:
+    source = composed.env.source
+    if source not in _EXAMPLES or "env.source" not in overridden or "ppo" in overridden:
         return
     folder = config_dir()
     name = overridden.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
@@ -123,11 +131,12 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
     option: Any = OmegaConf.load(file)
     option.recipe_for = composed.recipe_for  # selects the recipe
     recipe = _entry(option, "override /ppo")
-    if recipe is None or OmegaConf.select(option, "env.source") == "import":
+    if recipe is None or OmegaConf.select(option, "env.source") in _EXAMPLES:
         return
+    whose = "your class" if source == "import" else "the task"
     raise ConfigError(
-        f"env.source: import with env={name} would train your class with ppo={recipe}, the recipe of another "
-        f"environment; write env=import env.name={overridden.get('env.name', '<package.module:Class>')}, "
+        f"env.source: {source} with env={name} would train {whose} with ppo={recipe}, the recipe of another "
+        f"environment; write env={source} env.name={overridden.get('env.name', _EXAMPLES[source])}, "
         "and ppo=<recipe> if ppo=default does not suit it"
     )
 
@@ -149,18 +158,42 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
     Raises:
         ConfigError: The first mistake.
     """
+    renamed, warnings = with_new_names(overrides)
+    for warning in warnings:
+        print(f"rlstable: {warning}", file=sys.stderr)
+    with _composed(renamed) as composed:
+        return with_saved(composed, renamed, run_dir)
+
+
+def resolved_settings(overrides: Sequence[str]) -> str:
+    """The settings for overrides in the form of `--cfg job`, with Playground's numbers instead of `${playground:...}`.
+
+    Hydra's flag `--resolve` cannot replace a reference by a list.
+
+    Raises:
+        ConfigError: The first mistake.
+    """
+    with _composed(overrides) as composed:
+        _reject_resolvers(composed)
+        return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(composed, resolve=True)))
+
+
+@contextlib.contextmanager
+def _composed(overrides: Sequence[str]) -> Iterator[DictConfig]:
+    """Settings that Hydra composed, and its errors in one line.
+
+    Raises:
+        ConfigError: The first mistake.
+    """
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
     register_resolvers()
-    renamed, warnings = with_new_names(overrides)
-    for warning in warnings:
-        print(f"rlstable: {warning}", file=sys.stderr)
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return with_saved(hydra.compose("config", overrides=renamed), renamed, run_dir)
+            yield hydra.compose("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
 

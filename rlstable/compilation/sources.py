@@ -34,14 +34,18 @@ def mark_process_modified() -> None:
     _unmodified = False
 
 
-def fingerprint() -> str | None:
-    """A hash of source files, installed packages and settings; None if something else may be traced."""
+def fingerprint(*more: str) -> str | None:
+    """A hash of source files, installed packages and settings; None if something else may be traced.
+
+    Args:
+        *more: Packages to hash besides those of every run.
+    """
     if not _unmodified:
         return None
     try:
         digest = hashlib.blake2s()
         started = psutil.Process().create_time()
-        for package in _PACKAGES:
+        for package in (*_PACKAGES, *more):
             spec = importlib.util.find_spec(package)
             for folder in (spec and spec.submodule_search_locations) or ():
                 for path in sorted(path for path in Path(folder).rglob("*") if path.suffix in _SUFFIXES):

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import mujoco
+import numpy as np
 from jax import export
 from jax.sharding import Mesh
 
@@ -27,6 +29,7 @@ from rlstable.compilation import ffi, sources
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.compilation.xla import compiler_options, program_cache_folder
 from rlstable.config import Config
+from rlstable.config.run import EnvConfig
 from rlstable.device.machine import share_of_cores
 from rlstable.device.precision import Precision, level
 from rlstable.io.private_folder import make_private, user_id, writable_by_others
@@ -36,12 +39,13 @@ from rlstable.io.versions import versions
 _IRRELEVANT_KEYS = {"seed", "logging", "checkpoint", "compile_cache", "resume"}
 _IRRELEVANT_FLAGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
+_PLAYGROUND = "mujoco_playground"
 _CHECKSUM_BYTES = 4
 _MOST_BYTES = 2**28  # of the whole cache; the least recently used programs are deleted first
 _UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # older unfinished files come from a killed process
 
 
-def programs_of(config: Config, mesh: Mesh) -> Programs:
+def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
     """Builder of a run's programs: with the trace cache only if a new trace would certainly be the same.
 
     These cases do not use the cache:
@@ -50,20 +54,43 @@ def programs_of(config: Config, mesh: Mesh) -> Programs:
     - text in an environment's arguments, which may be the path of a model
     - native physics in float64, which a process registers while tracing
     - accelerators and several devices, which are untested
+    - MJX-Warp, whose programs call functions of one process
+
+    A task of Playground is identified by Playground's source files and by its compiled model. The model contains the
+    meshes and textures of MuJoCo Menagerie, which are too large to hash at every start.
 
     Args:
         config: The run's configuration.
         mesh: The devices that run the programs.
+        env: The environment; only read for a task of Playground.
     """
     precision, options = level(config.precision), compiler_options(config.deterministic)
     folder = program_cache_folder() if config.compile_cache is not None else None
     supported = jax.default_backend() == "cpu" and mesh.size == 1 and not precision.x64
-    known_env = config.env.source == "brax" and _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)
-    files = sources.fingerprint() if supported and known_env else None
+    plain = _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)
+    files = _sources_of(config.env, env) if supported and plain else None
     if files is None or folder is None:
         return Programs(precision, options)
     # A private folder, because its files are executed and JAX's cache folder may be shared.
     return TraceCache(folder / f"traced-{user_id()}", _key_text(config, files), mesh, precision, options)
+
+
+def _sources_of(config: EnvConfig, env: Any) -> str | None:
+    """A hash of everything that programs with an environment are traced from; None if it cannot be known."""
+    if config.source == "brax":
+        return sources.fingerprint()
+    model = getattr(env, "mj_model", None)
+    if config.source != "playground" or config.impl == "warp" or model is None:
+        return None
+    files = sources.fingerprint(_PLAYGROUND)
+    return None if files is None else files + _hash_of_model(model)
+
+
+def _hash_of_model(model: mujoco.MjModel) -> str:
+    """A hash of a compiled MuJoCo model with its meshes, height fields and textures."""
+    content = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, content)
+    return hashlib.blake2s(content.data).hexdigest()
 
 
 class TraceCache(Programs):

@@ -399,7 +399,7 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
     )  # fmt: skip
     usual = begun(config)
 
-    def programs(config: Config, devices: Any) -> TraceCache:
+    def programs(config: Config, devices: Any, env: Any) -> TraceCache:
         return TraceCache(tmp_path, "origin", devices, level(config.precision))
 
     for module in (assemblies, evaluation):

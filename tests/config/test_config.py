@@ -164,7 +164,8 @@ def test_flags_must_be_true_or_false():
         for bad in ("yes", "true", 1, 0.0, [True], {}):
             assert "boolean" in refusal({key: bad})
         for good in (True, False):
-            load(with_values({key: good, "network.distribution_type": "normal", "fault.site": "physics"}))
+            needs = {"network.distribution_type": "normal", "fault.site": "physics", "ppo.clipping_epsilon_value": 1.0}
+            load(with_values({**needs, "env.source": "playground", key: good}))
 
 
 def test_text_options_reject_other_types():

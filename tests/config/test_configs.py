@@ -26,9 +26,13 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 GROUPS = {
     folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in CONFIGS.iterdir() if folder.is_dir()
 }
-ENVS = [name for name in GROUPS["env"] if name != "import"]
+ENVS = [name for name in GROUPS["env"] if name not in ("import", "playground")]
 OPTIONS = [
-    f"{group}={option}" for group, options in GROUPS.items() if group not in ("env", "sweep") for option in options
+    f"{group}={option}"
+    for group, options in GROUPS.items()
+    if group not in ("env", "sweep")
+    for option in options
+    if f"{group}={option}" != "ppo=playground"  # see tests/playground
 ]
 IMPORT = ["env=import", "env.name=my_package.my_module:MyEnv"]
 ANYWHERE = "recipe_for=accelerator"  # the published recipe on every machine

@@ -171,7 +171,7 @@ def test_replay_command_reports_a_mistake_in_one_line_with_exit_code_2(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        f"rlstable: {tmp_path}: is no incident, it has no incident.json; give a folder runs/.../incidents/<name>\n"
+        f"rlstable: {tmp_path}: is no incident, it has no incident.json; use a folder runs/.../incidents/<name>\n"
     )
 
 

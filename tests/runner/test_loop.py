@@ -566,7 +566,7 @@ def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
     ("sections", "complaint"),
     [
         ({"seeds": 0}, "^seeds: "),
-        ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: 2 from seed=4294967295 on pass 2\*\*32"),
+        ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: the last of 2 seeds from seed=4294967295 must be below 2\*\*32"),
         (
             {"fault": {"site": "counters", "seed": 1}},
             "^fault.seed: 1 cannot be the only faulty seed with fault.site=counters",

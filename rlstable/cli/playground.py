@@ -1,0 +1,120 @@
+"""MuJoCo Playground's own settings of a task as defaults of the configuration, under the user's overrides.
+
+`configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${playground:<key>}` at every key that Playground
+may set. Playground is imported only if such a key is resolved.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlstable.cli.brax_arguments import iterations_per_epoch, steps_per_iteration
+from rlstable.config import ConfigError
+from rlstable.config.defaults import defaults
+
+# Playground's arguments of `ppo.train` with another key than `ppo.<name>`.
+_OTHER_KEYS = {
+    "episode_length": "env.episode_length",
+    "action_repeat": "env.action_repeat",
+    "num_timesteps": "total_steps",
+    "num_evals": "eval.num_evals",
+    "num_eval_envs": "eval.num_envs",
+}
+# The settings of this configuration that Brax rounds the number of steps with.
+_ROUNDING = {
+    "batch_size": "ppo.batch_size",
+    "unroll_length": "ppo.unroll_length",
+    "num_minibatches": "ppo.num_minibatches",
+    "num_resets_per_eval": "ppo.num_resets_per_eval",
+    "action_repeat": "env.action_repeat",
+    "num_evals": "eval.num_evals",
+}
+_NOT_SAVED = object()
+
+
+def resolve(key: str, _root_: DictConfig) -> Any:
+    """The resolver `${playground:<key>}`: Playground's value for a key, else the key's default.
+
+    Args:
+        key: Dotted key of the configuration.
+        _root_: The whole configuration, with the user's overrides.
+
+    Raises:
+        ConfigError: Playground is not installed, or has no such task.
+    """
+    task = OmegaConf.select(_root_, "env.name")
+    if task is None:
+        raise ConfigError("env.name: is missing; name a task of MuJoCo Playground, e.g. env.name=CartpoleBalance")
+    impl = OmegaConf.select(_root_, "env.impl")
+    settings = _settings(str(task), None if impl in (None, "auto") else str(impl))
+    if key == "total_steps":
+        rounding = {name: OmegaConf.select(_root_, other) for name, other in _ROUNDING.items()}
+        return _rounded(settings[key], rounding)
+    if key in settings:
+        return settings[key]
+    section, _, name = key.rpartition(".")
+    return defaults(section)[name]
+
+
+def with_saved_values(composed: DictConfig, saved: Mapping[str, Any]) -> DictConfig:
+    """Composed settings of a run that resumes, with the run's own values in place of `${playground:<key>}`.
+
+    Another version of Playground then changes nothing in a run.
+
+    Args:
+        composed: Settings that Hydra composed.
+        saved: The settings of the run.
+    """
+    result = copy.deepcopy(composed)
+    values = OmegaConf.create(dict(saved))
+    for key in _references(OmegaConf.to_container(composed, resolve=False), ""):
+        value = OmegaConf.select(values, key, default=_NOT_SAVED)
+        if value is not _NOT_SAVED:
+            OmegaConf.update(result, key, value, merge=False)
+    return result
+
+
+def _references(settings: Any, prefix: str) -> Iterator[str]:
+    """The dotted keys at which nested settings have `${playground:<key>}`."""
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _references(value, f"{key}.")
+        elif value == f"${{playground:{key}}}":
+            yield key
+
+
+@functools.cache
+def _settings(task: str, impl: str | None) -> dict[str, Any]:
+    """Playground's settings of a task by dotted key, with the meaning they have in rlstable."""
+    from rlstable.envs.playground import ppo_settings
+
+    arguments = ppo_settings(task, impl)
+    network = arguments.pop("network_factory", {})
+    evals = arguments["num_evals"]
+    settings = {_OTHER_KEYS.get(name, f"ppo.{name}"): _plain(value) for name, value in arguments.items()}
+    # Brax also counts the evaluation before training.
+    settings |= {"eval.num_evals": max(evals - 1, 1) if evals else 0, "eval.at_start": evals > 1}
+    return settings | {f"network.{name}": _plain(value) for name, value in network.items()}
+
+
+def _rounded(steps: int, arguments: Mapping[str, Any]) -> int:
+    """The number of steps that Brax trains; unchanged if an argument is no whole number, which validation reports."""
+    if not all(isinstance(value, int) for value in arguments.values()) or min(arguments.values()) < 0:
+        return steps
+    evals = arguments["num_evals"]
+    brax = {**arguments, "num_timesteps": steps, "num_evals": evals + 1}
+    if steps_per_iteration(brax) < 1:
+        return steps
+    parts = max(evals, 1) * max(brax["num_resets_per_eval"], 1)
+    return math.prod((iterations_per_epoch(brax), parts, steps_per_iteration(brax)))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,72 @@
+"""Without MuJoCo Playground, `env=playground` is one line and nothing else changes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstable.cli import playground
+from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
+from rlstable.config.schema import validate
+from rlstable.envs.load import load
+from rlstable.train import main
+
+SAID = "env: MuJoCo Playground is not installed; pip install 'rlstable[playground]'"
+WORDS = ["env=playground", "env.name=CartpoleBalance"]
+
+
+@pytest.fixture(autouse=True)
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the package."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "mujoco_playground" else find(name, *rest)
+    )
+    playground._settings.cache_clear()
+
+
+@pytest.mark.parametrize("flags", [[], ["--cfg", "job"]])
+def test_command_is_one_line_and_leaves_no_file(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rlstable.train", *WORDS, *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", f"rlstable: {SAID}\n")
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_saved_run_without_the_package_is_one_line() -> None:
+    config = validate(EnvConfig, {"source": "playground", "name": "CartpoleBalance"})
+    for env in (config, config.model_copy(update={"randomize": True})):
+        with pytest.raises(ConfigError, match=r"^env: MuJoCo Playground is not installed; pip install"):
+            load(env)
+
+
+def test_package_that_cannot_be_imported_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, *rest: Any) -> None:
+        raise ImportError("no symbol\nin a library")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(ConfigError) as refused:
+        load(validate(EnvConfig, {"source": "playground", "name": "CartpoleBalance"}))
+    assert str(refused.value) == (
+        "env: MuJoCo Playground cannot be imported: ImportError: no symbol; pip install --upgrade "
+        "'rlstable[playground]'"
+    )
+
+
+def test_settings_of_playground_need_its_source() -> None:
+    with pytest.raises(ConfigError, match=r"^env\.randomize: needs env=playground, and env\.randomization_fn=null$"):
+        compose(["env=fast", "env.randomize=true"])
+    with pytest.raises(ConfigError, match=r"^env\.impl: needs env=playground; env\.backend chooses the physics of"):
+        compose(["env=fast", "env.impl=warp"])

@@ -1,0 +1,143 @@
+"""A run on a task of Playground: training, files, commands, resume and the trace cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco_playground")
+
+from commands import exit_code
+from quick_compile import ENVIRONMENT
+from robots import GO1, use_dummy_meshes
+
+import rlstable
+from rlstable.compilation.programs import Programs
+from rlstable.config import ConfigError
+from rlstable.doctor.__main__ import main as doctor
+from rlstable.evaluate import main as evaluate
+from rlstable.export.__main__ import main as export
+from rlstable.render.__main__ import main as render
+from rlstable.replay.__main__ import main as replay
+from rlstable.report.__main__ import main as report
+from rlstable.runner.result import Result
+from rlstable.supervise.stop_reasons import StopReason
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK = "CartpoleBalance"
+TINY = [
+    "env.episode_length=20", "env.reset_pool_size=8", "devices=1", "total_steps=128",
+    "eval.num_evals=1", "eval.at_start=false", "eval.num_envs=4",
+    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=1", "ppo.unroll_length=4",
+    "ppo.num_resets_per_eval=0", "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
+    "guards.value_loss.enabled=false", "guards.policy.enabled=false", "logging=quiet",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run with a fault that quarantines environments."""
+    overrides = [*TINY, "fault.site=physics", "fault.probability=0.02"]
+    return rlstable.fit(f"playground:{TASK}", run_dir=tmp_path_factory.mktemp("run"), overrides=overrides)
+
+
+@pytest.fixture
+def folder(result: Result) -> Path:
+    return result.run_dir
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_fit_trains_a_task_by_name(result: Result) -> None:
+    assert (result.stop_reason, result.step) == (StopReason.completed, 128)
+    assert 0.0 < result.metrics["eval/episode_reward"] <= 20.0
+    assert result.metrics["eval/avg_episode_length"] == 20.0
+    tripped = [event for event in events(result.run_dir) if event["kind"] == "guard_tripped"]
+    assert {event["guard"] for event in tripped} == {"quarantine"}
+    assert result.policy.act(np.zeros(5)).shape == (1,)
+
+
+def test_evaluate_and_report_read_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(evaluate, f"run={folder}", "episodes=4", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["env"], said["episodes"], said["length"]) == (TASK, 4, 20)
+    assert exit_code(report, f"run={folder}") == 0
+    assert TASK in (folder / "report.html").read_text()
+
+
+def test_page_of_episodes_shows_playgrounds_scene(folder: Path, tmp_path: Path) -> None:
+    assert exit_code(render, f"run={folder}", "format=html", "episodes=4", f"out={tmp_path}") == 0
+    (page,) = tmp_path.rglob("*.html")
+    assert TASK in page.read_text()
+
+
+def test_exported_policy_acts_like_the_run(folder: Path, tmp_path: Path) -> None:
+    assert exit_code(export, f"run={folder}", "format=stablehlo", f"out={tmp_path}") == 0
+    assert any(tmp_path.rglob("*.stablehlo"))
+
+
+@pytest.mark.slow
+def test_incident_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (incident,) = [event for event in events(folder) if event["kind"] == "incident"][:1]
+    assert exit_code(replay, str(Path(incident["path"])), "--json") == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_doctor_looks_at_the_model_of_the_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(doctor, "env=playground", f"env.name={TASK}", *TINY) == 0
+    assert "nan" not in capsys.readouterr().out.lower()
+
+
+def test_resumed_run_goes_on_with_the_same_task(result: Result) -> None:
+    again = rlstable.fit(resume=str(result.run_dir), total_steps=192)
+    assert (again.stop_reason, again.step) == (StopReason.completed, 192)
+
+
+@pytest.mark.parametrize("field", ["policy_obs_key", "value_obs_key"])
+def test_wrong_observation_key_is_one_line_before_anything_compiles(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_dummy_meshes(tmp_path / "menagerie", monkeypatch)
+
+    def compiled(*_: Any, **__: Any) -> None:
+        raise AssertionError("it compiles")
+
+    monkeypatch.setattr(Programs, "build", compiled)
+    said = rf"^network\.{field}: the observation has no 'stat'; it has privileged_state, state$"
+    with pytest.raises(ConfigError, match=said):
+        rlstable.fit(f"playground:{GO1}", run_dir=tmp_path / "run", overrides=[*TINY, f"network.{field}=stat"])
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    apart = ("time", "sps", "walltime", "memory", "timing")
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if not any(word in key for word in apart)} for row in rows]
+
+
+def train(folder: Path, cache: Path) -> None:
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    words = ["env=playground", f"env.name={TASK}", *TINY, f"hydra.run.dir={folder}"]
+    subprocess.run([sys.executable, "-m", "rlstable.train", *words], env=environment, check=True, timeout=400)
+
+
+def test_second_start_traces_nothing(tmp_path: Path) -> None:
+    """The second process reads only the files of the first."""
+    written = []
+    for name in ("first", "second"):
+        train(tmp_path / name, tmp_path)
+        written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
+    assert len(written[0]) == 4 and written[0] == written[1]
+    assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []

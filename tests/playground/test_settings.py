@@ -1,0 +1,229 @@
+"""Playground's own settings of PPO are defaults under the user's overrides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+playground_package = pytest.importorskip("mujoco_playground")
+
+from mujoco_playground.config import dm_control_suite_params, locomotion_params, manipulation_params
+
+from rlstable.cli import playground
+from rlstable.cli.compose import compose
+from rlstable.cli.resolvers import reject_resolvers
+from rlstable.config import ConfigError
+from rlstable.config.networks import NetworkConfig
+from rlstable.config.ppo import PPOConfig
+from rlstable.config.run import EnvConfig, EvalConfig
+from rlstable.io.run_folder import write_config
+from rlstable.runner import loop
+from rlstable.train import main
+
+ROOT = Path(__file__).resolve().parents[2]
+CARTPOLE = ["env=playground", "env.name=CartpoleBalance"]
+GO1 = ["env=playground", "env.name=Go1JoystickFlatTerrain"]
+SUITES = {
+    playground_package.dm_control_suite: dm_control_suite_params,
+    playground_package.locomotion: locomotion_params,
+    playground_package.manipulation: manipulation_params,
+}
+TASKS = [(name, published) for suite, published in SUITES.items() for name in suite.ALL_ENVS]
+
+
+def type_command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    """Types the command in this process; gives its exit code."""
+    monkeypatch.setattr(sys, "argv", ["rlstable.train", *words])
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code
+    return None
+
+
+def test_task_trains_with_playgrounds_settings() -> None:
+    config = compose(CARTPOLE)
+    ppo = config.ppo
+    sizes = (ppo.num_envs, ppo.batch_size, ppo.num_minibatches, ppo.num_updates_per_batch, ppo.unroll_length)
+    assert sizes == (2048, 1024, 32, 16, 30)
+    assert (ppo.discounting, ppo.learning_rate, ppo.entropy_cost, ppo.reward_scaling) == (0.995, 1e-3, 1e-2, 10.0)
+    assert (ppo.num_resets_per_eval, ppo.max_grad_norm, ppo.clipping_epsilon) == (10, None, 0.3)
+    assert (config.env.source, config.env.episode_length, config.env.action_repeat) == ("playground", 1000, 1)
+    assert (config.eval.num_evals, config.eval.at_start, config.eval.num_envs) == (9, True, 128)
+    assert config.network == compose([]).network.model_copy(
+        update={"policy_hidden_layer_sizes": (32,) * 4, "value_hidden_layer_sizes": (256,) * 5}
+    )
+
+
+def test_network_is_that_of_the_task() -> None:
+    network, ppo = compose(GO1).network, compose(GO1).ppo
+    assert (network.policy_hidden_layer_sizes, network.value_hidden_layer_sizes) == ((512, 256, 128),) * 2
+    assert (network.policy_obs_key, network.value_obs_key, ppo.max_grad_norm) == ("state", "privileged_state", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], 88_473_600),  # 60M in 9 parts of 10 chunks of whole iterations of 983,040 steps
+        (["ppo.batch_size=512"], 88_473_600),
+        (["ppo.num_resets_per_eval=0"], 61_931_520),
+        (["eval.num_evals=1"], 68_812_800),
+        (["eval.num_evals=0"], 68_812_800),
+        (["env.action_repeat=2"], 176_947_200),
+        (["total_steps=1000"], 1000),
+    ],
+)
+def test_total_steps_are_those_that_brax_trains(overrides: list[str], steps: int) -> None:
+    assert compose([*CARTPOLE, *overrides]).total_steps == steps
+
+
+def test_typed_settings_win_over_playgrounds() -> None:
+    config = compose([*GO1, "ppo.learning_rate=0.5", "network=small", "env.episode_length=100", "eval.at_start=false"])
+    assert (config.ppo.learning_rate, config.ppo.num_envs) == (0.5, 8192)
+    assert config.network.value_hidden_layer_sizes == (64, 64)
+    assert (config.env.episode_length, config.eval.at_start, config.eval.num_evals) == (100, False, 9)
+    assert compose([*GO1, "ppo=default"]).ppo == compose(["ppo=default"]).ppo
+
+
+@pytest.mark.parametrize(("name", "published"), TASKS, ids=[name for name, _ in TASKS])
+def test_every_setting_of_every_task_is_known(name: str, published: Any) -> None:
+    settings = playground._settings(name, None)
+    asked = published.brax_ppo_config(name)
+    assert settings["ppo.learning_rate"] == asked.learning_rate and settings["ppo.unroll_length"] == asked.unroll_length
+    fields = {"ppo": PPOConfig, "network": NetworkConfig, "env": EnvConfig, "eval": EvalConfig}
+    for key in settings:
+        section, _, field = key.rpartition(".")
+        assert field in fields[section].model_fields if section else key == "total_steps"
+    configs = [yaml.safe_load((ROOT / "configs" / group / "playground.yaml").read_text()) for group in ("ppo", "env")]
+    written = {key for config in configs for key in playground._references(config, "")}
+    assert settings.keys() <= written, "the files of configs/ ask for every setting that Playground has"
+
+
+def test_printed_configuration_has_playgrounds_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
+        assert type_command(monkeypatch, *GO1, "ppo.num_envs=64", *flag) is None
+        printed = yaml.safe_load(capsys.readouterr().out)
+        assert (printed["ppo"]["num_envs"], printed["ppo"]["batch_size"], printed["total_steps"]) == (
+            64,
+            256,
+            206438400,
+        )
+        assert printed["network"]["policy_hidden_layer_sizes"] == [512, 256, 128]
+        assert "hydra" not in printed
+
+
+MISTAKES = {
+    "no name": (["env=playground"], "env.name: is missing; name a task of MuJoCo Playground, e.g. env.name="),
+    "a misspelt name": (["env=playground", "env.name=CartpolBalance"], "env.name: MuJoCo Playground has no task "
+                        "'CartpolBalance'; did you mean CartpoleBalance?"),
+    "a number that is none": ([*CARTPOLE, "ppo.batch_size=many"], "ppo.batch_size: 'many' must be a number, not text"),
+    "a size of zero": ([*CARTPOLE, "ppo.batch_size=0"], "ppo.batch_size: input should be greater than 0, got 0"),
+    "another environment's recipe": (
+        ["env=fast", "env.source=playground", "env.name=CartpoleBalance"],
+        "env.source: playground with env=fast would train the task with ppo=fast, the recipe of another environment; "
+        "write env=playground env.name=CartpoleBalance, and ppo=<recipe> if ppo=default does not suit it",
+    ),
+    "a resolver elsewhere": ([*CARTPOLE, "ppo.num_envs=${playground:ppo.batch_size}"], "ppo.num_envs: the resolver "),
+    "a name that reads itself": (["env=playground", "env.name=${playground:env.name}"], "env.name: the resolver "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line_and_leaves_no_folder(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, said = MISTAKES[mistake]
+    monkeypatch.chdir(tmp_path)
+    assert type_command(monkeypatch, *words) == 2
+    printed = capsys.readouterr()
+    [line] = printed.err.splitlines()
+    assert line.startswith(f"rlstable: {said}") and printed.out == ""
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_task_without_settings_of_ppo_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(name: str, impl: Any) -> None:
+        raise ValueError(f"Unsupported env: {name}")
+
+    monkeypatch.setattr(manipulation_params, "brax_ppo_config", unsupported)
+    playground._settings.cache_clear()
+    words = ["env=playground", "env.name=PandaPickCube"]
+    with pytest.raises(
+        ConfigError, match=r"^ppo: Playground has no settings of PPO for PandaPickCube; set ppo=default"
+    ):
+        compose(words)
+    typed = ["ppo=default", "env.episode_length=150", "env.action_repeat=1"]
+    evaluation = ["eval.num_evals=5", "eval.at_start=false", "eval.num_envs=8"]
+    assert compose([*words, *typed, *evaluation]).env.episode_length == 150
+
+
+def test_only_playgrounds_resolver_at_its_own_key_is_allowed() -> None:
+    assert reject_resolvers({"ppo": {"num_envs": "${playground:ppo.num_envs}"}}) is None
+    for key, text in (
+        ("num_envs", "${playground:ppo.batch_size}"),
+        ("num_envs", "x${playground:ppo.num_envs}"),
+        ("num_envs", "${oc.env:HOME}"),
+    ):
+        with pytest.raises(ConfigError, match=f"^ppo.{key}: the resolver"):
+            reject_resolvers({"ppo": {key: text}})
+    with pytest.raises(ConfigError, match="write the value instead"):  # a saved run has numbers
+        reject_resolvers({"ppo": {"num_envs": "${playground:ppo.num_envs}"}}, "config.yaml")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A run of another version of Playground, which had other numbers."""
+    config = compose([*CARTPOLE, "ppo.learning_rate=0.5", "ppo.unroll_length=7", "total_steps=999"])
+    write_config(tmp_path, config.model_dump(mode="json"))
+    return tmp_path
+
+
+def numbers(config: Any) -> tuple[Any, ...]:
+    return config.ppo.learning_rate, config.ppo.unroll_length, config.ppo.num_envs, config.total_steps
+
+
+def test_resumed_run_keeps_its_numbers_but_for_typed_keys(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resume = f"resume={saved}"
+    assert numbers(compose([*CARTPOLE, resume, "ppo.num_envs=64"])) == (0.5, 7, 64, 999)
+    assert numbers(compose(["env=playground", resume])) == (0.5, 7, 2048, 999)
+    assert numbers(compose([*CARTPOLE, "resume=auto", "total_steps=5"], saved)) == (0.5, 7, 2048, 5)
+    assert numbers(compose([*CARTPOLE, "resume=auto"], saved / "empty"))[:3] == (1e-3, 30, 2048)
+    with pytest.raises(ConfigError, match="was trained on CartpoleBalance, not on PendulumSwingup"):
+        compose(["env=playground", "env.name=PendulumSwingup", resume])
+    monkeypatch.setattr(playground, "_settings", None)  # Playground is not asked
+    assert numbers(compose([resume, "total_steps=1000"])) == (0.5, 7, 2048, 1000)
+    assert numbers(compose([*CARTPOLE, "resume=auto"], saved)) == (0.5, 7, 2048, 999)
+
+
+def test_every_run_of_a_sweep_has_the_settings_of_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = []
+
+    class Loop:
+        def __init__(self, config: Any, *args: Any, **named: Any):
+            configs.append(config)
+            raise ConfigError("stop")
+
+    monkeypatch.setattr(loop, "TrainingLoop", Loop)
+    monkeypatch.chdir(tmp_path)
+    type_command(monkeypatch, "env=playground", "env.name=CartpoleBalance,Go1JoystickFlatTerrain", "--multirun")
+    found = [(config.env.name, config.ppo.num_envs, config.network.value_obs_key) for config in configs]
+    assert found == [("CartpoleBalance", 2048, "state"), ("Go1JoystickFlatTerrain", 8192, "privileged_state")]
+
+
+@pytest.mark.parametrize("words", [["--cfg", "job"], ["env=playground", "--help"]])
+def test_help_and_other_configurations_import_neither_jax_nor_playground(words: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom rlstable.train import main\ntry:\n    main()\nexcept SystemExit as end:\n"
+        "    assert not end.code, end.code\nassert not {'jax', 'mujoco', 'mujoco_playground'} & set(sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, *words]
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=120, capture_output=True)

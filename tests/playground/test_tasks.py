@@ -1,0 +1,132 @@
+"""Tasks of MuJoCo Playground are loaded by name, and mistakes are one line before anything compiles."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+pytest.importorskip("mujoco_playground")
+
+from mujoco_playground._src import locomotion, mjx_env
+from robots import GO1, use_dummy_meshes
+
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
+from rlstable.config.schema import validate
+from rlstable.envs import playground
+from rlstable.envs.load import load
+from rlstable.envs.randomized import RandomizedEnv
+
+
+def task(name: str = "CartpoleBalance", **settings: Any) -> EnvConfig:
+    return validate(EnvConfig, {"source": "playground", "name": name, **settings})
+
+
+def test_task_is_loaded_with_its_overrides_and_its_own_episode_length() -> None:
+    loaded = load(task(episode_length=20, kwargs={"ctrl_dt": 0.02, "vision_config": {"nworld": 8}}), {"sim_dt": 0.02})
+    env = loaded.env
+    assert loaded.backend is None and env.action_size == 1
+    assert (env.mjx_model.impl.value, env.dt, env.sim_dt, env._config.vision_config.nworld) == ("jax", 0.02, 0.02, 8)
+    assert env._config.episode_length == 1000, "training counts env.episode_length itself"
+
+
+@pytest.mark.parametrize(("backend", "impl"), [("cpu", "jax"), ("gpu", "warp"), ("tpu", "jax")])
+def test_auto_is_warp_on_cuda_and_jax_elsewhere(monkeypatch: pytest.MonkeyPatch, backend: str, impl: str) -> None:
+    class Device:
+        class client:
+            platform_version = "cuda 12"
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda: [Device()])
+    assert playground.implementation(task()) == impl
+    assert playground.implementation(task(impl="jax")) == "jax"
+    Device.client.platform_version = "rocm 6"
+    assert playground.implementation(task()) == "jax"
+
+
+def test_implementation_is_passed_only_to_tasks_that_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = {}
+    for suite in (playground.suite_of(GO1), playground.suite_of("AeroCubeRotateZAxis")):
+        monkeypatch.setattr(suite, "load", lambda name, config_overrides: passed.update({name: config_overrides}))
+    for name in (GO1, "AeroCubeRotateZAxis"):
+        playground.load_task(task(name), {})
+    assert passed == {GO1: {"impl": "jax"}, "AeroCubeRotateZAxis": {}}
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelt name": ({"name": "CartpoleBallance"}, "env.name: MuJoCo Playground has no task 'CartpoleBallance'; "
+                        "did you mean CartpoleBalance?"),
+    "a name in lower case": ({"name": "go1joystickflatterrain"}, "env.name: MuJoCo Playground has no task "
+                             "'go1joystickflatterrain'; did you mean Go1JoystickFlatTerrain?"),
+    "another name": ({"name": "xyz"}, "env.name: MuJoCo Playground has no task 'xyz'; choose one of AcrobotSwingup, "),
+    "a misspelt setting": ({"kwargs": {"vision_config": {"nworlds": 8}}}, "env.kwargs: CartpoleBalance has no setting "
+                           "'vision_config.nworlds'; did you mean vision_config.nworld?"),
+    "a setting of another type": ({"kwargs": {"ctrl_dt": "fast"}}, "env.kwargs: Playground cannot build "
+                                  "CartpoleBalance with ctrl_dt='fast', impl='jax': TypeError: "),
+    "pixels": ({"kwargs": {"vision": True}}, "env.kwargs: rlstable does not train on pixels; leave vision=false"),
+    "a backend of Brax": ({"backend": "spring"}, "env.backend: spring is for Brax's environments; leave it null and "
+                          "choose env.impl=jax or warp"),
+    "no choice of implementation": ({"name": "AeroCubeRotateZAxis", "impl": "jax"}, "env.impl: AeroCubeRotateZAxis "
+                                    "does not let you choose the implementation of MJX; set env.impl=auto"),
+    "no randomisation": ({"randomize": True}, "env.randomize: Playground has no randomisation for CartpoleBalance; "),
+    "no robot's randomisation": ({"name": "SpotGetup", "randomize": True}, "env.randomize: Playground has no "
+                                 "randomisation for SpotGetup; set env.randomize=false, or give a function of your "
+                                 "own: env.randomization_fn=package.module:function"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line_and_prints_nothing(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings, said = MISTAKES[mistake]
+    with pytest.raises(ConfigError) as refused:
+        load(task(**settings))
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("error", [subprocess.CalledProcessError(128, ["git", "clone"]), FileNotFoundError("git")])
+def test_missing_robot_models_are_one_line(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def clone(*_: Any) -> None:
+        print("Cloning ...")
+        raise error
+
+    for name in ("EXTERNAL_DEPS_PATH", "MENAGERIE_PATH"):
+        monkeypatch.setattr(mjx_env, name, tmp_path / name)
+    monkeypatch.setattr(mjx_env, "_clone_with_progress", clone)
+    said = (
+        f"env.name: {GO1} needs the robot models of MuJoCo Menagerie, which could not be downloaded; start it once "
+        "with git and a network, or put a clone of https://github.com/google-deepmind/mujoco_menagerie at "
+        f"{tmp_path}/MENAGERIE_PATH"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        load(task(GO1))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes\n"
+
+
+def test_incomplete_robot_models_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_dummy_meshes(tmp_path / "menagerie", monkeypatch)
+    (tmp_path / "menagerie" / "unitree_go1" / "assets" / "hip.stl").unlink()
+    with pytest.raises(ConfigError, match=r"MuJoCo Menagerie, which are incomplete \(.*hip\.stl.*\); start it") as said:
+        load(task(GO1))
+    assert "\n" not in str(said.value)
+
+
+def test_task_has_its_own_randomisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_dummy_meshes(tmp_path / "menagerie", monkeypatch)
+    env = load(task(GO1, randomize=True)).env
+    assert isinstance(env, RandomizedEnv)
+    assert playground.randomizer(GO1) is locomotion.get_domain_randomizer(GO1)
+    shapes = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).info["model"]
+    assert set(shapes) == {
+        ".geom_friction", ".body_ipos", ".body_mass", ".qpos0", ".dof_frictionloss", ".dof_armature",
+    }  # fmt: skip
+    assert not isinstance(load(task(GO1, randomize=True), randomize=False).env, RandomizedEnv)
