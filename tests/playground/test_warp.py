@@ -33,7 +33,7 @@ from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
 from rlstable.replay.engines import step_again
-from rlstable.replay.report import judge
+from rlstable.replay.report import compare
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.incident import read
 
@@ -181,7 +181,7 @@ def test_run_quarantines_evaluates_resumes_exactly_and_replays_its_incident(tmp_
     incident = read(folder)
     outcomes = step_again(incident)
     assert [outcome.engine for outcome in outcomes] == ["float32", "C MuJoCo"]
-    assert judge(incident, outcomes).conclusion.startswith("not reproduced: the run injected fault.site=physics")
+    assert compare(incident, outcomes).conclusion.startswith("not reproduced: the run injected fault.site=physics")
     np.testing.assert_allclose(*(outcome.arrays["data/qvel"] for outcome in outcomes), rtol=1e-3)
 
 
