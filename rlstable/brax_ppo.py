@@ -223,6 +223,7 @@ class _BraxCalls:
         self._observation = observation
         self._rows: list[Row] = []
         self._since_logged: list[Row] = []
+        self._eval_names: tuple[str, ...] = ("eval/episode_reward", "eval/episode_reward_std")
         self._logged: Metrics = {}
         self._logged_at = 0
         self._epoch_at = 0
@@ -249,8 +250,12 @@ class _BraxCalls:
             self._arguments["progress_fn"](step, dict(self._logged))
             self._since_logged, self._logged_at = [], step
         evaluated = "eval/episode_reward" in row
-        if evaluated or (not self._evaluates and self.loop.single.host.step % self._steps == 0):
+        at_epoch = self.loop.single.host.step % self._steps == 0
+        if evaluated or (not self._evaluates and at_epoch):
             self._after_epoch(step, row)
+        elif self._evaluates and at_epoch:
+            # A state guard tripped in this iteration, so the run neither evaluates nor saves its policy.
+            self._arguments["progress_fn"](step, self._training_metrics() | dict.fromkeys(self._eval_names, math.nan))
 
     def finish(self, result: Result) -> None:
         """Makes the calls that the last iteration lacked, and takes the return of a resumed complete run."""
@@ -269,11 +274,17 @@ class _BraxCalls:
             if arguments["save_checkpoint_path"] is not None:
                 self._save(step, params)
         evaluation = {name: value for name, value in row.items() if name.startswith("eval/")}
-        metrics = _floats(_means(self._rows, "training/") | evaluation)
-        self._rows = []
+        self._eval_names = tuple(evaluation) or self._eval_names
+        metrics = self._training_metrics() | _floats(evaluation)
         if arguments["num_evals"] > 0:
             self.metrics = metrics
             arguments["progress_fn"](step, metrics)
+
+    def _training_metrics(self) -> Metrics:
+        """Means over the iterations since the last call of `progress_fn`."""
+        metrics = _floats(_means(self._rows, "training/"))
+        self._rows = []
+        return metrics
 
     def _save(self, step: int, params: BraxParams) -> None:
         config = checkpoint.network_config(

@@ -280,6 +280,20 @@ def test_without_evaluations_parameters_are_passed_on_and_no_metrics_returned(tm
     assert (steps, metrics) == ([0, 64], {})
 
 
+def test_evaluation_that_a_state_guard_prevents_is_a_call_with_nan(tmp_path: Path) -> None:
+    """Brax's scripts read the return at every call; the run evaluates no state that a guard rejects."""
+    calls: list[tuple[int, dict[str, float]]] = []
+    strict = ["guards.policy.max_kl=1e-9", "guards.policy.patience=100", "logging=quiet"]  # trips in every iteration
+    brax_ppo.train(
+        envs.get_environment("fast"), **TINY, run_dir=tmp_path / "run", overrides=strict,
+        progress_fn=lambda *call: calls.append(call),
+    )  # fmt: skip
+    returns = {step: metrics["eval/episode_reward"] for step, metrics in calls}
+    assert list(returns) == [0, 128, 256]
+    assert [math.isnan(value) for value in returns.values()] == [False, True, True]
+    assert math.isfinite(calls[1][1]["training/policy_loss"])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
