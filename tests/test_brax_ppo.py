@@ -358,7 +358,7 @@ def test_importing_the_drop_in_imports_neither_playground_nor_warp() -> None:
 
 
 def offsets(system: Any, rng: jax.Array) -> Any:
-    """Brax's randomiser of its own test: places the cart's inertia somewhere else."""
+    """The randomiser of Brax's test: moves the inertia of the cart."""
     base = system.link.inertia.transform.pos
     pos = jax.vmap(lambda key: base.at[0].set(jax.random.uniform(key, (3,), minval=-0.1, maxval=0.1)))(rng)
     in_axes = jax.tree.map(lambda _: None, system)

@@ -92,10 +92,10 @@ class FuzzedEnvs(VectorEnv):
 
     corruption: Any = None
 
-    def _repeat_action(self, state: Any, action: jax.Array, guard_state: Any, *more: Any) -> Any:
+    def repeat_action(self, state: Any, action: jax.Array, guard_state: Any, *more: Any) -> Any:
         hit = state.info["clock"][0] % STEPS == self.corruption.step
         state = self.corruption.put("before", state, hit)
-        return super()._repeat_action(state, self.corruption.put("action", action, hit), guard_state, *more)
+        return super().repeat_action(state, self.corruption.put("action", action, hit), guard_state, *more)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Vectorised environments: vmap, action repeat, episodes, automatic reset, quarantine, evaluation.
+"""Vectorised environments: vmap, action repeat, automatic reset, quarantine.
 
 On healthy environments every step equals a step of Brax's wrappers (VmapWrapper, EpisodeWrapper, AutoResetWrapper,
 EvalWrapper), which are the reference in the tests. Brax's wrappers cannot be used around a quarantine:
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ from rlstable.guards.env import EnvContext, physics
 from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
 
-Policy = Callable[[Any, jax.Array], jax.Array]
 # Entries of `info`: the cached first state, and the description of the episode.
 _FIRST = ("first_pipeline_state", "first_obs")
 _EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
@@ -117,7 +116,7 @@ class VectorEnv:
             incident: Slot of this device for the first bad environment; None to record nothing.
         """
         before = state.info
-        state, ok, guard_state, incident = self._repeat_action(state, action, guard_state, incident, key)
+        state, ok, guard_state, incident = self.repeat_action(state, action, guard_state, incident, key)
         state = state.replace(info={**state.info, **self._episode(before, state, ok)})
         state = state.replace(done=jnp.where(self._time_is_up(state), 1.0, state.done))
         if ok is not None:
@@ -127,10 +126,23 @@ class VectorEnv:
         state = _reset_finished(state)
         return Step(state, ok, guard_state, incident)
 
-    def _repeat_action(
+    def repeat_action(
         self, state: EnvState, action: jax.Array, guard_state: Any, incident: Slot | None = None, key: Any = None
     ) -> tuple[EnvState, jax.Array | None, Any, Slot | None]:
-        """Repeats the action. An environment that went bad stays bad, even if a later repeat looks healthy."""
+        """Steps every environment with the action, `action_repeat` times, without a reset.
+
+        An environment that went bad stays bad, even if a later repeat looks healthy.
+
+        Args:
+            state: Batched state, `[B]`.
+            action: `[B, A]`.
+            guard_state: States of `guards`, by name.
+            incident: Slot of this device for the first bad environment; None to record nothing.
+            key: Random key of the step, recorded with an incident.
+
+        Returns:
+            The state, the environments that are not bad, `[B]` (None without guards), the guard states and the slot.
+        """
         first_state = {name: state.info[name] for name in _FIRST}
         done = state.done
         start = without_first_state(state)
@@ -298,73 +310,3 @@ def _cast_like(new: PyTree, old: PyTree) -> PyTree:
         return jnp.broadcast_to(n, o.shape)
 
     return jax.tree.map(cast, new, old)
-
-
-class Episodes(NamedTuple):
-    """One episode per environment.
-
-    Attributes:
-        metrics: Sums over the episode by name, including `reward`, `[B]` each.
-        length: Number of steps, `[B]`.
-        aborted: 1.0 where the simulation went bad before the episode ended, `[B]`.
-    """
-
-    metrics: dict[str, jax.Array]
-    length: jax.Array
-    aborted: jax.Array
-
-
-def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
-    """Plays one episode in every environment, to its end or until the environment goes bad.
-
-    Args:
-        env: Vectorised environments; without guards no episode is aborted.
-        policy: Function from observations `[B, ...]` and a random key to actions `[B, A]`.
-        keys: One random key per environment, for the resets.
-        key: Random key of the policy.
-    """
-    return watch_episodes(env, policy, keys, key, lambda state: None)[0]
-
-
-def watch_episodes(
-    env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, watch: Callable[[EnvState], PyTree]
-) -> tuple[Episodes, PyTree]:
-    """Plays episodes like `run_episodes`, and records data of every state.
-
-    Args:
-        env: As for `run_episodes`.
-        policy: As for `run_episodes`.
-        keys: As for `run_episodes`.
-        key: As for `run_episodes`.
-        watch: Function from a batched state to the data to record.
-
-    Returns:
-        The episodes, and the recorded data of the first state and of the state after every action,
-        `[1 + actions, B, ...]`. Data after the end of an episode have no meaning.
-    """
-    state = env.reset(keys)
-    guard_state = {name: guard.init() for name, guard in env.guards.items()}
-    zeros = jnp.zeros(keys.shape[:1])
-    aborted = (~env.clean(state)).astype(jnp.float32)
-    sums = {name: zeros for name in ("reward", *state.metrics)}
-
-    def play(carry: Any, _: None) -> tuple[Any, Any]:
-        state, active, episodes, key = carry
-        key, next_key = jax.random.split(key)
-        stepped, ok, _states, _slot = env._repeat_action(state, policy(state.obs, key), guard_state)
-        running = active if ok is None else active & ok
-        added = {**stepped.metrics, "reward": stepped.reward}
-        steps = stepped.info["steps"] + env.action_repeat
-        stepped = stepped.replace(info={**stepped.info, "steps": steps})
-        episodes = Episodes(
-            {name: total + jnp.where(running, added[name], 0.0) for name, total in episodes.metrics.items()},
-            jnp.where(running, steps, episodes.length),
-            episodes.aborted + (active & ~running),
-        )
-        running &= ~(stepped.done > 0)
-        recorded = watch(stepped)
-        return (stepped.replace(done=jnp.zeros_like(stepped.done)), running, episodes, next_key), recorded
-
-    carry, first = (state, aborted == 0, Episodes(sums, zeros, aborted), key), watch(state)
-    (_, _, episodes, _), recorded = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
-    return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, recorded)

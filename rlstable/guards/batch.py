@@ -82,7 +82,7 @@ class RewardOutlierGuard:
     """Trips where a reward exceeds `factor` times the largest accepted reward so far.
 
     A reward of -65,882 among unit rewards is wrong, but 100 after many zeros may be the task's reward. The first batch
-    with rewards has no earlier reward to compare with. It is compared with the geometric mean of its own rewards,
+    with rewards has no earlier reward to compare with. It is compared with the geometric mean of its rewards,
     without the largest. Rewards below `factor * outlier.LEAST` never trip. Every iteration that trips raises the bound
     by 5 %, so that a reward that keeps coming is accepted in the end. A sample that trips is masked out and its reward
     becomes 0; the episode continues.

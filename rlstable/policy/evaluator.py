@@ -24,10 +24,11 @@ from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
 from rlstable.device.trees import Observation, Params
+from rlstable.envs.episodes import Episodes, run_episodes
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
-from rlstable.envs.vector import Episodes, VectorEnv, run_episodes
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.networks import Networks

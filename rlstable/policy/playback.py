@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from rlstable.config import ConfigError
-from rlstable.envs.vector import Episodes
+from rlstable.envs.episodes import Episodes
 from rlstable.policy.environment import load_policy_environment
 from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, valid_episodes
 from rlstable.policy.saved_run import SavedRun

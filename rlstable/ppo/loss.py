@@ -157,10 +157,8 @@ def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:
         error: Value target minus quantile, `[..., N]`, for quantiles in rising order.
         kappa: Error beyond which the loss grows linearly.
     """
-    size = jnp.abs(error)
-    huber = jnp.where(size <= kappa, 0.5 * jnp.square(error), kappa * (size - 0.5 * kappa))
     levels = (jnp.arange(error.shape[-1]) + 0.5) / error.shape[-1]
-    return jnp.mean(jnp.abs(levels - (error < 0.0)) * huber, axis=-1)
+    return jnp.mean(jnp.abs(levels - (error < 0.0)) * 0.5 * limiters.squared(error, kappa), axis=-1)
 
 
 class _Terms(NamedTuple):

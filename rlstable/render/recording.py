@@ -11,8 +11,8 @@ import numpy as np
 from rlstable.compilation.ffi import interruptible
 from rlstable.config import ConfigError
 from rlstable.device.precision import level
+from rlstable.envs.episodes import Episodes, watch_episodes
 from rlstable.envs.mujoco_model import model_of
-from rlstable.envs.vector import Episodes, watch_episodes
 from rlstable.guards.env import physics
 from rlstable.policy.environment import load_policy_environment
 from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes

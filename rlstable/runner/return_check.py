@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rlstable.config import Config
-from rlstable.envs.vector import Episodes
+from rlstable.envs.episodes import Episodes
 from rlstable.policy.evaluator import PolicySnapshot, returns_of, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.host_state import HostState

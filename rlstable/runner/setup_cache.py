@@ -90,7 +90,7 @@ class SetupCache:
             # Training and evaluation share one environment if both are the same. A user's environment may own a
             # simulator, which both would disturb; on several devices each environment has a share of the cores.
             same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self._mesh.size == 1
-            same &= config.env.is_randomized == (config.env.is_randomized and config.eval.randomize)
+            same = same and (config.eval.randomize or not config.env.is_randomized)
             environments = self._factories.environments
             single = environments.evaluate if environments is not None else setup.single if same else None
             self._evaluators[level] = self._factories.evaluator(

@@ -24,9 +24,10 @@ from rlstable.cli.compose import compose
 from rlstable.config import Config
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
+from rlstable.envs.episodes import run_episodes
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets
-from rlstable.envs.vector import VectorEnv, run_episodes
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import Quarantine, env_guards
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo

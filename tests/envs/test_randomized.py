@@ -1,4 +1,4 @@
-"""Domain randomisation: each environment has a model of its own and keeps it."""
+"""Domain randomisation: each environment has a separate model and keeps it."""
 
 import json
 from pathlib import Path

@@ -22,10 +22,11 @@ from rlstable.device import sharding
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, has_shared, shared_in, unmarked, without_shared
 from rlstable.envs.capture import StepRecord, history_row
+from rlstable.envs.episodes import run_episodes
 from rlstable.envs.objects import Environments
 from rlstable.envs.resets import Resets
 from rlstable.envs.shared_leaves import contact_norms, mark
-from rlstable.envs.vector import VectorEnv, pool_of, run_episodes
+from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
 from rlstable.runner import seed_programs
 from rlstable.runner.loop import TrainingLoop

@@ -17,8 +17,9 @@ from brax.training import acting
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
+from rlstable.envs.episodes import run_episodes
 from rlstable.envs.load import load_env
-from rlstable.envs.vector import VectorEnv, pool_of, run_episodes
+from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards, physics
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

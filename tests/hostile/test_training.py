@@ -22,7 +22,7 @@ ITERATIONS = 12
 
 # Not marked slow. Each attack compiles a program.
 QUICK = ("every reward is NaN", "the physics explodes")
-QUICK_SETTINGS = ("a learning rate of 1e30",)
+QUICK_SETTINGS: tuple[str, ...] = ()
 
 NEVER_TRAINED = (
     "every reward is NaN", "every reward is infinite", "every reward is 1e30", "every observation is NaN",

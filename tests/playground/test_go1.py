@@ -57,7 +57,7 @@ def quarantined(loop: TrainingLoop) -> int:
     """Runs two iterations and requires that no model changes; gives the number of quarantined robots."""
     before = models_of(loop)
     for name in (".body_mass", ".geom_friction", ".dof_frictionloss"):
-        assert len(np.unique(before[name], axis=0)) == 4, f"every robot has {name} of its own"
+        assert len(np.unique(before[name], axis=0)) == 4, f"each robot has a different {name}"
     result = loop.run()
     assert result.stop_reason is StopReason.completed
     events = [json.loads(line) for line in (result.run_dir / "events.jsonl").read_text().splitlines()]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlstable.device.precision import SINGLE
-from rlstable.envs.vector import Episodes
+from rlstable.envs.episodes import Episodes
 from rlstable.policy.evaluator import Evaluator, PolicySnapshot, snapshot_of
 from rlstable.supervise.memory_plan import OutOfMemory
 

@@ -45,8 +45,10 @@ def batch(networks, named=False):
 
 def brax_params(params):
     """Converts our parameters to those of Brax. Our tanh policy has one more level."""
-    policy = params["policy"]["params"]
-    return brax_losses.PPONetworkParams(policy={"params": policy.get("mlp", policy)}, value=params["value"])
+    policy, value = params["policy"]["params"], params["value"]
+    if value["params"]["hidden_1"]["bias"].size > 1:  # quantiles, which Brax has one level deeper
+        value = {"params": {"MLP_0": value["params"]}}
+    return brax_losses.PPONetworkParams(policy={"params": policy.get("mlp", policy)}, value=value)
 
 
 def brax_network(settings, named):
@@ -56,6 +58,7 @@ def brax_network(settings, named):
         for name in (
             "policy_hidden_layer_sizes", "value_hidden_layer_sizes", "policy_obs_key", "value_obs_key",
             "distribution_type", "noise_std_type", "init_noise_std", "state_dependent_std", "mean_clip_scale",
+            "use_distributional_critic", "num_quantiles",
         )
     }  # fmt: skip
     normalize = running_statistics.normalize if settings.ppo.normalize_observations else lambda x, _: x
@@ -106,6 +109,9 @@ CASES = {
     "normal, log std from the network": (
         {"distribution_type": "normal", "state_dependent_std": True, "noise_std_type": "log"}, {"entropy_cost": 0.1},
     ),
+    "quantile critic": (
+        {"use_distributional_critic": True, "num_quantiles": 7}, {"clipping_epsilon_value": 0.3, "discounting": 0.9},
+    ),
     "named observations": ({"value_obs_key": "privileged_state"}, {"discounting": 0.9, "gae_lambda": 0.5}),
 }  # fmt: skip
 
@@ -131,6 +137,7 @@ def test_loss_and_gradient_equal_brax_with_guards_off(case):
             gae_lambda=config.gae_lambda, clipping_epsilon=config.clipping_epsilon,
             normalize_advantage=config.normalize_advantage, vf_coefficient=config.vf_loss_coefficient,
             clipping_epsilon_value=config.clipping_epsilon_value,
+            use_distributional_critic=settings.network.use_distributional_critic,
         )  # fmt: skip
 
     @one_device

@@ -19,7 +19,7 @@ from commands import exit_code
 from toys import tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.envs.vector import Episodes
+from rlstable.envs.episodes import Episodes
 from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.render import film

@@ -27,7 +27,7 @@ def steps_of(env: RecordedEnv, count: int) -> list[Any]:
     @jax.jit
     def step(state: Any, action: jax.Array, recording: Any) -> Any:
         # Nothing ends here and nothing is replaced, so that no pool is needed.
-        stepped, _, _, recording = env._repeat_action(state, action, guard_state, recording, jax.random.PRNGKey(1))
+        stepped, _, _, recording = env.repeat_action(state, action, guard_state, recording, jax.random.PRNGKey(1))
         return stepped, recording
 
     seen = []

@@ -34,7 +34,7 @@ def rollout(seed: int = 0, **fault: Any) -> tuple[Any, Any]:
 
 
 def hits(states: Any) -> dict[str, np.ndarray]:
-    """Where the bad number is, by site: arrays [STEPS, ENVS]."""
+    """Positions of the bad number, by site: arrays [STEPS, ENVS]."""
     return {
         "physics": states.pipeline_state.q[..., 0] == np.float32(BAD),
         "observation": states.obs[..., 0] == np.float32(BAD),
