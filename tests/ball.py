@@ -74,3 +74,29 @@ class SlowStick(Stick):
 
     def pipeline_step(self, pipeline_state: Any, action: jax.Array) -> Any:
         return super().pipeline_step(super().pipeline_step(pipeline_state, action), 0.5 * action)
+
+
+RANDOMIZED = (
+    "body_mass", "body_inertia", "geom_friction", "dof_damping", "dof_armature", "actuator_gear", "jnt_range",
+)  # fmt: skip
+
+
+def each_its_own(model: Any, rng: jax.Array) -> tuple[Any, Any]:
+    """Domain randomisation: half to double of every array in `RANDOMIZED`, plus a damping of up to 1."""
+
+    def draw(key: jax.Array) -> dict[str, jax.Array]:
+        keys = jax.random.split(key, len(RANDOMIZED))
+        scaled = {
+            name: getattr(model, name) * jax.random.uniform(key, getattr(model, name).shape, minval=0.5, maxval=2.0)
+            for name, key in zip(RANDOMIZED, keys, strict=True)
+        }
+        return scaled | {"dof_damping": jax.random.uniform(key, model.dof_damping.shape)}
+
+    axes = jax.tree.map(lambda _: None, model).tree_replace({name: 0 for name in RANDOMIZED})
+    return model.tree_replace(jax.vmap(draw)(rng)), axes
+
+
+def other_sizes(model: Any, rng: jax.Array) -> tuple[Any, Any]:
+    """Domain randomisation of an array from which MuJoCo derives others."""
+    sizes = jax.vmap(lambda key: model.geom_size * jax.random.uniform(key, minval=0.5, maxval=2.0))(rng)
+    return model.tree_replace({"geom_size": sizes}), jax.tree.map(lambda _: None, model).tree_replace({"geom_size": 0})

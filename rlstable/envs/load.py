@@ -7,7 +7,7 @@ import difflib
 import io
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +21,6 @@ from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.randomized import RandomizedEnv
-
-_ONE_MODEL = "simulates one model for all environments, so it cannot randomise models"
 
 
 class Loaded(NamedTuple):
@@ -66,61 +64,79 @@ def load(
             "rlstable.fit(env, overrides=['resume=<folder>'])"
         )
     randomization = _randomization(config) if randomize and config.is_randomized else None
-    loaded = _load(config, extra_kwargs, devices, randomized=randomization is not None)
-    return loaded if randomization is None else loaded._replace(env=RandomizedEnv(loaded.env, randomization))
-
-
-def _randomization(config: EnvConfig) -> Any:
-    return playground.randomizer(config.name) if config.randomize else randomization_fn(config)
-
-
-def _load(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None, devices: int, randomized: bool) -> Loaded:
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     if config.source == "playground":
-        return Loaded(playground.load_task(config, kwargs), None)
-    backend = kwargs.pop("backend", config.backend)
-    factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
+        # A chosen implementation of MJX asks for MJX.
+        backend = "mjx" if config.backend == "auto" and config.impl != "auto" else config.backend
+        construct = _builder_of_task(config, kwargs)
+    else:
+        backend = kwargs.pop("backend", config.backend)
+        construct = _builder_of_class(config, kwargs)
 
     def build(backend: str | None) -> Any:
-        return _construct(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
+        env = construct(backend)
+        return env if randomization is None else RandomizedEnv(env, randomization)
 
-    def native() -> Any:
-        try:
-            env = build("mjx")  # sets the solver options that suit MuJoCo
-        except ConfigError:
-            env = build(None)
+    def native() -> Loaded:
+        env = build("native")
         from rlstable.envs.native import with_native_physics
 
         try:
-            return with_native_physics(env, devices)  # traces reset and step
+            return Loaded(with_native_physics(env, devices), "native")  # traces reset and step
         except Exception as error:
             if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
                 raise
+            if config.source == "playground":
+                raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error
             raise user_code_error(error, config.name, "reset or step") from error
 
+    def in_jax(backend: str | None, fallback_reason: str | None = None) -> Loaded:
+        env = build(backend)
+        own = "mjx" if config.source == "playground" else getattr(env, "backend", None)
+        return Loaded(env, own, fallback_reason)
+
     if backend == "native":
-        if randomized:
-            raise ConfigError(f"env.backend: native {_ONE_MODEL}; set env.backend=mjx")
         try:
-            return Loaded(native(), backend)
+            return native()
         except Unsupported as error:
             raise ConfigError(
                 f"env.backend: native cannot simulate {config.name}: {error}; "
                 "set env.backend=auto for native where possible, or null for the environment's default"
             ) from error
     if backend != "auto":
-        env = build(backend)
-        return Loaded(env, getattr(env, "backend", None))
+        return in_jax(backend)
     preferred = "native" if jax.default_backend() == "cpu" else "mjx"
-    if randomized and preferred == "native":
-        env = build("mjx")
-        return Loaded(env, getattr(env, "backend", None), f"native {_ONE_MODEL}")
     try:
-        return Loaded(native() if preferred == "native" else build(preferred), preferred)
+        return native() if preferred == "native" else Loaded(build(preferred), preferred)
     except (Unsupported, ConfigError) as error:
-        reason = str(error)
-    env = build(None)
-    return Loaded(env, getattr(env, "backend", None), f"{preferred} cannot simulate {config.name}: {reason}")
+        if config.source == "playground" and isinstance(error, ConfigError):
+            raise  # MJX would have the same error
+        # The model that a user randomises is mostly of MJX.
+        return in_jax(None if randomization is None else "mjx", f"{preferred} cannot simulate {config.name}: {error}")
+
+
+def _randomization(config: EnvConfig) -> Any:
+    return playground.randomizer(config.name) if config.randomize else randomization_fn(config)
+
+
+def _builder_of_task(config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[str | None], Any]:
+    """Builds a task of Playground from a backend; the model of C MuJoCo is the one of MJX in JAX."""
+    return lambda backend: playground.load_task(config, kwargs, "jax" if backend == "native" else None)
+
+
+def _builder_of_class(config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[str | None], Any]:
+    """Builds an environment of Brax or of the user from a backend; for C MuJoCo with the physics still to replace."""
+    factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
+
+    def build(backend: str | None) -> Any:
+        if backend == "native":
+            try:
+                return build("mjx")  # sets the solver options that suit MuJoCo
+            except ConfigError:
+                return build(None)
+        return _construct(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
+
+    return build
 
 
 def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import math
+import operator
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -29,6 +30,17 @@ DERIVED_ARRAYS = frozenset(
         "ten_length", "ten_velocity", "xanchor", "xaxis", "ximat", "xipos", "xmat", "xpos", "xquat",
     )
 )  # fmt: skip
+# Arrays of the model that simulations may have of their own: a step reads them, and MuJoCo derives no constant from
+# them but the masses of subtrees, which are summed here. Constants of constraints stay those of the model, as in MJX.
+MODEL_ARRAYS = frozenset(
+    (
+        "actuator_biasprm", "actuator_ctrlrange", "actuator_dynprm", "actuator_forcerange", "actuator_gainprm",
+        "actuator_gear", "body_inertia", "body_ipos", "body_mass", "dof_armature", "dof_damping", "dof_frictionloss",
+        "dof_solimp", "dof_solref", "geom_friction", "geom_solimp", "geom_solref", "jnt_range", "jnt_solimp",
+        "jnt_solref", "jnt_stiffness", "opt.density", "opt.gravity", "opt.viscosity", "opt.wind", "pair_friction",
+        "qpos0", "qpos_spring", "tendon_damping", "tendon_frictionloss", "tendon_stiffness",
+    )
+)  # fmt: skip
 # Arrays that MuJoCo itself checks for bad numbers.
 _CHECKED_BY_MUJOCO = ("qpos", "qvel", "qacc_warmstart")
 
@@ -49,19 +61,22 @@ class Simulations:
     Attributes:
         shapes: Shape of every array of one simulation, by name.
         derived: Names of the computed arrays in `DERIVED_ARRAYS`.
-        fingerprint: Hash of the model and of `derived`; equal fingerprints give equal results.
+        randomized: Names of the model's arrays of which every simulation has its own.
+        fingerprint: Hash of the model, of `derived` and of `randomized`; equal fingerprints give equal results.
         threads: Number of threads per call.
 
     Args:
         model: A `mujoco.MjModel`; it is not changed.
         threads: Number of threads per call.
         derived: Names from `DERIVED_ARRAYS`.
+        randomized: Names from `MODEL_ARRAYS`, inputs of every call.
 
     Raises:
-        Unsupported: The model has plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`.
+        Unsupported: The model has plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`, or an
+            array cannot be randomised.
     """
 
-    def __init__(self, model: Any, threads: int, derived: tuple[str, ...] = ()):
+    def __init__(self, model: Any, threads: int, derived: tuple[str, ...] = (), randomized: tuple[str, ...] = ()):
         import mujoco
 
         for what, size in (("plugins", "npluginstate"), ("delays", "nhistory"), ("plasticity", "nplastic")):
@@ -69,10 +84,15 @@ class Simulations:
                 raise Unsupported(f"its model has {what}")
         self._model = copy.copy(model)
         self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
-        self.threads = threads
+        for name in randomized:
+            if name not in MODEL_ARRAYS or (name == "body_ipos" and model.body_simple[model.body_dofnum > 0].any()):
+                raise Unsupported(f"it cannot randomise {name}")
+        if "body_ipos" in randomized:
+            self._model.body_sameframe[:] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
+        self.threads, self.randomized = threads, randomized
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
-        self.fingerprint = hashlib.blake2s(binary.tobytes() + repr(derived).encode()).hexdigest()
+        self.fingerprint = hashlib.blake2s(binary.tobytes() + repr((derived, randomized)).encode()).hexdigest()
         self._free: dict[int, list[_BatchBuffers]] = {}
         self._lock = threading.Lock()
         self._roots = model.body_rootid[1:]
@@ -86,12 +106,13 @@ class Simulations:
         }
         self.shapes |= {name: (links, 4 if name == "x_rot" else 3) for name in LINK_ARRAYS}
         self.shapes |= {name: _shape(name, np.shape(getattr(data, name))) for name in derived}
+        self.shapes |= {name: np.shape(operator.attrgetter(name)(model)) for name in randomized}
 
     def step(self, inputs: Arrays, results: Arrays, frames: int) -> None:
         """Steps every simulation.
 
         Args:
-            inputs: All non-empty `STATE_ARRAYS` and `INPUT_ARRAYS`, `[..., *shape]` each.
+            inputs: All non-empty `STATE_ARRAYS` and `INPUT_ARRAYS`, and `randomized`, `[..., *shape]` each.
             results: Arrays to write into, by names from `STATE_ARRAYS`, `LINK_ARRAYS` and `derived`.
             frames: Number of physics steps, with the same controls.
         """
@@ -101,7 +122,8 @@ class Simulations:
         """Computes the arrays of a first state, without a step. Quaternions are normalised, as in MJX.
 
         Args:
-            inputs: Any of `STATE_ARRAYS` and `INPUT_ARRAYS`, `[..., *shape]` each; the model's values for the others.
+            inputs: `randomized` and any of `STATE_ARRAYS` and `INPUT_ARRAYS`, `[..., *shape]` each; the model's values
+                for the others.
             results: Arrays to write into, by names as for `step` and from `INPUT_ARRAYS`.
         """
         self._compute(inputs, results, lambda batch: batch.forward(), reset=True)
@@ -116,6 +138,8 @@ class Simulations:
             for name, array in inputs.items():
                 view = buffers.views[name]
                 view[...] = array.reshape(view.shape)
+            if "body_mass" in self.randomized:
+                self._sum_masses(buffers.views["body_mass"], buffers.views["body_subtreemass"])
             # MuJoCo writes the first warning of each kind into a file in the working folder. A count of 1 prevents it.
             buffers.warnings[...] = 1
             # `batch.status` holds the failed simulations; all others have run to the end.
@@ -129,6 +153,12 @@ class Simulations:
             warned = (buffers.warnings > 1).any(axis=1) | (batch.status != 0)
             if warned.any():
                 self._fill_with_nan(self._repaired_by_mujoco(buffers, warned), results)
+
+    def _sum_masses(self, mass: np.ndarray, subtree_mass: np.ndarray) -> None:
+        """Writes the masses of subtrees, `[rows, nbody]`, from those of the bodies, `[rows, nbody]`."""
+        subtree_mass[...] = mass
+        for body in range(self._model.nbody - 1, 0, -1):
+            subtree_mass[:, self._model.body_parentid[body]] += subtree_mass[:, body]
 
     def _normalise(self, qpos: np.ndarray) -> None:
         """Normalises the quaternions in positions `[rows, nq]`; a zero quaternion becomes NaN."""
@@ -166,7 +196,8 @@ class Simulations:
             free = self._free.setdefault(count, [])
             buffers = free.pop() if free else None
         if buffers is None:
-            buffers = _BatchBuffers(self._model, count, min(self.threads, count), self.derived)
+            threads = min(self.threads, count)
+            buffers = _BatchBuffers(self._model, count, threads, self.derived, self.randomized)
         try:
             yield buffers
         finally:
@@ -179,7 +210,7 @@ class _BatchBuffers:
 
     Attributes:
         batch: The `mujoco.batch.Batch`.
-        views: Views of `STATE_ARRAYS`, `INPUT_ARRAYS` and `derived`, by name, `[rows, *shape]` each.
+        views: Views of `STATE_ARRAYS`, `INPUT_ARRAYS`, `derived` and `randomized`, by name, `[rows, *shape]` each.
         warnings: Number of MuJoCo's warnings, `[rows, kinds]`.
         xpos: Positions of the links, `[rows, links, 3]`.
         xquat: Orientations of the links, `[rows, links, 4]`.
@@ -188,11 +219,13 @@ class _BatchBuffers:
         subtree_com: Centres of mass of the subtrees, `[rows, nbody, 3]`.
     """
 
-    def __init__(self, model: Any, count: int, threads: int, derived: tuple[str, ...]):
+    def __init__(self, model: Any, count: int, threads: int, derived: tuple[str, ...], randomized: tuple[str, ...]):
         from mujoco.batch import Batch
 
         self.batch = Batch(model, count, threads)
         self.views = {name: self.batch.bind(name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS, *derived)}
+        own = (*randomized, *(("body_subtreemass",) if "body_mass" in randomized else ()))
+        self.views |= {name: self.batch.expand(name) for name in own}
         self.warnings = self.batch.warning[:, :, 1]
         self.xpos, self.xquat = (self.batch.bind(name)[:, 1:] for name in ("xpos", "xquat"))
         cvel = self.batch.bind("cvel")[:, 1:]

@@ -28,7 +28,8 @@ def model_of(env: Any) -> Any | None:
     system: Any = getattr(env, "sys", None)
     model = getattr(system, "mj_model", None)
     if model is None:
-        return getattr(env, "mj_model", None)
+        own = getattr(env, "mj_model", None)
+        return None if own is None else copy.copy(own)
     model = copy.copy(model)
     options = getattr(system, "opt", None)
     for name in _OPTIONS:

@@ -1,4 +1,4 @@
-"""Runs Brax's environments on C MuJoCo: resets, rewards and observations stay, only the physics engine changes.
+"""Runs environments of Brax and of MuJoCo Playground on C MuJoCo: resets, rewards and observations stay.
 
 Each environment step is one call from the compiled program to the host, with all its physics steps. The state holds
 MuJoCo's whole integration state under MJX's names, so guards, incidents and checkpoints work as with MJX.
@@ -7,6 +7,8 @@ MuJoCo's whole integration state under MJX's names, so guards, incidents and che
 from __future__ import annotations
 
 import math
+import operator
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +23,7 @@ from rlstable.compilation import ffi
 from rlstable.device.machine import share_of_cores
 from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported
 from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.randomized import RandomizedEnv
 
 
 class MissingArray(AttributeError):
@@ -82,6 +85,8 @@ class State(Base):
 class Pipeline:
     """A Brax pipeline on C MuJoCo: initialises a simulation and steps it.
 
+    Its functions read the randomised arrays of the model that they get, and nothing else of it.
+
     Args:
         simulations: Batched simulations of the model.
     """
@@ -95,12 +100,19 @@ class Pipeline:
 
     def init(self, system: Any, q: Any, qd: Any, act: Any = None, ctrl: Any = None, debug: bool = False) -> State:
         """A first state with these positions and velocities, and the model's values for everything else."""
-        del system, debug
-        arguments = {"qpos": q, "qvel": qd, "act": act, "ctrl": ctrl}
-        inputs = {
-            name: jnp.asarray(x, float) for name, x in arguments.items() if x is not None and name in self._nonempty
-        }
-        outputs = self._call("start", self._simulations.start, inputs, self._after_start)
+        del debug
+        return self.start(system, qpos=q, qvel=qd, act=act, ctrl=ctrl)
+
+    def start(self, model: Any, **arrays: Any) -> State:
+        """A first state with these arrays, and the model's values for everything else.
+
+        Args:
+            model: The model with the randomised arrays.
+            arrays: `qpos`, and any other of `STATE_ARRAYS` and `INPUT_ARRAYS`; None for the model's value.
+        """
+        inputs = {name: x for name, x in arrays.items() if x is not None and name in self._nonempty}
+        inputs |= self._randomized(model)
+        outputs = self._call("start", self._simulations.start, self._typed(inputs), self._after_start)
         empty = {
             name: jnp.zeros(like.shape, like.dtype)
             for name, like in self._shapes_of((*STATE_ARRAYS, *INPUT_ARRAYS)).items()
@@ -109,13 +121,14 @@ class Pipeline:
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
         """One physics step."""
-        del system, debug
-        return self.steps(state, action, 1)
+        del debug
+        return self.steps(system, state, action, 1)
 
-    def steps(self, state: State, action: jax.Array, frames: int) -> State:
+    def steps(self, model: Any, state: State, action: jax.Array, frames: int) -> State:
         """Several physics steps with the same controls, in one call.
 
         Args:
+            model: The model with the randomised arrays.
             state: State before the steps.
             action: Controls, `[nu]`.
             frames: Number of physics steps.
@@ -124,10 +137,9 @@ class Pipeline:
         def compute(inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
             self._simulations.step(inputs, results, frames)
 
-        before = {name: getattr(state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)} | {
-            "ctrl": jnp.asarray(action, float)
-        }
-        inputs = {name: before[name] for name in self._nonempty}
+        before = {name: getattr(state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)} | {"ctrl": action}
+        before = self._typed(before)
+        inputs = {name: before[name] for name in self._nonempty} | self._typed(self._randomized(model))
         return _state(**before | self._call(f"step {frames}", compute, inputs, self._after_step))
 
     def _call(
@@ -148,6 +160,15 @@ class Pipeline:
             name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
             return ffi.call(name, compute, inputs, shapes)
         return _call_on_host(compute, inputs, shapes)
+
+    def _randomized(self, model: Any) -> dict[str, Any]:
+        """The randomised arrays of a model, by name."""
+        return {name: operator.attrgetter(name)(model) for name in self._simulations.randomized}
+
+    def _typed(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """The arrays in MJX's types."""
+        types_of = self._shapes_of(arrays)
+        return {name: jnp.asarray(x, types_of[name].dtype) for name, x in arrays.items()}
 
     def _shapes_of(self, names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and types by name, as in MJX; floats are float64 if JAX's default float type is."""
@@ -179,29 +200,55 @@ def _state(**arrays: jax.Array) -> State:
     return State(q=arrays["qpos"], qd=arrays["qvel"], x=x, xd=xd, derived=derived, **arrays)
 
 
+class _TaskPhysics:
+    """The functions of `mujoco.mjx` and `mjx_env` through which Playground's tasks simulate, on C MuJoCo."""
+
+    def __init__(self, pipeline: Pipeline, first_positions: np.ndarray):
+        self._pipeline = pipeline
+        self._first = {"qpos": jnp.asarray(first_positions, float)}
+
+    def make_data(self, model: Any, **arguments: Any) -> State:
+        inputs = {name: x for name, x in arguments.items() if name in (*STATE_ARRAYS, *INPUT_ARRAYS) and x is not None}
+        return self._pipeline.start(model, **self._first | inputs)
+
+    def forward(self, model: Any, data: State) -> State:
+        return self._pipeline.start(model, **{name: getattr(data, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)})
+
+    def step(self, model: Any, data: State, action: jax.Array, n_substeps: int = 1) -> State:
+        return self._pipeline.steps(model, data, action, n_substeps)
+
+
 def with_native_physics(env: Any, devices: int = 1) -> Any:
     """Replaces the physics of an environment by C MuJoCo, in place.
 
     Args:
-        env: A new environment on Brax's `PipelineEnv`, possibly in Brax's wrappers.
+        env: A new environment on Brax's `PipelineEnv`, possibly in Brax's wrappers, or a new task of Playground; either
+            may be a `RandomizedEnv`.
         devices: Number of devices that step the environment at the same time; they share the CPU cores.
 
     Raises:
-        Unsupported: The environment has no MuJoCo model, or needs physics arrays that native physics does not have.
+        Unsupported: The environment has no MuJoCo model, needs physics arrays that native physics does not have, or
+            randomises arrays of the model that C MuJoCo cannot randomise.
     """
     inner = getattr(env, "unwrapped", env)
     model = model_of(inner)
-    if model is None or not isinstance(inner, PipelineEnv):
+    is_task = hasattr(inner, "mjx_model")
+    if model is None or not (is_task or isinstance(inner, PipelineEnv)):
         raise Unsupported("it has no MuJoCo model that Brax's PipelineEnv simulates (env.sys.mj_model)")
+    install = _install_in_task if is_task else _install
+    own_class = type(inner)
+    randomized = env.randomized if isinstance(env, RandomizedEnv) else ()
     threads = share_of_cores(devices)
     derived: tuple[str, ...] = ()
     while True:
-        _install(inner, Pipeline(Simulations(model, threads, derived)))
+        inner.__class__ = own_class
+        install(inner, Pipeline(Simulations(model, threads, derived, randomized)))
         missing = _missing(env)
         if missing is None:
             return env
         if missing not in DERIVED_ARRAYS:
-            raise Unsupported(f"it reads pipeline_state.{missing}, which native physics does not compute")
+            field = "data" if is_task else "pipeline_state"
+            raise Unsupported(f"it reads {field}.{missing}, which native physics does not compute")
         derived = (*derived, missing)
 
 
@@ -209,13 +256,50 @@ def _install(env: Any, pipeline: Pipeline) -> None:
     env._pipeline = pipeline
     if type(env).pipeline_step is PipelineEnv.pipeline_step:
         # All physics steps of an action in one call. An environment that overrides `pipeline_step` calls each of them.
-        env.pipeline_step = lambda state, action: pipeline.steps(state, action, env._n_frames)
+        _override(
+            env, pipeline_step=lambda self, state, action: pipeline.steps(self.sys, state, action, self._n_frames)
+        )
+
+
+def _install_in_task(env: Any, pipeline: Pipeline) -> None:
+    """Gives `reset` and `step` of this task, not of its class, other functions in place of MJX's."""
+    physics = _TaskPhysics(pipeline, env.mj_model.qpos0)
+    replaced = {
+        "mjx_env": {"make_data": physics.make_data, "step": physics.step},
+        "mjx": {"forward": physics.forward},
+    }
+
+    def on_native_physics(function: Any) -> Any:
+        names = function.__globals__
+        own = {
+            module: types.SimpleNamespace(**vars(names[module]) | functions)
+            for module, functions in replaced.items()
+            if module in names
+        }
+        return types.FunctionType(
+            function.__code__, names | own, function.__name__, function.__defaults__, function.__closure__
+        )
+
+    _override(env, **{method: on_native_physics(getattr(type(env), method)) for method in ("reset", "step")})
+
+
+def _override(env: Any, **methods: Any) -> None:
+    """Gives one object methods of its own, by a class of its own, so that a copy of the object has them as well."""
+    own = type(env)
+    env.__class__ = type(own.__name__, (own,), {"__module__": own.__module__, "__doc__": own.__doc__, **methods})
 
 
 def _missing(env: Any) -> str | None:
-    """The first physics array that the environment reads and the state lacks; None if there is none."""
+    """The first physics array that the environment reads and the state lacks; None if there is none.
+
+    Raises:
+        Unsupported: The environment simulates with MJX in a way that cannot be replaced.
+    """
     try:
-        jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)).obs, jax.random.PRNGKey(0))
+        state = jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)), jax.random.PRNGKey(0))
     except MissingArray as error:
         return str(error)
+    physics = getattr(state, "pipeline_state", None) or getattr(state, "data", None)
+    if not isinstance(physics, State):
+        raise Unsupported("its reset or step does not simulate with mjx.forward and mjx_env.step")
     return None

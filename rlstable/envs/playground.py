@@ -20,7 +20,7 @@ _PACKAGE = "mujoco_playground"
 _SUITES = ("dm_control_suite", "locomotion", "manipulation")
 
 
-def load_task(config: EnvConfig, kwargs: Mapping[str, Any]) -> Any:
+def load_task(config: EnvConfig, kwargs: Mapping[str, Any], impl: str | None = None) -> Any:
     """Loads a task.
 
     The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
@@ -28,14 +28,17 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, Any]) -> Any:
     Args:
         config: Name of the task and implementation of MJX.
         kwargs: Playground's `config_overrides`, nested or with dotted keys.
+        impl: Implementation of MJX; None for the configured one.
 
     Raises:
         ConfigError: The task, an override or a file that the task needs does not exist, or the task has pixels.
     """
-    if config.backend not in (None, "auto"):
+    if config.backend not in (None, "auto", "native", "mjx"):
         raise ConfigError(
-            f"env.backend: {config.backend} is for Brax's environments; leave it null and choose env.impl=jax or warp"
+            f"env.backend: {config.backend} is for Brax's environments; choose auto, native or mjx for Playground's"
         )
+    if config.backend == "native" and config.impl != "auto":
+        raise ConfigError(f"env.impl: {config.impl} is of MJX; set env.backend=mjx, or env.impl=auto for C MuJoCo")
     suite = suite_of(config.name)
     settings = suite.get_default_config(config.name)
     overrides = _flat(kwargs)
@@ -43,7 +46,7 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, Any]) -> Any:
     if "impl" in overrides:
         raise ConfigError(f"env.kwargs: set env.impl={overrides['impl']} instead of impl in env.kwargs")
     if "impl" in settings:
-        overrides.setdefault("impl", implementation(config))
+        overrides.setdefault("impl", impl or implementation(config))
     elif config.impl != "auto":
         raise ConfigError(
             f"env.impl: {config.name} does not let you choose the implementation of MJX; set env.impl=auto"

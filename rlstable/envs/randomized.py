@@ -55,6 +55,11 @@ class RandomizedEnv:
         return getattr(self.env, name)
 
     @property
+    def randomized(self) -> tuple[str, ...]:
+        """Names of the randomised arrays of the model, such as `body_mass` or `opt.gravity`."""
+        return tuple(path.removeprefix(".") for path in self._randomized)
+
+    @property
     def unwrapped(self) -> Any:
         """The innermost environment, with the model that is not randomised."""
         return _inner(self.env)

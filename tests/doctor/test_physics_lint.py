@@ -54,7 +54,8 @@ def test_lint_uses_the_physics_options_of_the_environment() -> None:
 
 def test_model_of_an_environment_without_a_model_is_none() -> None:
     model = arm()
-    assert model_of(SimpleNamespace(mj_model=model)) is model
+    copied = model_of(SimpleNamespace(mj_model=model))
+    assert copied is not model and copied.nbody == model.nbody
     assert model_of(SimpleNamespace(sys=SimpleNamespace())) is None
     assert model_of(SimpleNamespace()) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,6 +89,34 @@ def test_native_step_equals_that_of_mjx(name):
     check_parity(EnvConfig(name=name) if name != "stick" else config)
 
 
+def test_native_step_under_randomised_models_equals_that_of_mjx():
+    """Every environment has its own masses, friction, damping, armature, gears and joint limits in both engines."""
+    check_parity(EnvConfig(**STICK, randomization_fn="ball:each_its_own"))
+
+
+def test_every_environment_keeps_its_own_model_in_native_physics():
+    """Environments from one first state come apart, and the original model is unchanged."""
+    env = load_env(EnvConfig(**STICK, backend="native", randomization_fn="ball:each_its_own"))
+    state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), 4))
+    start = state.replace(pipeline_state=jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), state.pipeline_state))
+    stepped = jax.jit(jax.vmap(env.step))(start, jnp.ones((4, 1)))
+    assert len(np.unique(np.asarray(stepped.pipeline_state.qpos), axis=0)) == 4
+    assert_same(stepped.info["model"], state.info["model"])
+    plain = load_env(EnvConfig(**STICK, backend="native"))
+    alone = jax.jit(jax.vmap(plain.step))(start.replace(info={}), jnp.ones((4, 1)))
+    assert len(np.unique(np.asarray(alone.pipeline_state.qpos), axis=0)) == 1
+
+
+def test_array_that_native_physics_cannot_randomise_is_named_and_auto_takes_mjx():
+    config = EnvConfig(**STICK, randomization_fn="ball:other_sizes")
+    said = "env.backend: native cannot simulate ball:Stick: it cannot randomise geom_size; set env.backend=auto"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(config.model_copy(update={"backend": "native"}))
+    loaded = load(config.model_copy(update={"backend": "auto"}))
+    assert loaded.backend == "mjx"
+    assert loaded.fallback_reason == "native cannot simulate ball:Stick: it cannot randomise geom_size"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_native_steps_and_resets_equal_those_of_mjx_in_every_environment(name):
@@ -101,7 +130,7 @@ def test_native_step_of_the_ant_equals_mjx_with_more_solver_iterations():
 
 def check_parity(config: EnvConfig, resets: bool = False) -> None:
     found = differences(config, resets)
-    allowed = bounds(config.name)
+    allowed = bounds(config)
     assert found.keys() >= {"obs", "reward", "done", *ATTRIBUTES}
     beyond = {
         name: (value, allowed[name])

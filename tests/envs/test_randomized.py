@@ -193,7 +193,7 @@ def test_evaluation_is_randomised_only_on_request(randomize: bool, expected: typ
         ({"randomization_fn": "test_randomized:no_tuple"}, r"^env\.randomization_fn: cannot be used: "),
         ({"randomization_fn": "test_randomized:not_batched"}, r"^env\.randomization_fn: in_axes holds no 0"),
         ({"name": "toys:PointMass"}, r"^env\.randomization_fn: PointMass has neither sys \(Brax\) nor mjx_model"),
-        ({"backend": "native"}, r"^env\.backend: native simulates one model for all environments"),
+        ({"backend": "native"}, r"^env\.backend: native cannot simulate .*:Weighted: it has no MuJoCo model"),
         ({"randomize": True}, r"^env\.randomize: needs env=playground"),
         ({"impl": "warp"}, r"^env\.impl: needs env=playground"),
     ],

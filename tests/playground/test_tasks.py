@@ -30,7 +30,7 @@ def task(name: str = "CartpoleBalance", **settings: Any) -> EnvConfig:
 def test_task_is_loaded_with_its_overrides_and_its_own_episode_length() -> None:
     loaded = load(task(episode_length=20, kwargs={"ctrl_dt": 0.02, "vision_config": {"nworld": 8}}), {"sim_dt": 0.02})
     env = loaded.env
-    assert loaded.backend is None and env.action_size == 1
+    assert loaded.backend == "mjx" and env.action_size == 1
     assert (env.mjx_model.impl.value, env.dt, env.sim_dt, env._config.vision_config.nworld) == ("jax", 0.02, 0.02, 8)
     assert env._config.episode_length == 1000, "training counts env.episode_length itself"
 
@@ -69,8 +69,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a setting of another type": ({"kwargs": {"ctrl_dt": "fast"}}, "env.kwargs: Playground cannot build "
                                   "CartpoleBalance with ctrl_dt='fast', impl='jax': TypeError: "),
     "pixels": ({"kwargs": {"vision": True}}, "env.kwargs: rlstable does not train on pixels; leave vision=false"),
-    "a backend of Brax": ({"backend": "spring"}, "env.backend: spring is for Brax's environments; leave it null and "
-                          "choose env.impl=jax or warp"),
+    "a backend of Brax": ({"backend": "spring"}, "env.backend: spring is for Brax's environments; choose auto, native "
+                          "or mjx for Playground's"),
+    "an implementation of MJX without MJX": ({"backend": "native", "impl": "jax"}, "env.impl: jax is of MJX; set "
+                                             "env.backend=mjx, or env.impl=auto for C MuJoCo"),
     "no choice of implementation": ({"name": "AeroCubeRotateZAxis", "impl": "jax"}, "env.impl: AeroCubeRotateZAxis "
                                     "does not let you choose the implementation of MJX; set env.impl=auto"),
     "no randomisation": ({"randomize": True}, "env.randomize: Playground has no randomisation for CartpoleBalance; "),
