@@ -105,7 +105,7 @@ def test_run_on_a_full_disk_trains_to_its_end_and_keeps_its_checkpoints(
     assert "checkpoint_failed: iteration 4, error " in printed
     assert "No space left on device" in printed
     assert "sink_failed: sink JsonLines, error OSError" in printed
-    assert "stop reason    not_saved" in printed
+    assert "stop reason  not_saved" in printed
     left = read_result(disk)  # written into reserved space
     assert left is not None and left["unsaved_steps"] == 11 * ITERATION
     assert "not_saved" in (disk / "report.html").read_text()

@@ -259,8 +259,10 @@ def test_signal_while_a_program_compiles_ends_the_run_at_once(tmp_path: Path, nu
     process.send_signal(number)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == {"preempted": 143, "interrupted": 130}[name]
-    assert f"stop reason    {name}: " in output
+    assert f"stop reason  {name}: " in output
     assert "compiled training" not in output
+    shown = {"preempted": "SIGTERM", "interrupted": "Ctrl-C"}[name]
+    assert f"{shown}: the run saves and stops; a second signal stops it at once, without saving\n" in output
     (folder,) = (tmp_path / "runs" / "toys.PointMass").iterdir()
     result = json.loads((folder / "result.json").read_text())
     assert (result["stop_reason"], result["step"]) == (name, 0)

@@ -6,13 +6,14 @@ import contextlib
 import json
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from rlstable.io.progress_reminder import ProgressReminder
 from rlstable.io.screens import Progress, open_screen
 
+_SAMPLES = 50  # rows over which the pace is measured
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # Events that are not trouble; their lines have no exclamation mark.
 _GOOD_EVENTS = frozenset(
@@ -46,6 +47,8 @@ class Console:
     Attributes:
         working: `with working(what, expected):` prints "still running" lines during long work.
 
+    `with busy(what):` does the same and shows the work on a terminal, in place of the progress bar.
+
     Args:
         mode: `auto` shows a live display on a terminal and plain lines elsewhere.
         total_steps: Environment steps of the whole run.
@@ -77,7 +80,7 @@ class Console:
         self._verbose = verbose
         self._clock = clock
         self.working = ProgressReminder(patience, self.message, clock).working
-        self._evaluated = False
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
         self._step = 0
         self._trips: dict[str, int] = {}
         self._pending_trips: dict[str, Counter[str]] = {}
@@ -89,12 +92,13 @@ class Console:
         now = self._progress
         now.step = self._step = int(step)
         now.sps = metrics.get("training/sps", now.sps)
+        now.pace = self._pace()
         if "eval/episode_reward" in metrics:
-            self._evaluated = True
+            now.evaluated_at = now.step
             now.episode_return = metrics["eval/episode_reward"]
             now.length = metrics.get("eval/avg_episode_length")
             now.aborted = metrics.get("eval/aborted_share")
-        elif not self._evaluated:
+        elif now.evaluated_at is None:
             now.episode_return = metrics.get("episode/sum_reward", now.episode_return)
         self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
         now.trips = sum(self._trips.values())
@@ -115,6 +119,28 @@ class Console:
             self._print_trips()
         else:
             self._print_event(kind in _GOOD_EVENTS or fields.get("how") == "typed", describe_event(kind, fields))
+
+    def _pace(self) -> float | None:
+        """Seconds per environment step over the latest rows; None before the second row and after a rollback."""
+        if self._samples and self._step <= self._samples[-1][1]:
+            self._samples.clear()
+        self._samples.append((self._clock(), self._step))
+        (started, first), (ended, last) = self._samples[0], self._samples[-1]
+        return (ended - started) / (last - first) if ended > started else None
+
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Context manager: shows on a terminal that something other than training takes time."""
+        self._try(lambda: self._screen.spin(what))
+        try:
+            with self.working(what):
+                yield
+        finally:
+            self._try(lambda: self._screen.close())
+
+    def header(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Prints a table of names and values when a run starts."""
+        self._try(lambda: self._screen.table(rows))
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:

@@ -18,21 +18,38 @@ from rich.text import Text
 
 @dataclass
 class Progress:
-    """Progress of a run; None means unknown."""
+    """Progress of a run; None means unknown.
+
+    Attributes:
+        total: Environment steps of the whole run.
+        step: Environment steps so far.
+        sps: Environment steps per second of training.
+        pace: Seconds per environment step of late, with evaluations and saving.
+        episode_return: The latest return.
+        evaluated_at: Step of the evaluation with this return; None if training episodes gave the return.
+        length: Mean episode length of the evaluation.
+        aborted: Share of aborted evaluation episodes.
+        trips: Trips of all guards.
+    """
 
     total: int
     step: int = 0
     sps: float | None = None
+    pace: float | None = None
     episode_return: float | None = None
+    evaluated_at: int | None = None
     length: float | None = None
     aborted: float | None = None
     trips: int = 0
 
     def eta(self) -> str:
-        """Remaining time at the current speed."""
-        if self.sps is None or not self.sps > 0 or not math.isfinite(self.sps):
+        """Remaining time at the pace of late; before the pace is known, at the speed of training."""
+        pace = self.pace
+        if pace is None and self.sps is not None and self.sps > 0:
+            pace = 1 / self.sps
+        if pace is None or not math.isfinite(pace):
             return "--"
-        return duration(max(self.total - self.step, 0) / self.sps)
+        return duration(max(self.total - self.step, 0) * pace)
 
     def line(self) -> str:
         """One line with aligned columns."""
@@ -46,13 +63,22 @@ class Progress:
             f"return {number(self.episode_return, ',.2f'):>10}",
             f"trips {self.trips:,}",
         ]
-        return "  ".join(columns)
+        return "  ".join(columns) + self._origin()
+
+    def _origin(self) -> str:
+        """The origin of the return, unless this step has evaluated."""
+        if self.episode_return is None or self.evaluated_at == self.step:
+            return ""
+        return (
+            "  in training" if self.evaluated_at is None else f"  evaluated {self.step - self.evaluated_at:,} steps ago"
+        )
 
     def short(self) -> str:
         """The line beside the progress bar."""
         speed, value = number(self.sps, ",.0f"), number(self.episode_return, ",.2f")
         steps = f"{self.step:,}/{self.total:,}"
-        return f"{steps}  {speed}/s  ETA {self.eta()}  return {value}  trips {self.trips:,}"
+        origin = "training" if self.evaluated_at is None else "evaluated"
+        return f"{steps}  {speed}/s  ETA {self.eta()}  {origin} {value}  trips {self.trips:,}"
 
     def evaluation(self) -> str:
         """The part of the line about an evaluation."""
@@ -113,6 +139,12 @@ class Screen:
         """Shows the current work: a spinner with the elapsed time instead of the bar, or a plain line."""
         if not self._live:
             self.line(f"{what} ...", None)
+            return
+        self.spin(what)
+
+    def spin(self, what: str) -> None:
+        """Shows the current work on a terminal, and nothing elsewhere."""
+        if not self._live:
             return
         self.close()  # rich allows one live display at a time
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())

@@ -19,6 +19,7 @@ from rlstable.report.timeline import event_text, timeline
 from rlstable.supervise.stop_reasons import StopReason, command
 
 _LAST_EVENTS = 300
+_NOTHING_FINITE = '<p class="bad">no finite value was logged</p>'
 _STEPS_OF_SIGN = 5
 _SEED_KEYS = {"seed", "logging.wandb.name", "resume"}  # settings that differ between seeds of one run
 _NORMAL_95 = 1.96  # standard errors to each side
@@ -240,9 +241,10 @@ def _charts(records: Sequence[RunRecord]) -> str:
     figures = []
     for panel in PANELS:
         lines = [line for index, record in enumerate(records) for line in _lines(panel, record, index, len(records))]
-        if lines:
+        logged = any(key in row for record in records for row in record.rows for key in panel.keys.values())
+        if lines or logged:
             note = f" <span>{text(panel.note)}</span>" if panel.note else ""
-            drawn = chart(panel.title, lines, end, panel.may_be_log)
+            drawn = chart(panel.title, lines, end, panel.may_be_log) if lines else _NOTHING_FINITE
             figures.append(f'<figure class="card"><figcaption>{text(panel.title)}{note}</figcaption>{drawn}</figure>')
     if not figures:
         return "<h2>Curves</h2><p>The run logged no metrics.</p>"

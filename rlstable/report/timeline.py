@@ -19,6 +19,7 @@ _LANES = (
     ("rollbacks", ("rolled_back", "remedy_taken_back"), "bad"),
     ("precision", ("precision_changed", "precision_not_delivered"), "warn"),
     ("memory", ("memory_planned", "memory_tight", "evaluation_divided"), "warn"),
+    ("evaluations", ("evaluation_void", "evaluation_slow"), "bad"),
     ("incidents", ("incident", "incident_failed"), "bad"),
     ("checkpoints", ("checkpoint_failed", "checkpoint_damaged", "checkpoint_saved_again"), "warn"),
     ("signs", ("sign",), "warn"),

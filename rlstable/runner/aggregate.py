@@ -92,10 +92,23 @@ def fields_of(seeds: Mapping[int, Fields], stop_reason: StopReason | None = None
         "best_return": _iqm(fields["best_return"] for fields in each),
         **_confirmed(each),
         "seconds": max((fields["seconds"] for fields in each), default=0.0),
+        **_wall_seconds(each),
         "rollbacks": sum(fields["rollbacks"] for fields in each),
         "warnings": _warnings(seeds),
         "seeds": {seed: seeds[seed] for seed in sorted(seeds)},
     }
+
+
+def _wall_seconds(seeds: list[Fields]) -> Fields:
+    """The wall time of the seed that ended last, with the evaluations of all seeds.
+
+    Seeds that another version trained have none.
+    """
+    known = [fields["wall_seconds"] for fields in seeds if "wall_seconds" in fields]
+    if not known:
+        return {}
+    last = max(known, key=lambda wall: float(wall["total"]))
+    return {"wall_seconds": last | {"evaluation": round(sum(wall["evaluation"] for wall in known), 1)}}
 
 
 def _warnings(seeds: Mapping[int, Fields]) -> list[Fields]:

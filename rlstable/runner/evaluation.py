@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping
 
+from rlstable.io.console import Console
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator
 from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.slots import Slots
@@ -12,7 +13,7 @@ from rlstable.supervise.memory_plan import OutOfMemory
 
 
 def evaluate(
-    evaluator: Evaluator, slots: Slots, training: Mapping[int, SeedRun], seeds: Collection[int]
+    evaluator: Evaluator, slots: Slots, training: Mapping[int, SeedRun], seeds: Collection[int], console: Console
 ) -> dict[int, EvaluationMetrics]:
     """Evaluates the present policies of all slots.
 
@@ -21,13 +22,15 @@ def evaluate(
         slots: The slots.
         training: The seeds that the last iteration trained.
         seeds: The seeds whose metrics are returned.
+        console: Shows that the evaluation runs.
 
     Raises:
         OutOfMemory: The evaluation does not fit; every good state is saved first.
     """
     policies = slots.policies(training)
     try:
-        metrics = evaluator.evaluate(list(policies.values()))
+        with console.busy("evaluating the policy"):
+            metrics = evaluator.evaluate(list(policies.values()))
     except OutOfMemory:
         for run in training.values():
             run.saving.save_if_good(run.state)  # the run ends with everything that it has learned
@@ -36,7 +39,7 @@ def evaluate(
 
 
 def compare_with_best(
-    evaluator: Evaluator, slots: Slots, training: Mapping[int, SeedRun], seeds: Collection[int]
+    evaluator: Evaluator, slots: Slots, training: Mapping[int, SeedRun], seeds: Collection[int], console: Console
 ) -> None:
     """Plays the best and the present policies of some seeds in the same episodes, for their return checks.
 
@@ -47,10 +50,11 @@ def compare_with_best(
         slots: The slots.
         training: The seeds that the last iteration trained.
         seeds: The seeds whose return may have collapsed.
+        console: Shows that the episodes are played.
     """
     policies = slots.policies(training)
     pairs = {seed: training[seed].return_check.policy_pair(training[seed].state) for seed in seeds}
-    with contextlib.suppress(OutOfMemory):
+    with contextlib.suppress(OutOfMemory), console.busy("comparing the policy with the best one"):
         best, present = (
             evaluator.play(list((policies | {seed: pair[side] for seed, pair in pairs.items()}).values()))
             for side in (0, 1)

@@ -52,8 +52,9 @@ def finish_files(
         console.message(f"result.json could not be written: {error}")
     if report and not taken:
         try:
-            records = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
-            write_atomically(run_dir / "report.html", page(records))
+            with console.busy("writing report.html"):
+                records = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
+                write_atomically(run_dir / "report.html", page(records))
         except Exception as error:
             console.message(f"report.html could not be written: {type(error).__name__}: {error}")
     seeds = fields.get("seeds")

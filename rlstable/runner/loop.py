@@ -27,6 +27,7 @@ from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.evaluation import compare_with_best, evaluate
 from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
+from rlstable.runner.header import header
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun, mesh_of
@@ -173,6 +174,7 @@ class TrainingLoop:
         if not self._unfinished:
             return
         training = self._training
+        self._console.header(header(self.config, next(iter(training.values())), self.run_dir))
         self._slots.fill(training)
         if any(run.schedule.evaluates for run in training.values()):
             # Compiles while the iteration is traced.
@@ -189,7 +191,7 @@ class TrainingLoop:
         """Evaluates the policies of a new run before its first iteration, if the configuration says so."""
         if not self.config.eval.at_start or any(run.host.iteration for run in training.values()):
             return
-        for seed, metrics in evaluate(self._evaluator, self._slots, training, training).items():
+        for seed, metrics in evaluate(self._evaluator, self._slots, training, training, self._console).items():
             training[seed].log.first_row(metrics)
 
     def _finish_iteration(
@@ -201,10 +203,10 @@ class TrainingLoop:
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
         if self.config.seeds == 1:
             self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
-        evaluations = evaluate(self._evaluator, self._slots, training, due) if due else {}
+        evaluations = evaluate(self._evaluator, self._slots, training, due, self._console) if due else {}
         suspects = [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))]
         if suspects:
-            compare_with_best(self._evaluator, self._slots, training, suspects)
+            compare_with_best(self._evaluator, self._slots, training, suspects, self._console)
         # Asked once for all seeds, so that all of them stop after the same iteration.
         requested = self._stop_request.requested(self._last_seconds)
         own_reasons = {
@@ -246,7 +248,8 @@ class TrainingLoop:
         if runs:
             # The evaluation program takes `config.seeds` policies at a time.
             requested = self._stop_request.requested
-            confirm(runs, lambda policies: self._evaluator.evaluate(policies), self.config.seeds, requested)
+            with self._console.busy("confirming the best policy in fresh episodes"):
+                confirm(runs, lambda policies: self._evaluator.evaluate(policies), self.config.seeds, requested)
         for seed, reason in stop_reasons.items():
             self._end_seed(seed, reason)
         return stop_reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from rlstable.supervise.signs import Signs
 from rlstable.supervise.stop_reasons import StopReason
 
 Callback = Callable[[int, Row], Any]
+
+# An evaluation share above this is logged, once this many seconds were spent on it.
+_SLOW_SHARE, _SLOW_SECONDS = 0.25, 30.0
 
 
 class SeedLog:
@@ -54,6 +58,9 @@ class SeedLog:
         self.history: list[Row] = History()
         self.last_evaluation: Row = {}
         self.stopped_by_callback = False
+        self._opened = time.perf_counter()
+        self._before = (0.0, 0.0)  # seconds of training and of evaluation in earlier processes
+        self._warned_of_evaluation = False
 
     def start(self, ppo: PPO) -> None:
         """Opens the outputs. Must run when the first step of the run is known.
@@ -63,6 +70,7 @@ class SeedLog:
         """
         self._update_guards = ppo.update_guards
         self.telemetry = Telemetry(self._config, ppo)
+        self._before = (self._host.elapsed, self._host.evaluated)
         self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -81,7 +89,7 @@ class SeedLog:
         trips = self.telemetry.trips(metrics)
         transitions = config.env_steps_per_iteration // config.env.action_repeat
         minibatches = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
-        host.tally.count(metrics.values, trips, transitions, minibatches, self._update_guards)
+        host.tally.count(metrics.values, trips, transitions, minibatches, self._update_guards, host.logged_step)
         for name, causes in trips.items():
             self.event("guard_tripped", guard=name, **causes)
 
@@ -89,6 +97,7 @@ class SeedLog:
         """Records an evaluation; returns its part of the next row."""
         host = self._host
         host.evaluated += metrics["eval/epoch_eval_time"] or 0.0
+        self._warn_of_slow_evaluation()
         self.last_evaluation = row = {**metrics, "eval/walltime": host.evaluated}
         value = row["eval/episode_reward"]
         host.last_return = value
@@ -99,6 +108,22 @@ class SeedLog:
         elif host.best_return is None or value > host.best_return:
             host.best_return = float(value)
         return row
+
+    def _warn_of_slow_evaluation(self) -> None:
+        """Logs once that evaluation takes much of the time, with the keys to change."""
+        training, evaluation = self._seconds_here()
+        if self._warned_of_evaluation or evaluation < _SLOW_SECONDS:
+            return
+        share = evaluation / (training + evaluation)
+        if share > _SLOW_SHARE:
+            self._warned_of_evaluation = True
+            sizes = self._config.eval
+            remedy = f"lower eval.num_envs={sizes.num_envs} or eval.num_evals={sizes.num_evals}"
+            self.event("evaluation_slow", share=round(share, 2), remedy=remedy)
+
+    def _seconds_here(self) -> tuple[float, float]:
+        """Seconds of training and of evaluation in this process."""
+        return self._host.elapsed - self._before[0], self._host.evaluated - self._before[1]
 
     def first_row(self, metrics: Row) -> None:
         """Logs the evaluation of the untrained policy, before the first iteration."""
@@ -137,6 +162,7 @@ class SeedLog:
             more: Fields `confirmed_*` and `unsaved_steps`, if any.
         """
         host = self._host
+        training, evaluation = self._seconds_here()
         fields: dict[str, Any] = {
             "stop_reason": stop_reason.name,
             "exit_code": stop_reason.exit_code,
@@ -145,6 +171,11 @@ class SeedLog:
             "best_return": host.best_return,
             **more,
             "seconds": round(host.elapsed, 1),
+            "wall_seconds": {
+                "total": round(time.perf_counter() - self._opened, 1),
+                "training": round(training, 1),
+                "evaluation": round(evaluation, 1),
+            },
             "rollbacks": host.attempts.count,
             "signs": host.signs.logged,
             "warnings": [warning._asdict() for warning in warnings_of(host.tally)],

@@ -59,10 +59,10 @@ class StopRequest:
     @contextlib.contextmanager
     def catching_signals(self) -> Iterator[None]:
         """Catches signals, unless the caller catches them already."""
-        if self._signals is not None:
-            yield
-            return
-        with Signals() as self._signals:
+        with contextlib.ExitStack() as stack:
+            if self._signals is None:
+                self._signals = stack.enter_context(Signals())
+            self._signals.announce = self._announce
             yield
 
     @contextlib.contextmanager
@@ -71,6 +71,10 @@ class StopRequest:
         handler = contextlib.nullcontext() if self._signals is None else self._signals.exit_handler(self._exit)
         with self._console.compiling(name), handler:
             yield
+
+    def _announce(self, number: int) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self._console.message(f"{name}: the run saves and stops; a second signal stops it at once, without saving")
 
     def _exit(self) -> None:
         """Saves the run and ends the process."""

@@ -72,9 +72,11 @@ class Telemetry:
             warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, as intended
             packed_means = np.nanmean([metrics.values.whole for metrics in self._metrics], axis=0).tolist()
         means = {name: packed_means[place] for name, place in last.values.indices.items()}
-        ended = not np.isnan(means["episode/length"])
         # Without an accepted update, NaN means "no value" and is left out; otherwise a NaN is logged.
         learned = means["training/accepted_share"] > 0
+        # A return beside a loss that is not finite is one of environments with bad states.
+        ruined = learned and not np.isfinite(means["training/v_loss"])
+        ended = not np.isnan(means["episode/length"]) and not ruined
         row: Row = {
             name: value
             for name, value in means.items()

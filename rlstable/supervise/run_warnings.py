@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rlstable.supervise.tally import Tally
 
+LOSS_NOT_FINITE = "loss_not_finite"  # the warning of a run whose policy is ruined
 _MOST = 0.5  # share of transitions
 
 
@@ -23,8 +24,16 @@ class RunWarning(NamedTuple):
 
 def warnings_of(tally: Tally) -> list[RunWarning]:
     """The warnings of a run, in a fixed order; empty for a healthy one."""
-    candidates = (_transitions(tally), _evaluations(tally), _return(tally))
+    candidates = (_loss(tally), _transitions(tally), _evaluations(tally), _return(tally))
     return [RunWarning(name, text) for name, text in candidates if text]
+
+
+def _loss(tally: Tally) -> tuple[str, str]:
+    text = (
+        f"no finite loss since step {tally.finite_loss_step:,}, so the networks are ruined and this policy is of no "
+        "use; train again with guards=default, and find the cause with python -m rlstable.doctor"
+    )
+    return LOSS_NOT_FINITE, "" if tally.loss_is_finite else text
 
 
 def _transitions(tally: Tally) -> tuple[str, str]:
@@ -53,7 +62,7 @@ def _return(tally: Tally) -> tuple[str, str]:
         "no episode had a finite return, neither in training nor in an evaluation, so it is unknown whether the "
         "policy learned anything; check rewards and observations with python -m rlstable.doctor"
     )
-    never = tally.finite == 0 and tally.void == tally.evaluations
+    never = tally.finite == 0 and tally.void == tally.evaluations and tally.loss_is_finite
     return "no_finite_return", text if expected and never else ""
 
 

@@ -33,10 +33,12 @@ class Signals:
 
     Attributes:
         received: Number of the first signal; None before it.
+        announce: Called with the number of the first signal at once, possibly by another thread.
     """
 
     def __init__(self, owns_process: bool = False):
         self.received: int | None = None
+        self.announce: Callable[[int], None] = lambda number: None
         self._owns_process = owns_process
         self._previous: dict[int, Any] = {}
         self._exit: Callable[[], None] | None = None
@@ -95,6 +97,7 @@ class Signals:
         if self._owns_process:
             return  # the thread receives the signal too
         self.received = number
+        self.announce(number)
         for stop in _STOP:
             if stop in self._previous:
                 signal.signal(stop, self._previous[stop])
@@ -108,6 +111,7 @@ class Signals:
                 if self.received is not None:
                     os._exit(128 + number)
                 self.received = number
+                self.announce(number)
                 # In another thread, so that this thread receives the second signal.
                 threading.Thread(target=self._exit_if_compiling, daemon=True).start()
 

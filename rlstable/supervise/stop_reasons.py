@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import Config
+from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
 
 
 class StopReason(Enum):
@@ -140,13 +141,15 @@ def describe(
 
     Args:
         stop_reason: Why the run stopped.
-        fields: `step`, `return`, `best_return` and `seconds`; `confirmed_*` of a confirmed policy; `unsaved_steps`,
-            `advice`, `signs` and `warnings` if there are any; `seeds` with the fields of each of several seeds.
+        fields: `step`, `return`, `best_return` and `seconds`; `wall_seconds` of this process; `confirmed_*` of a
+            confirmed policy; `unsaved_steps`, `advice`, `signs` and `warnings` if there are any; `seeds` with the
+            fields of each of several seeds.
         run_dir: The run folder.
         policy: Folder of the policy, with several seeds of the best seed; None if nothing was saved.
         env_by_name: Whether the commands can load the environment; they cannot load an environment object.
     """
-    folder, seeds = _from_here(run_dir), fields.get("seeds", {})
+    folder, seeds = short_path(run_dir), fields.get("seeds", {})
+    ruined = [warning for warning in fields.get("warnings", []) if warning["name"] == LOSS_NOT_FINITE]
     rows = [
         ("stop reason", f"{stop_reason.name}: {stop_reason.meaning}"),
         *([("what to do", fields["advice"])] if "advice" in fields else []),
@@ -155,11 +158,11 @@ def describe(
         *_of_signs(fields, seeds),
         ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),
         ("return", "interquartile mean " * bool(seeds) + _returns(fields)),
-        ("training time", f"{fields['seconds']:,.1f} s"),
+        _time(fields),
         ("run folder", folder),
-        *([("report", _from_here(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
+        *([("report", short_path(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
-    if policy is not None:
+    if policy is not None and len(ruined) < max(len(seeds), 1):
         reasons = {seed_fields["stop_reason"] for seed_fields in seeds.values()} or {stop_reason.name}
         ended = {StopReason.completed.name, *(reason.name for reason in GIVEN_UP if seeds)}
         # A completed run can only continue with more steps.
@@ -169,8 +172,19 @@ def describe(
             rows.append(("resume", f"{command('train', run_dir, 'resume=')}{more}"))
             rows.append(("evaluate", command("evaluate", policy, "run=")))
             rows.append(("render", command("render", policy, "run=")))
-        rows.append(("load", f'rlstable.load_policy("{_from_here(policy)}").act(obs)'))
+        rows.append(("load", f'rlstable.load_policy("{short_path(policy)}").act(obs)'))
     return rows
+
+
+def _time(fields: Mapping[str, Any]) -> tuple[str, str]:
+    """The line about the time: of this process by its parts if known, else of training only."""
+    training, wall = float(fields["seconds"]), fields.get("wall_seconds")
+    if wall is None:
+        return "training time", f"{training:,.1f} s"
+    rest = wall["total"] - wall["training"] - wall["evaluation"]
+    parts = f"training {wall['training']:,.1f} s, evaluation {wall['evaluation']:,.1f} s, start and end {rest:,.1f} s"
+    resumed = training - wall["training"] > 1.0
+    return "wall time", f"{wall['total']:,.1f} s: {parts}" + resumed * f"; training of all processes {training:,.1f} s"
 
 
 def _of_seed(fields: Mapping[str, Any]) -> str:
@@ -225,14 +239,15 @@ def _returns(fields: Mapping[str, Any]) -> str:
 
 def command(name: str, path: Path, key: str = "") -> str:
     """The command line for a command of rlstable; `key` is put before the path, relative to the working folder."""
-    return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + _from_here(path))}"
+    return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + short_path(path))}"
 
 
 def _number(value: Any) -> str:
     return "none" if value is None or not math.isfinite(value) else f"{value:,.1f}"
 
 
-def _from_here(path: Path) -> str:
+def short_path(path: Path) -> str:
+    """The path from the working folder, if the path is in it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -242,4 +257,4 @@ def _python() -> str:
     python = shutil.which("python")
     if python is not None and Path(python).absolute() == Path(sys.executable).absolute():
         return "python"
-    return _from_here(Path(sys.executable).absolute())
+    return short_path(Path(sys.executable).absolute())

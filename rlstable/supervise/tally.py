@@ -25,6 +25,8 @@ class Tally:
         latest: Share of rejected transitions in each of the latest 20 iterations, the newest last.
         ended: Iterations in which training episodes ended.
         finite: Iterations in which the mean return of ended episodes was finite.
+        finite_loss_step: Step of the last accepted update with a finite loss; 0 without one.
+        loss_is_finite: Whether the last accepted update had a finite loss.
         evaluations: Evaluations.
         void: Evaluations without a finite return.
         trips: Trips by guard and cause.
@@ -38,6 +40,8 @@ class Tally:
     latest: list[float] = dataclasses.field(default_factory=list)
     ended: int = 0
     finite: int = 0
+    finite_loss_step: int = 0
+    loss_is_finite: bool = True
     evaluations: int = 0
     void: int = 0
     trips: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
@@ -45,7 +49,13 @@ class Tally:
     lost: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def count(
-        self, values: Values, trips: Trips, transitions: int, minibatches: int, update_guards: Collection[str]
+        self,
+        values: Values,
+        trips: Trips,
+        transitions: int,
+        minibatches: int,
+        update_guards: Collection[str],
+        step: int,
     ) -> None:
         """Counts an iteration.
 
@@ -55,14 +65,20 @@ class Tally:
             transitions: Collected transitions.
             minibatches: Attempted updates.
             update_guards: Names of the guards that reject updates.
+            step: Environment steps trained, with this iteration.
         """
+        learned = values["training/accepted_share"] > 0
+        if learned:
+            self.loss_is_finite = math.isfinite(values.get("training/v_loss", 0.0))
+            self.finite_loss_step = step if self.loss_is_finite else self.finite_loss_step
         share = 1.0 - float(values.get("training/valid_share", 1.0))
         self.transitions += transitions
         self.rejected += round(share * transitions)
         self.latest = [*self.latest, share][-_LATEST:]
         if not math.isnan(values.get("episode/length", math.nan)):
             self.ended += 1
-            self.finite += math.isfinite(values.get("episode/sum_reward", math.nan))
+            # Rewards of environments with a bad state may be finite.
+            self.finite += self.loss_is_finite and math.isfinite(values.get("episode/sum_reward", math.nan))
         for guard, causes in trips.items():
             counts = self.trips.setdefault(guard, {})
             for cause, trips_of_cause in causes.items():
@@ -71,7 +87,7 @@ class Tally:
             if key.startswith("limiters/") and math.isfinite(value):
                 total, reports = self.limiters.get(key.removesuffix("/active"), (0.0, 0.0))
                 self.limiters[key.removesuffix("/active")] = [total + float(value), reports + 1]
-        if not values["training/accepted_share"] > 0:
+        if not learned:
             lost = {name: float(sum(trips[name].values())) for name in update_guards if name in trips}
             lost[_KL] = float(values.get(f"{_KL}/active", 0.0)) * minibatches
             lost[SAMPLES] = float(minibatches) if share >= 1.0 else 0.0

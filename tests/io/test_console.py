@@ -51,10 +51,11 @@ def test_plain_console_aligns_and_throttles_its_lines():
     assert stream.getvalue().splitlines() == [
         "humanoid, 8 devices",
         "step         0 / 1,000,000    0.0 %         -- steps/s  ETA       --  return         --  trips 0",
-        "step   123,456 / 1,000,000   12.3 %     45,679 steps/s  ETA  0:00:19  return       3.25  trips 2",
-        "step   500,000 / 1,000,000   50.0 %     45,679 steps/s  ETA  0:00:11  return     812.35  trips 3"
+        "step   123,456 / 1,000,000   12.3 %     45,679 steps/s  ETA  0:00:36  return       3.25  trips 2  in training",
+        "step   500,000 / 1,000,000   50.0 %     45,679 steps/s  ETA  0:00:06  return     812.35  trips 3"
         "  evaluated  length 999.0  aborted 12.5 %",
-        "step 1,000,000 / 1,000,000  100.0 %         -- steps/s  ETA       --  return     812.35  trips 3",
+        "step 1,000,000 / 1,000,000  100.0 %         -- steps/s  ETA  0:00:00  return     812.35  trips 3"
+        "  evaluated 500,000 steps ago",
     ]
 
 
@@ -183,7 +184,7 @@ def test_rich_console_shows_a_bar_and_keeps_evaluations_and_events():
         clock.now += 3
     console.log(250_000, {"training/sps": 10_000.0, "episode/sum_reward": 3.0})
     bar = terminal.file.getvalue()
-    assert "250,000/1,000,000  10,000/s  ETA 0:01:15  return 3.00  trips 0" in bar
+    assert "250,000/1,000,000  10,000/s  ETA 0:01:15  training 3.00  trips 0" in bar
     assert "ant" in bar
     console.log(500_000, {"eval/episode_reward": 7.0, "guards/env/trips": 4})
     console.event(500_000, "guard_tripped", {"guard": "[env]", "physics": 4})
@@ -261,3 +262,42 @@ def test_console_prints_no_learning_metrics_by_default():
     stream = io.StringIO()
     Console("plain", 1000, stream=stream).log(64, {"training/v_loss": 0.25})
     assert "value loss" not in stream.getvalue()
+
+
+def test_eta_is_of_the_latest_rows_with_evaluations_and_starts_again_after_a_rollback() -> None:
+    console, stream, clock = make_plain(1000)
+    console.log(100, {"training/sps": 50.0})
+    clock.now += 10
+    console.log(200, {"training/sps": 50.0})
+    clock.now += 40  # an evaluation
+    console.log(300, {"training/sps": 50.0})
+    clock.now += 10
+    console.log(200, {"training/sps": 50.0})
+    etas = [line.split("ETA")[1].split()[0] for line in stream.getvalue().splitlines()]
+    assert etas == ["0:00:18", "0:01:20", "0:02:55", "0:00:16"]
+
+
+def test_work_beside_training_is_shown_on_a_terminal_only() -> None:
+    plain, stream, _ = make_plain()
+    with plain.busy("evaluating the policy"):
+        pass
+    assert stream.getvalue() == ""
+    console, terminal, _ = make_rich()
+    console.log(250_000, {"training/sps": 10_000.0})
+    with console.busy("evaluating the policy"):
+        time.sleep(0.5)
+    console.message("done")
+    shown = terminal.file.getvalue()
+    assert "evaluating the policy ..." in shown and shown.rstrip().endswith("done")
+
+
+def test_header_is_a_table_below_the_title() -> None:
+    console, stream, _ = make_plain(title="ant")
+    console.message("compiled")
+    console.header([("task", "ant, physics mjx"), ("networks", "policy 64")])
+    assert stream.getvalue().splitlines() == [
+        "ant",
+        "compiled",
+        "  task      ant, physics mjx",
+        "  networks  policy 64",
+    ]

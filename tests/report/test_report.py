@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from browser import DESKTOP, PHONE, opened
 from commands import exit_code
-from toys import tiny_config
+from toys import GUARDS_OFF, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.report import page as report_page
@@ -91,6 +91,22 @@ def test_failing_report_does_not_fail_the_run(
     runner = trained(tmp_path, logging={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
     assert runner.single.host.step == 64
     assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out
+
+
+def test_report_of_a_ruined_run_looks_ruined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bad physics without guards: a red warning, void evaluations in the timeline, no return and no policy to use."""
+    fault = {"env": {"name": "toys:PointMass", "kwargs": {"fault": "physics", "probability": 0.5}}}
+    trained(tmp_path, guards=GUARDS_OFF, logging={"console": "plain"}, **fault)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["warnings"][0]["name"] == "loss_not_finite"
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows and all(row.get("episode/sum_reward") is None for row in rows)
+    shown = page([read_record(tmp_path)])
+    assert '<span class="bad">loss_not_finite, ' in shown and "no finite loss since step 0, so " in shown
+    assert shown.count("no finite value was logged") >= 2
+    assert "evaluations" in lanes(read_record(tmp_path))
+    printed = capsys.readouterr().out
+    assert "warning      loss_not_finite: " in printed and "rlstable.load_policy" not in printed
 
 
 def test_report_shows_trips_rollbacks_and_incidents(troubled: Path) -> None:

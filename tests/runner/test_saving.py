@@ -106,7 +106,7 @@ def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_print
     said, errors = capfd.readouterr()
     assert ended.value.code == 13, said + errors
     assert errors == ""
-    assert "stop reason    not_saved: the last state could not be saved" in said
+    assert "stop reason  not_saved: the last state could not be saved" in said
     assert f"not saved      the last {LAST * ITERATION:,} steps" in said
     assert re.search(r"! step 0  disk_nearly_full: free_mb 0\.\d, checkpoint_mb 0.1", said)
     assert said.index("disk_nearly_full") < said.index("checkpoint_failed")

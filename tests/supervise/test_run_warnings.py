@@ -21,7 +21,7 @@ def tally(*iterations: dict[str, Any], returns: tuple[float | None, ...] = ()) -
     for iteration in iterations:
         trips = iteration.pop("trips", {})
         healthy = {"training/accepted_share": 1.0, "episode/length": 9.0, "episode/sum_reward": 3.0}
-        own.count(healthy | iteration, trips, 100, 4, ("finite_update", "spike"))
+        own.count(healthy | iteration, trips, 100, 4, ("finite_update", "spike"), own.transitions + 100)
     for value in returns:
         own.count_evaluation(value)
     return own
@@ -54,6 +54,16 @@ def test_rejections_at_the_end_of_a_long_good_run_are_said() -> None:
     assert names(tally(*good, *bad)) == ["transitions_rejected"]
     assert names(tally(*good, *bad[:10])) == []  # half of the last 20 iterations
     assert names(tally(*good, *bad, *good)) == []  # over, and most of the run was good
+
+
+def test_loss_that_stays_not_finite_is_said_with_its_step_and_the_returns_beside_it_do_not_count() -> None:
+    ruined = {"training/v_loss": NAN, "episode/sum_reward": 1000.0}
+    (warning,) = warnings_of(tally({"training/v_loss": 1.0}, ruined, dict(ruined)))
+    assert warning.name == "loss_not_finite" and warning.text.startswith("no finite loss since step 100, so ")
+    assert names(tally(dict(ruined), {"training/v_loss": 1.0})) == []
+    assert tally(dict(ruined)).finite == 0
+    # Without an accepted update there is no loss, and the networks are as before.
+    assert names(tally({"training/v_loss": NAN, "training/accepted_share": 0.0})) == []
 
 
 def test_evaluations_without_a_finite_return_are_said() -> None:

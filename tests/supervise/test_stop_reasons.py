@@ -75,6 +75,24 @@ def test_summary_says_on_what_the_best_return_was_confirmed(tmp_path: Path) -> N
     assert rows["seed 0"].endswith("15.0 best (confirmed on 128 fresh episodes, step 98,304)")
 
 
+def test_summary_splits_the_wall_time_and_counts_earlier_processes(tmp_path: Path) -> None:
+    wall = {"total": 20.0, "training": 3.2, "evaluation": 4.5}
+    rows = dict(describe(StopReason.completed, FIELDS | {"wall_seconds": wall}, tmp_path, None))
+    assert rows["wall time"] == "20.0 s: training 3.2 s, evaluation 4.5 s, start and end 12.3 s"
+    rows = dict(describe(StopReason.completed, FIELDS | {"wall_seconds": wall, "seconds": 100.0}, tmp_path, None))
+    assert rows["wall time"].endswith("; training of all processes 100.0 s")
+    assert dict(describe(StopReason.completed, FIELDS, tmp_path, None))["training time"] == "3.2 s"
+
+
+def test_ruined_policy_is_not_offered(tmp_path: Path) -> None:
+    ruined = {"name": "loss_not_finite", "text": "no finite loss since step 0"}
+    rows = dict(describe(StopReason.completed, FIELDS | {"warnings": [ruined]}, tmp_path, tmp_path))
+    assert rows.keys().isdisjoint({"resume", "evaluate", "render", "load"})
+    seeds = {seed: FIELDS | {"stop_reason": "completed"} for seed in (0, 1)}
+    one = FIELDS | {"seeds": seeds, "warnings": [ruined | {"seed": 0}]}
+    assert "load" in dict(describe(StopReason.completed, one, tmp_path, tmp_path / "seed-1"))
+
+
 def test_path_with_spaces_is_quoted_in_commands() -> None:
     assert command("evaluate", Path("/my runs/ant"), "run=").endswith(" -m rlstable.evaluate 'run=/my runs/ant'")
     assert command("evaluate", Path("/runs/ant"), "run=").endswith(" -m rlstable.evaluate run=/runs/ant")
