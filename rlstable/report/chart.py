@@ -10,12 +10,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_WIDTH, _HEIGHT = 440.0, 190.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 10.0, 12.0, 22.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 12.0, 12.0, 38.0
 # A line with more points is drawn as means of groups, with a band from the least to the greatest value, so that spikes
 # stay visible.
 _BINS = 240
 _LOG_FROM = 1e3  # least ratio of greatest to least value for a logarithmic scale
+
+
+class Frame(NamedTuple):
+    """Size of a chart, in units of its picture.
+
+    Attributes:
+        width: Width with labels.
+        height: Height with labels.
+        ticks: About this many round numbers on the horizontal axis.
+    """
+
+    width: float = 440.0
+    height: float = 210.0
+    ticks: int = 4
+
+
+SMALL, LARGE = Frame(), Frame(1000.0, 340.0, 8)
+
+
+class Mark(NamedTuple):
+    """A marked step or value of a chart.
+
+    Attributes:
+        text: Tooltip, and label of a value.
+        step: Step; None for a value that holds at all steps.
+        value: Value; None for an event without a value.
+        style: Style: `good`, `warn`, `bad` or `plain`.
+    """
+
+    text: str
+    step: float | None = None
+    value: float | None = None
+    style: str = "plain"
 
 
 class Line(NamedTuple):
@@ -29,6 +61,7 @@ class Line(NamedTuple):
         low: Lower edge of a band, `[N]`; None without a band.
         high: Upper edge of the band.
         dashed: Whether the line is dashed.
+        thin: Whether the line is thin and pale, as one of several seeds.
     """
 
     name: str
@@ -38,6 +71,7 @@ class Line(NamedTuple):
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     dashed: bool = False
+    thin: bool = False
 
 
 class Scale(NamedTuple):
@@ -81,7 +115,14 @@ def thinned(line: Line) -> Line:
     )
 
 
-def chart(title: str, lines: Sequence[Line], end: float, may_be_log: bool = False) -> str:
+def chart(
+    title: str,
+    lines: Sequence[Line],
+    end: float,
+    may_be_log: bool = False,
+    frame: Frame = SMALL,
+    marks: Sequence[Mark] = (),
+) -> str:
     """Returns a chart as SVG, with the data of the page's cursor script.
 
     Args:
@@ -89,17 +130,21 @@ def chart(title: str, lines: Sequence[Line], end: float, may_be_log: bool = Fals
         lines: At least one line; each has at least one point.
         end: Greatest step of all charts, so that they share one axis.
         may_be_log: Whether a wide range of positive numbers gets a logarithmic scale.
+        frame: Size of the chart.
+        marks: Marked steps and values.
     """
     lines = [thinned(line) for line in lines]
-    x = Scale(0.0, max(end, 1.0), _LEFT, _WIDTH - _RIGHT)
-    y = _y_scale(lines, may_be_log)
-    marks = [_grid(x, y)]
-    marks += [_band(line.x, line.low, line.high, line.colour, x, y) for line in lines if line.low is not None]
-    marks += [_path(line, x, y) for line in lines]
+    x = Scale(0.0, max(end, 1.0), _LEFT, frame.width - _RIGHT)
+    y = _y_scale(lines, may_be_log, frame, [mark.value for mark in marks if mark.value is not None])
+    parts = [_grid(x, y, frame)]
+    parts += [_band(line.x, line.low, line.high, line.colour, x, y) for line in lines if line.low is not None]
+    parts += [_path(line, x, y) for line in lines]
+    parts += [_mark(mark, x, y, frame) for mark in marks]
     data = "".join(_points(line, x, y) for line in lines)
     return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{html.escape(title)}">'
-        f'{"".join(marks)}<line class="cursor" y1="{_TOP:g}" y2="{_HEIGHT - _BOTTOM:g}"/>{data}</svg>'
+        f'<svg class="chart" viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" '
+        f'aria-label="{html.escape(title)}">'
+        f'{"".join(parts)}<line class="cursor" y1="{_TOP:g}" y2="{frame.height - _BOTTOM:g}"/>{data}</svg>'
     )
 
 
@@ -130,17 +175,19 @@ def readable(value: float, step: float | None = None) -> str:
     return f"{value:.{digits}g}"
 
 
-def _y_scale(lines: Sequence[Line], may_be_log: bool) -> Scale:
-    values = np.concatenate([part for line in lines for part in (line.y, line.low, line.high) if part is not None])
+def _y_scale(lines: Sequence[Line], may_be_log: bool, frame: Frame, more: Sequence[float]) -> Scale:
+    drawn = [part for line in lines for part in (line.y, line.low, line.high) if part is not None]
+    values = np.concatenate([*drawn, np.array(more)])
     low, high = float(values.min()), float(values.max())
     log = may_be_log and low > 0 and high / low >= _LOG_FROM
     if not log:
         room = (high - low) * 0.05 or max(abs(high) * 0.1, 1e-6)
         low, high = low - room, high + room
-    return Scale(low, high, _HEIGHT - _BOTTOM, _TOP, log)
+    return Scale(low, high, frame.height - _BOTTOM, _TOP, log)
 
 
-def _grid(x: Scale, y: Scale) -> str:
+def _grid(x: Scale, y: Scale, frame: Frame) -> str:
+    left, right, below = _LEFT, frame.width - _RIGHT, frame.height - _BOTTOM
     if y.log:
         exponents = range(math.ceil(math.log10(y.low)), math.floor(math.log10(y.high)) + 1)
         stride = max(1, len(exponents) // 4)
@@ -151,17 +198,32 @@ def _grid(x: Scale, y: Scale) -> str:
     found = []
     for value in heights:
         at = float(y(value))
-        found.append(f'<line class="grid" x1="{_LEFT:g}" x2="{_WIDTH - _RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        found.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
         found.append(
-            f'<text class="tick" x="{_LEFT - 6:g}" y="{at + 3.5:.1f}" text-anchor="end">{readable(value, step)}</text>'
+            f'<text class="tick" x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{readable(value, step)}</text>'
         )
-    for value in ticks(x.low, x.high):
+    for value in ticks(x.low, x.high, frame.ticks):
         at = float(x(value))
-        anchor = "end" if at > _WIDTH - _RIGHT - 12 else "middle"
+        anchor = "end" if at > right - 12 else "middle"
         found.append(
-            f'<text class="tick" x="{at:.1f}" y="{_HEIGHT - 6:g}" text-anchor="{anchor}">{readable(value)}</text>'
+            f'<text class="tick" x="{at:.1f}" y="{below + 16:g}" text-anchor="{anchor}">{readable(value)}</text>'
         )
+    middle = (left + right) / 2
+    found.append(f'<text class="axis" x="{middle:g}" y="{below + 32:g}" text-anchor="middle">environment steps</text>')
     return "".join(found)
+
+
+def _mark(mark: Mark, x: Scale, y: Scale, frame: Frame) -> str:
+    title = f"<title>{html.escape(mark.text)}</title>"
+    if mark.step is None and mark.value is not None:
+        at = float(y(mark.value))
+        label = f'<text x="{_LEFT + 6:g}" y="{at - 5:.1f}">{html.escape(mark.text)}</text>'
+        return f'<line class="rule" x1="{_LEFT:g}" x2="{frame.width - _RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>{label}'
+    across = float(x(mark.step or 0.0))
+    if mark.value is None:
+        ends = f'x1="{across:.1f}" x2="{across:.1f}" y1="{_TOP:g}" y2="{frame.height - _BOTTOM:g}"'
+        return f'<g>{title}<line class="event {mark.style}" {ends}/></g>'
+    return f'<circle class="mark {mark.style}" cx="{across:.1f}" cy="{float(y(mark.value)):.1f}" r="5">{title}</circle>'
 
 
 def _band(steps: np.ndarray, low: np.ndarray, high: Any, colour: int, x: Scale, y: Scale) -> str:
@@ -173,7 +235,7 @@ def _band(steps: np.ndarray, low: np.ndarray, high: Any, colour: int, x: Scale, 
 
 def _path(line: Line, x: Scale, y: Scale) -> str:
     points = list(zip(x(line.x), y(line.y), strict=True))
-    dashed = " dashed" if line.dashed else ""
+    dashed = " dashed" * line.dashed + " thin" * line.thin
     if len(points) == 1:
         return f'<circle class="dot c{line.colour}" cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3"/>'
     text = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)

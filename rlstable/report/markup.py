@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 _COLOURS = 8
+_REFRESH_SECONDS = 30
 
 
-def document(title: str, parts: Sequence[str]) -> str:
+def document(title: str, parts: Sequence[str], refresh: bool = False) -> str:
     """Returns a whole page as one HTML file that loads nothing from a server.
 
     Args:
         title: Title as text.
         parts: Parts as HTML; empty parts are left out.
+        refresh: Whether the browser loads the page again now and then, because a run is still writing it.
     """
-    return _template().substitute(title=text(f"rlstable: {title}"), body="\n".join(filter(None, parts)))
+    again = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">' if refresh else ""
+    body = "\n".join(filter(None, parts))
+    return _template().substitute(title=text(f"rlstable: {title}"), body=body, refresh=again)
 
 
 @functools.cache

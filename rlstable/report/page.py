@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,13 +13,19 @@ import numpy as np
 from rlstable.io.run_folder import return_of
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.changes import changed_settings
-from rlstable.report.chart import Line, chart
+from rlstable.report.chart import LARGE, SMALL, Line, Mark, chart
 from rlstable.report.markup import colour, document, duration, number, swatch, table, text
 from rlstable.report.run_record import RunRecord, differences
-from rlstable.report.timeline import event_text, timeline
+from rlstable.report.timeline import event_text, lanes, timeline
+from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
 from rlstable.supervise.stop_reasons import StopReason, command
 
 _LAST_EVENTS = 300
+_FIRST = ("Episode length", "Value loss", "Policy distance", "Explained variance", "Entropy", "Throughput")
+_SMOOTHING = (
+    '<p class="controls"><label>smoothing <input id="smoothing" type="range" min="0" max="0.98" step="0.02" '
+    'value="0"></label></p>'
+)
 _NOTHING_FINITE = '<p class="bad">no finite value was logged</p>'
 _STEPS_OF_SIGN = 5
 _SEED_KEYS = {"seed", "logging.wandb.name", "resume"}  # settings that differ between seeds of one run
@@ -75,17 +82,19 @@ def page(records: Sequence[RunRecord]) -> str:
     of_seeds = len(records) > 1 and not differences(records).keys() - _SEED_KEYS
     title = records[0].name if len(records) == 1 else f"{len(records)} {'seeds' if of_seeds else 'runs'}"
     parts = [f"<h1>{text(title)}</h1>", f'<p class="sub">{_subtitle(records)}</p>']
+    parts.append(_figure(PANELS[0], records, of_seeds))
     parts.append(_facts(records[0]) if len(records) == 1 else _summary(records))
     parts += [_advice(record) for record in records]
     parts.append(_signs(records))
     parts.append(changed_settings(records))
     if len(records) > 1:
         parts.append(_over_seeds(records) if of_seeds else _differences(records))
-    parts.append(_charts(records))
+    parts.append(_charts(records, of_seeds))
     parts.append(_timelines(records))
     parts.append(_incidents(records))
+    parts.append(_next_commands(records))
     parts += [_about(record, len(records) > 1) for record in records]
-    return document(title, parts)
+    return document(title, parts, refresh=any(record.result is None for record in records))
 
 
 def _subtitle(records: Sequence[RunRecord]) -> str:
@@ -145,16 +154,21 @@ def _facts(record: RunRecord) -> str:
         ("steps", f"{_steps(record):,.0f}"),
         *([("steps not saved", f'<span class="bad">{unsaved:,.0f}</span>')] if unsaved else []),
         ("last return", number(record.last("eval/episode_reward"))),
-        ("best evaluation", number(_best_evaluation(record))),
-        *([("confirmed best", number(_confirmed(record)))] if _confirmed(record) is not None else []),
+        ("best evaluation" if _confirmed(record) is None else "confirmed best", number(_best(record))),
         ("training time", duration(record.last("training/walltime"))),
         ("steps per second", number(_median(record, "training/sps"), ",.0f")),
-        ("guard trips", f'<span class="{"bad" if trips else "good"}">{trips:,.0f}</span>'),
+        ("guard trips", _guards_off(record) or f'<span class="{"bad" if trips else "good"}">{trips:,.0f}</span>'),
         ("rollbacks", f'<span class="{"bad" if rollbacks else "good"}">{rollbacks:,.0f}</span>'),
     ]
     names = ", ".join(text(name) for name, _ in record.warnings)
     facts += [("warnings", f'<span class="bad">{names}</span>')] if names else []
     return '<dl class="facts">' + "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for n, v in facts) + "</dl>"
+
+
+def _guards_off(record: RunRecord) -> str:
+    """Returns a remark if the run had no guard, whose number of trips means nothing then."""
+    switches = [value for key, value in record.settings.items() if re.fullmatch(r"guards\.\w+\.enabled", key)]
+    return '<span class="warn">guards off</span>' if switches and not any(switches) else ""
 
 
 def _median(record: RunRecord, key: str) -> float | None:
@@ -236,19 +250,108 @@ def _differences(records: Sequence[RunRecord]) -> str:
     return "<h2>Differences in the configuration</h2>" + table(head, rows)
 
 
-def _charts(records: Sequence[RunRecord]) -> str:
+def _charts(records: Sequence[RunRecord], of_seeds: bool) -> str:
+    """Returns the charts except the return: first what matters most, flat ones and the rest folded away."""
+    first: list[str] = []
+    rest: list[str] = []
+    flat: list[str] = []
+    for panel in PANELS[1:]:
+        figure = _figure(panel, records, of_seeds)
+        if figure:
+            (flat if _is_flat(panel, records) else first if panel.title in _FIRST else rest).append(figure)
+    if not (first or rest or flat):
+        return "<h2>Curves</h2><p>The run logged no metrics.</p>" if not any(record.rows for record in records) else ""
+    folded = [("more curves", rest), ("flat curves", flat)]
+    details = "".join(
+        f"<details><summary>{len(figures)} {name}</summary>{_grid_of(figures)}</details>"
+        for name, figures in folded
+        if figures
+    )
+    return f"<h2>Curves</h2>{_SMOOTHING}{_grid_of(first)}{details}"
+
+
+def _grid_of(figures: Sequence[str]) -> str:
+    return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
+
+
+def _is_flat(panel: Panel, records: Sequence[RunRecord]) -> bool:
+    """Whether every metric of a panel has one value for the whole run."""
+    series = [record.series(key)[1] for record in records for key in panel.keys.values()]
+    values = [value for value in series if value.size]
+    return bool(values) and all(np.ptp(value) == 0.0 for value in values)
+
+
+def _figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
+    """Returns the chart of a panel with its title and legend; empty if the runs did not log its metrics."""
+    lines = [line for index, record in enumerate(records) for line in _lines(panel, record, index, len(records))]
+    if not lines and not any(key in row for record in records for row in record.rows for key in panel.keys.values()):
+        return ""
+    is_return = panel is PANELS[0]
+    if of_seeds and lines:
+        lines = [*(line._replace(thin=True) for line in lines if not line.dashed), *_mean_of_seeds(panel, records)]
+    marks = _marks(records) if is_return else []
     end = max(_steps(record) for record in records)
-    figures = []
-    for panel in PANELS:
-        lines = [line for index, record in enumerate(records) for line in _lines(panel, record, index, len(records))]
-        logged = any(key in row for record in records for row in record.rows for key in panel.keys.values())
-        if lines or logged:
-            note = f" <span>{text(panel.note)}</span>" if panel.note else ""
-            drawn = chart(panel.title, lines, end, panel.may_be_log) if lines else _NOTHING_FINITE
-            figures.append(f'<figure class="card"><figcaption>{text(panel.title)}{note}</figcaption>{drawn}</figure>')
-    if not figures:
-        return "<h2>Curves</h2><p>The run logged no metrics.</p>"
-    return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>'
+    frame = LARGE if is_return else SMALL
+    drawn = chart(panel.title, lines, end, panel.may_be_log, frame, marks) if lines else _NOTHING_FINITE
+    note = f" <span>{text(panel.note)}</span>" if panel.note else ""
+    caption = f"<figcaption>{text(panel.title)}{note}{_legend(lines)}</figcaption>"
+    return f'<figure class="card{" large" if is_return else ""}">{caption}{drawn}</figure>'
+
+
+def _mean_of_seeds(panel: Panel, records: Sequence[RunRecord]) -> list[Line]:
+    """Returns the mean over seeds of a panel's first metric, with a band from the least to the greatest seed."""
+    key = next(iter(panel.keys.values()))
+    series = [(steps, values) for record in records if (steps := record.series(key)[0]).size
+              for values in [record.series(key)[1]]]  # fmt: skip
+    if not series:
+        return []
+    last = min(steps[-1] for steps, _ in series)
+    steps = series[0][0][series[0][0] <= last]
+    if not steps.size:
+        return []
+    values = np.stack([np.interp(steps, *one) for one in series])
+    return [Line("mean of seeds", steps, values.mean(axis=0), 0, values.min(axis=0), values.max(axis=0))]
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    """Returns the names of the lines with their colours; empty for one line."""
+    named = [line for line in lines if not line.thin]
+    if len(lines) < 2:
+        return ""
+    entries = [f'<i class="key b{line.colour}{" dash" * line.dashed}"></i>{text(line.name)}' for line in named]
+    entries += ["thin: one seed each"] if len(named) < len(lines) else []
+    return f'<span class="legend">{" &ensp; ".join(entries)}</span>'
+
+
+def _marks(records: Sequence[RunRecord]) -> list[Mark]:
+    """Returns the target return, and for a single run its rollbacks and its best evaluation."""
+    target = records[0].settings.get("eval.target_return")
+    marks = [Mark(f"target {target:,g}", None, float(target))] if isinstance(target, int | float) else []
+    if len(records) > 1:
+        return marks
+    (record,) = records
+    marks += [
+        Mark(f"step {event.get('step', 0):,}: {event_text(event)}", float(event.get("step", 0)), None, "bad")
+        for event in record.of_kind("rolled_back")
+    ]
+    steps, values = record.series("eval/episode_reward")
+    if values.size:
+        best = int(values.argmax())
+        label = f"best evaluation: {values[best]:,.1f} at step {steps[best]:,.0f}"
+        marks.append(Mark(label, float(steps[best]), float(values[best]), "good"))
+    return marks
+
+
+def _next_commands(records: Sequence[RunRecord]) -> str:
+    """Returns the commands that use the policy of a single run that has ended; none for a ruined policy."""
+    if len(records) > 1 or records[0].result is None or not (records[0].folder / "checkpoints").is_dir():
+        return ""
+    (record,) = records
+    if LOSS_NOT_FINITE in dict(record.warnings):
+        return ""
+    commands = [command(name, record.folder, "run=") for name in ("evaluate", "render", "export")]
+    commands.append(command("train", record.folder, "resume=") + " total_steps=<more>")
+    return f'<h2>Next</h2><pre class="card scroll">{text(chr(10).join(commands))}</pre>'
 
 
 def _lines(panel: Panel, record: RunRecord, index: int, runs: int) -> list[Line]:
@@ -288,6 +391,8 @@ def _timelines(records: Sequence[RunRecord]) -> str:
     end = max(_steps(record) for record in records)
     found = []
     for index, record in enumerate(records):
+        if lanes(record).keys() <= {"starts and ends"}:
+            continue
         drawn = timeline(record, end)
         if drawn:
             name = f"<figcaption>{swatch(index)}{text(record.name)}</figcaption>" if len(records) > 1 else ""

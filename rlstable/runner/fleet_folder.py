@@ -29,6 +29,7 @@ from rlstable.io.trusted_folders import remember
 from rlstable.report.run_record import last_row
 from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
 from rlstable.runner.finish import finish_files
+from rlstable.runner.live_page import LivePage
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun
@@ -117,7 +118,9 @@ class FleetFolder(SingleFolder):
         self._rows = RowsOfSeeds()
         self._last_evaluation: Row = {}
         self._step = 0
-        self._logbook = Logbook(_without_wandb(config), run_dir, console)
+        self._live_page = LivePage(run_dir, lambda: not self._logbook.foreign)
+        pages = [self._live_page] if config.logging.report else []
+        self._logbook = Logbook(_without_wandb(config), run_dir, console, pages)
         self._lock: RunLock | None = None
 
     def open(self, open_seed: OpenSeed) -> dict[int, SeedRun]:
@@ -196,6 +199,7 @@ class FleetFolder(SingleFolder):
             if advice is not None:
                 fields["advice"] = advice
             self.event("stopped", **fields)
+            self._live_page.stop()
             stop_reason = StopReason[fields["stop_reason"]]
             saved = any(map(has_checkpoint, seed_folders(self._run_dir)))
             report = self._config.logging.report

@@ -15,6 +15,7 @@ from rlstable.io.thinning import History
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics
 from rlstable.runner.host_state import HostState
+from rlstable.runner.live_page import LivePage
 from rlstable.runner.result import Row
 from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise import advice
@@ -36,6 +37,7 @@ class SeedLog:
         last_evaluation: Metrics of the last evaluation.
         stopped_by_callback: Whether the callback asked the run to stop.
         logbook: Writes rows and events to all outputs.
+        live_page: Writes the report page while the run trains.
         telemetry: Metrics of the iterations since the last row; exists after `start`.
 
     Args:
@@ -53,7 +55,9 @@ class SeedLog:
         self._callback = callback
         self._host = host
         failing_sinks = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
-        self.logbook = Logbook(config, run_dir, console, failing_sinks)
+        self.live_page = LivePage(run_dir, lambda: not self.logbook.foreign)
+        pages = [self.live_page] if config.logging.report else []
+        self.logbook = Logbook(config, run_dir, console, [*failing_sinks, *pages])
         self._signs = Signs(config, self.event)
         self.history: list[Row] = History()
         self.last_evaluation: Row = {}

@@ -294,6 +294,7 @@ class SeedRun:
             fields = self.log.result(stop_reason, self.cause, self.advice, more)
             self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             self.log.logbook.wait()  # the report page reads it
+            self.log.live_page.stop()
             saved = self.checkpoints.latest() is not None
             taken = self.saving.folder_check.taken
             report = self.config.logging.report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -71,7 +72,7 @@ def test_run_writes_its_report(finished: Path) -> None:
     assert f">{story.last('eval/episode_reward'):,.1f}<" in text
     assert '<span class="good" title="all steps were trained">completed</span>' in text
     shown = re.findall(r'class="chart".*?aria-label="(.*?)"', text)
-    assert shown == [panel.title for panel in PANELS]
+    assert shown[0] == "Return" and sorted(shown) == sorted(panel.title for panel in PANELS)
     for key in ("ppo.learning_rate", "guards.quarantine.enabled", "jax", "processors"):
         assert f"<code>{key}</code>" in text
 
@@ -255,6 +256,52 @@ def test_browser_shows_the_report(troubled: Path, size: tuple[int, int], dark: b
         assert found.overflow == 0
         found.page.screenshot(path=str(tmp_path / "page.png"))
         assert (found.requests, found.complaints) == ([], [])
+
+
+def test_browser_saves_a_chart_and_its_data_and_smooths_the_lines(finished: Path) -> None:
+    with opened(finished / "report.html") as found:
+        chart = found.page.locator("figure.large")
+        for button, start in (("PNG", b"\x89PNG"), ("CSV", b"line,step,value\n")):
+            with found.page.expect_download() as download:
+                chart.get_by_text(button, exact=True).click()
+            assert download.value.suggested_filename == f"return.{button.lower()}"
+            assert Path(download.value.path()).read_bytes().startswith(start)
+        line = found.page.locator("figure.large polyline.line").first
+        before = line.get_attribute("points")
+        found.page.locator("#smoothing").fill("0.9")
+        smooth = line.get_attribute("points")
+        assert before is not None and smooth is not None
+        assert smooth != before and len(smooth.split()) == len(before.split())
+        assert (found.requests, found.complaints) == ([], [])
+
+
+def test_return_is_first_and_large_with_its_target_its_best_evaluation_and_rollbacks(finished: Path) -> None:
+    record = read_record(finished)
+    record.settings["eval.target_return"] = 950
+    record.events.append({"kind": "rolled_back", "step": 128, "time": 1.0})
+    shown = page([record])
+    assert shown.index("<figcaption>Return") < shown.index('class="facts"') < shown.index("Value loss")
+    large = shown[shown.index('card large"') : shown.index('class="facts"')]
+    assert "target 950" in large and "best evaluation: " in large and "step 128: rolled_back" in large
+    assert '<i class="key b0"></i>evaluation' in large and '<i class="key b1 dash"></i>training' in large
+    assert "environment steps" in large
+
+
+def test_flat_curves_and_idle_timelines_are_folded_away_and_the_next_commands_shown(finished: Path) -> None:
+    shown = page([read_record(finished)])
+    assert "flat curves</summary>" in shown and shown.index("Learning rate") > shown.index("flat curves</summary>")
+    assert "What happened" not in shown
+    for name in ("evaluate", "render", "export"):
+        assert f"-m rlstable.{name} run={finished}" in shown
+
+
+def test_seeds_are_thin_lines_around_their_mean(finished: Path) -> None:
+    one = read_record(finished)
+    other = dataclasses.replace(one, folder=one.folder.with_name("seed-1"), settings=one.settings | {"seed": 1})
+    shown = page([one, other])
+    assert "mean of seeds" in shown and "thin: one seed each" in shown
+    large = shown[shown.index('card large"') : shown.index("<h2>")]
+    assert large.count("line c0 thin") == 1 and large.count("line c1 thin") == 1
 
 
 def test_report_panels_show_metrics_that_runs_log(finished: Path) -> None:

@@ -1,0 +1,65 @@
+"""The report page of a running run is written now and then, and never over the page at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toys import tiny_config
+
+from rlstable.runner.live_page import LivePage
+from rlstable.runner.loop import TrainingLoop
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+REFRESH = 'http-equiv="refresh"'
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def started(folder: Path) -> Path:
+    """A folder of a run that has not ended."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text("env: {name: ant}\n")
+    return folder / "report.html"
+
+
+def test_page_is_there_with_the_first_row_and_is_written_again_every_half_minute(tmp_path: Path) -> None:
+    report, clock = started(tmp_path / "run"), Clock()
+    live = LivePage(report.parent, lambda: True, clock)
+    live.log(0, {})
+    assert REFRESH in report.read_text()
+    report.unlink()
+    for clock.now, written in ((29.0, False), (31.0, True)):
+        live.log(0, {})
+        assert report.exists() == written
+
+
+@pytest.mark.parametrize("reason", ["stopped", "taken", "no run folder"])
+def test_page_is_not_written_where_it_must_not_be(tmp_path: Path, reason: str) -> None:
+    report = started(tmp_path / "run")
+    live = LivePage(report.parent, lambda: reason != "taken", Clock())
+    if reason == "stopped":
+        live.stop()
+    if reason == "no run folder":
+        (report.parent / "config.yaml").unlink()
+    live.log(0, {})
+    assert not report.exists()
+
+
+def test_page_at_the_end_of_a_run_does_not_load_itself_again(tmp_path: Path) -> None:
+    pages = []
+
+    def look(step: int, row: object) -> None:
+        del step, row
+        if (tmp_path / "run" / "report.html").exists():
+            pages.append((tmp_path / "run" / "report.html").read_text())
+
+    config = tiny_config(total_steps=640, devices=1, logging={"console": "off"})
+    TrainingLoop(config, tmp_path / "run", look).run()
+    assert all(REFRESH in text for text in pages)
+    assert REFRESH not in (tmp_path / "run" / "report.html").read_text()
