@@ -13,13 +13,13 @@ from pydantic import Field, model_validator
 
 from rlstable.cli import command
 from rlstable.cli.options import PlayOptions, require_folder
-from rlstable.config.schema import Count, Integer
+from rlstable.config.schema import Count, Integer, Positive
 
 _EPILOG = """
 examples:
   python -m rlstable.render run=runs/ant/2026-01-31_22-00-00
-  python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 format=html episodes=100 out=ant
-  python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 which=latest deterministic=false width=1280 height=720
+  python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 episodes=100 out=ant
+  python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 format=mp4 films=all seconds=null width=1280 height=720
 """
 _Side = Annotated[Integer, Field(ge=64, le=4096, multiple_of=2)]
 
@@ -28,8 +28,10 @@ class RenderOptions(PlayOptions):
     """Arguments of the command: the policy, the episodes and the output."""
 
     episodes: Count = Field(10, description="how many are played; the best, the median and the worst are drawn")
-    format: Literal["both", "mp4", "html"] = Field(
-        "both", description="both; mp4, a film of each episode; html, an interactive 3D page"
+    format: Literal["both", "mp4", "html"] = Field("html", description="html, an interactive 3D page; mp4, films; both")
+    films: Literal["best", "all"] = Field("best", description="films of the best episode, or of all drawn episodes")
+    seconds: Positive | None = Field(
+        10.0, description="simulated seconds of a film from its start, null for the whole episode"
     )
     out: Path | None = Field(None, description="folder to write to, null for <run>/episodes")
     width: _Side = Field(640, description="of a film, in pixels, even")
@@ -95,10 +97,12 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
         if films:
             from rlstable.render.film import write_film
 
-            for recording, facts in zip(recorded.recordings, about, strict=True):
+            chosen = list(zip(recorded.recordings, about, strict=True))[: 1 if options.films == "best" else None]
+            for recording, facts in chosen:
+                recording = recording.start(options.seconds, recorded.seconds)
                 command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
                 path = folder / f"{recording.name}.mp4"
-                write_film(recorded, recording, path, options.width, options.height)
+                write_film(recorded, recording, path, options.width, options.height, command.note)
                 written.append({"file": str(path), **facts})
     except OSError as error:
         raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from PIL import Image, ImageDraw, ImageFont
 from rlstable.render.scene import followed_body
 
 _FRAMES_PER_SECOND = 30
+_SECONDS_PER_LINE = 3.0  # of progress
+_SHADOW_SIZE = 1024  # pixels of the shadow map to each side; MuJoCo's 4096 takes most of the time in software
 _INK, _FAINT, _LINE, _BAD = (255, 255, 255), (200, 208, 218), (110, 190, 255), (255, 110, 90)
 
 
@@ -33,8 +36,12 @@ def main(folder: Path) -> None:
             ffmpeg_log_level="error",
         )
         _encode(writer.send, None)
-        for frame in frames(model, dict(episode), *size):
+        shown = time.monotonic()
+        for number, frame in enumerate(frames(model, dict(episode), *size), 1):
             _encode(writer.send, np.ascontiguousarray(frame))
+            if time.monotonic() - shown > _SECONDS_PER_LINE:
+                shown = time.monotonic()
+                print(f"{number / _FRAMES_PER_SECOND:.1f} s of film", flush=True)
         _encode(writer.close)
 
 
@@ -52,6 +59,8 @@ def frames(model: Any, episode: dict[str, Any], width: int, height: int) -> Iter
     positions, rewards, seconds = episode["positions"], episode["rewards"], float(episode["seconds"])
     model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
     model.vis.global_.offheight = max(model.vis.global_.offheight, height)
+    model.vis.quality.shadowsize = min(model.vis.quality.shadowsize, _SHADOW_SIZE)
+    model.mat_reflectance[:] = 0.0  # a reflection draws the scene twice
     data, camera = mujoco.MjData(model), _camera(model)
     count = int(np.ceil((len(positions) - 1) * seconds * _FRAMES_PER_SECOND)) + 1
     steps = np.minimum((np.arange(count) / _FRAMES_PER_SECOND / seconds).astype(int), len(positions) - 1)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import mujoco
@@ -30,7 +31,14 @@ _NOT_ENCODED = (
 )
 
 
-def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, width: int, height: int) -> None:
+def write_film(
+    recorded: RecordedEpisodes,
+    recording: Recording,
+    path: Path,
+    width: int,
+    height: int,
+    show: Callable[[str], None] = lambda line: None,
+) -> None:
     """Draws an episode and writes it as mp4, in real time.
 
     Args:
@@ -39,6 +47,7 @@ def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, wid
         path: File to write. After an error it is not written at all.
         width: Even width in pixels.
         height: Even height in pixels.
+        show: Called with a line of progress every few seconds.
 
     Raises:
         ConfigError: OpenGL or ffmpeg is missing or does not work.
@@ -56,7 +65,7 @@ def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, wid
             title=f"{recorded.title}, {recording.name}",
             size=(width, height),
         )
-        _draw(folder)
+        _draw(folder, show)
         write_atomically(path, (folder / "film.mp4").read_bytes())
 
 
@@ -83,16 +92,22 @@ def require_ffmpeg() -> None:
         ) from error
 
 
-def _draw(folder: Path) -> None:
+def _draw(folder: Path, show: Callable[[str], None]) -> None:
     configured = os.environ.get("MUJOCO_GL")
     errors = {}
     for backend in (configured,) if configured else _OPENGL_BACKENDS:
         command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
         env = {**os.environ, "MUJOCO_GL": backend}
-        process = subprocess.run(command, env=env, capture_output=True, text=True)
+        with (folder / "errors.txt").open("w+") as errors_of_process:
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors_of_process, text=True)
+            for line in process.stdout or ():
+                show(line.strip())
+            process.wait()
+            errors_of_process.seek(0)
+            printed = errors_of_process.read()
         if process.returncode == 0:
             return
-        error = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
+        error = (printed.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
         if process.returncode == os.EX_IOERR:
             raise ConfigError(_NOT_ENCODED.format(why=error))
         errors[backend] = error

@@ -41,6 +41,18 @@ class Recording:
         """The return."""
         return float(self.rewards.sum())
 
+    def start(self, seconds: float | None, seconds_per_action: float) -> Recording:
+        """The first seconds of the episode, at least one action; the whole episode for None.
+
+        Args:
+            seconds: Simulated seconds.
+            seconds_per_action: Simulated seconds of each action.
+        """
+        count = len(self.rewards) if seconds is None else max(1, round(seconds / seconds_per_action))
+        if count >= len(self.rewards):
+            return self
+        return Recording(self.name, self.positions[: count + 1], self.rewards[:count], aborted=False)
+
 
 @dataclasses.dataclass(frozen=True)
 class RecordedEpisodes:

@@ -208,10 +208,30 @@ needs_opengl = pytest.mark.skipif(
 
 
 @needs_opengl
+def test_one_film_of_the_first_seconds_of_the_best_episode_is_drawn(run_dir: Path, tmp_path: Path) -> None:
+    import imageio_ffmpeg
+
+    words = ("episodes=3", "format=mp4", "seconds=0.2", "width=64", "height=64")
+    assert run(f"run={run_dir}", f"out={tmp_path}", *words) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["best.mp4"]
+    count, _ = imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "best.mp4"))
+    assert count == pytest.approx(0.2 * 30 + 1 + 1 + 30, abs=1)
+
+
+def test_start_of_an_episode_is_cut_to_whole_actions(recorded: RecordedEpisodes) -> None:
+    one = recorded.recordings[0]
+    cut = one.start(3.4 * recorded.seconds, recorded.seconds)
+    assert (len(cut.rewards), len(cut.positions), cut.aborted) == (3, 4, False)
+    assert len(one.start(1e-9, recorded.seconds).rewards) == 1
+    assert one.start(None, recorded.seconds) is one and one.start(1e9, recorded.seconds) is one
+
+
+@needs_opengl
 def test_film_has_the_right_length_and_shows_the_model(run_dir: Path, tmp_path: Path) -> None:
     import imageio_ffmpeg
 
-    assert run(f"run={run_dir}", f"out={tmp_path}", "episodes=3", "width=320", "height=240", "--json") == 0
+    words = ("episodes=3", "format=both", "films=all", "width=320", "height=240", "--json")
+    assert run(f"run={run_dir}", f"out={tmp_path}", *words) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.mp4", "episodes.html", "median.mp4", "worst.mp4"]
     frames = imageio_ffmpeg.read_frames(str(tmp_path / "best.mp4"))
     facts = next(frames)
