@@ -249,13 +249,13 @@ def test_next_opengl_backend_is_tried_if_one_fails(
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("nonsense", "osmesa"))
     tried: list[str] = []
-    run_process = film.subprocess.run
+    start_process = film.subprocess.Popen
 
     def noted(command: list[str], env: dict[str, str], **more: Any) -> Any:
         tried.append(env["MUJOCO_GL"])
-        return run_process(command, env=env, **more)
+        return start_process(command, env=env, **more)
 
-    monkeypatch.setattr(film.subprocess, "run", noted)
+    monkeypatch.setattr(film.subprocess, "Popen", noted)
     film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
     assert tried == ["nonsense", "osmesa"]
     assert (tmp_path / "one.mp4").stat().st_size > 1000
