@@ -22,7 +22,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground slow survival stability curves recovery bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground slow survival stability curves recovery dropin bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -53,6 +53,9 @@ curves: $(STAMP) ## Compare learning curves, with guards and without, float16 an
 
 recovery: $(STAMP) ## Train at a rate far too high, with second attempts and without; half an hour on a CPU
 	$(BIN)/python -m scripts.recovery $(ARGS)
+
+dropin: $(PLAYGROUND)/.installed ## Train tasks of MuJoCo Playground with Brax's PPO and with rlstable.brax_ppo; hours on a CPU
+	$(PLAYGROUND)/bin/python -m scripts.drop_in $(ARGS)
 
 bench: $(STAMP) ## Measure guards, supervision, physics, growth and seeds, into docs/benchmarks.md; an hour on a CPU
 	@for benchmark in guards supervision physics scaling seeds; do \

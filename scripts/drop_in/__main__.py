@@ -4,7 +4,7 @@ python -m scripts.drop_in                           # all tasks, sides and seeds
 python -m scripts.drop_in --task PendulumSwingup    # one task
 python -m scripts.drop_in --page                    # docs/drop_in.md from the results
 
-It needs MuJoCo Playground: `make drop-in` makes an environment that has it.
+It needs MuJoCo Playground: `make dropin` makes an environment that has it.
 """
 
 import importlib.metadata
