@@ -50,7 +50,7 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
 
     These cases do not use the cache:
 
-    - an environment of the user, whose sources are unknown
+    - an environment or a domain randomisation of the user, whose sources are unknown
     - text in an environment's arguments, which may be the path of a model
     - native physics in float64, which a process registers while tracing
     - accelerators and several devices, which are untested
@@ -77,6 +77,8 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
 
 def _sources_of(config: EnvConfig, env: Any) -> str | None:
     """A hash of everything that programs with an environment are traced from; None if it cannot be known."""
+    if config.randomization_fn is not None:
+        return None
     if config.source == "brax":
         return sources.fingerprint()
     model = getattr(env, "mj_model", None)

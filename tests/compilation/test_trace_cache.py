@@ -266,6 +266,7 @@ def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         {"env": {**BRAX, "kwargs": {"scene": "mine.xml"}}},
         {"env": BRAX, "eval": {"env_kwargs": {"scene": ["mine.xml"]}}},
         {"env": BRAX, "compile_cache": None},
+        {"env": {**BRAX, "randomization_fn": "ball:each_its_own"}},
     ],
     ids=str,
 )
