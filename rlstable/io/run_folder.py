@@ -20,6 +20,7 @@ from rlstable.config.renamed import updated
 from rlstable.io.lock import RunLock
 
 _RESULT = "result.json"
+_CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
 _CONFIRMED = "confirmed_"
 # Separates the number of a checkpoint from the number of the checkpoint that replaces it.
 ASIDE = ".superseded-by-"
@@ -35,6 +36,29 @@ def default_run_dir(resume: str | None, env_name: str) -> str:
         return str(resume)
     # An import path contains a colon, which is not allowed in every folder name.
     return f"runs/{env_name.replace(':', '.')}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+
+
+def newest_run(root: Path = Path("runs")) -> Path | None:
+    """The run folder whose result, metrics or configuration changed last; None without a run.
+
+    Args:
+        root: Folder to search, with all its subfolders.
+    """
+    changed = {}
+    for parent, folders, files in os.walk(root):
+        if "config.yaml" in files:
+            folders.clear()  # checkpoints, and seeds that belong to this run
+            changed[Path(parent)] = max(
+                _changed(Path(parent, name)) for name in (_RESULT, "metrics.jsonl", "config.yaml")
+            )
+    return max(changed, key=lambda folder: changed[folder], default=None)
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def seed_folder(run_dir: Path, seed: int) -> Path:
