@@ -113,7 +113,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         ConfigError: The folder cannot be written, another process uses the folder, it already holds a run and `resume`
             is None, or it holds no run to resume.
     """
-    _require_utf8(run_dir)
+    _require_usable_name(run_dir)
     _holds_a_run_to_resume(run_dir, resume, seeds)  # checked first, so that a mistake creates no folder
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -133,13 +133,17 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         raise
 
 
-def _require_utf8(run_dir: Path) -> None:
+def _require_usable_name(run_dir: Path) -> None:
     """Checks that orbax can use the folder's name.
 
     Raises:
-        ConfigError: The name is not UTF-8.
+        ConfigError: The name is not UTF-8, or has a backslash.
     """
     path = str(run_dir.absolute())
+    if "\\" in path:
+        raise ConfigError(
+            f"hydra.run.dir: cannot save checkpoints in {path}, because its name has a backslash; choose another name"
+        )
     try:
         path.encode()
         os.fsencode(path)

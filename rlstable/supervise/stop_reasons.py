@@ -236,7 +236,7 @@ def command(name: str, path: Path, key: str = "") -> str:
     """
     shown = _from_here(path)
     if shown.startswith("-") or shown in _WORDS:
-        shown = f"./{shown}"
+        shown = str(path.absolute())
     if name == "train":
         shown = literal(shown)  # only `train` reads Hydra's grammar; the other commands take a path literally
     return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + shown)}"
