@@ -69,7 +69,7 @@ class ReportOptions(Section):
     @model_validator(mode="after")
     def _check(self) -> ReportOptions:
         if self.run and self.sweep is not None:
-            raise KeyedError("run", "and sweep cannot be drawn together; leave run or sweep out")
+            raise KeyedError("run", "cannot be combined with sweep; leave one of them out")
         if self.out is not None and self.out.is_dir():
             raise KeyedError("out", f"{self.out} is a folder; give a file, {self.out / 'report.html'}")
         if self.out is not None and self.out.exists() and self.out.suffix not in _PAGES:
