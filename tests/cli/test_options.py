@@ -43,7 +43,7 @@ def test_newest_run_is_the_default_and_is_named_on_standard_error(
     found = options(model, words).run  # type: ignore[attr-defined]
     assert found == (Path("runs/ant/1") if model is not ReportOptions else (Path("runs/ant/1"),))
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "run: runs/ant/1, the newest in the folder runs\n")
+    assert (captured.out, captured.err) == ("", "run: runs/ant/1, the newest run\n")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -55,13 +55,14 @@ def test_no_run_yet_is_one_line_that_says_how_to_make_one(model: type[Section]) 
     )
 
 
-def test_latest_of_several_seeds_is_the_best_seed(here: Path) -> None:
+def test_latest_of_several_seeds_is_the_best_seed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet = here / "runs" / "ant" / "1"
     make_run(fleet, 1)
     for seed, best in ((0, 1.0), (1, 2.0)):
         (fleet / f"seed-{seed}" / "checkpoints" / "5").mkdir(parents=True)
         (fleet / f"seed-{seed}" / "result.json").write_text(json.dumps({"best_return": best}))
     assert options(PolicyOptions, []).run == Path("runs/ant/1/seed-1")
+    assert capsys.readouterr().err == "run: runs/ant/1/seed-1, the best seed of the newest run\n"
     assert options(ReportOptions, []).run == (Path("runs/ant/1"),)
     assert options(PolicyOptions, ["run=runs/ant/1"]).run == Path("runs/ant/1")
 

@@ -96,7 +96,7 @@ def test_resume_latest_is_the_newest_run(here: Path, capsys: pytest.CaptureFixtu
         (here / "runs" / "ant" / name / "config.yaml").touch()
         os.utime(here / "runs" / "ant" / name / "config.yaml", (time, time))
     assert prepared(["resume=latest"]) == (['resume="runs/ant/new [1]"'], [])
-    assert capsys.readouterr().err == "run: runs/ant/new [1], the newest in the folder runs\n"
+    assert capsys.readouterr().err == "run: runs/ant/new [1], the newest run\n"
 
 
 def test_resume_latest_without_a_run_says_how_to_make_one() -> None:
