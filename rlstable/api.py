@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.cli.compose import compose
-from rlstable.cli.overrides import overrides as overrides_of
 from rlstable.config import ConfigError
+from rlstable.config.overrides import overrides as overrides_of
 from rlstable.envs.objects import Environments, name_of
 from rlstable.guards.base import MoreGuards
 from rlstable.io.run_folder import default_run_dir

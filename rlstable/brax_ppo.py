@@ -18,8 +18,8 @@ from brax.training.agents.ppo import networks as ppo_networks
 
 from rlstable.cli.brax_arguments import overrides_of
 from rlstable.cli.compose import compose
-from rlstable.cli.overrides import literal
 from rlstable.config import ConfigError
+from rlstable.config.overrides import literal
 from rlstable.envs.objects import Environments, name_of
 from rlstable.envs.randomized import RandomizedEnv
 from rlstable.io.run_folder import default_run_dir

@@ -16,6 +16,7 @@ from rlstable.config.schema import Count
 
 _EPILOG = """
 examples:
+  python -m rlstable.evaluate                             the newest run in runs
   python -m rlstable.evaluate run=runs/ant/2026-01-31_22-00-00
   python -m rlstable.evaluate run=runs/ant/2026-01-31_22-00-00 which=latest episodes=1000 deterministic=false
   python -m rlstable.evaluate run=runs/ant/2026-01-31_22-00-00 backend=mjx     trained on C MuJoCo, evaluated on MJX

@@ -20,10 +20,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlstable.cli.compose import explain, register_resolvers, resolved_settings, with_saved
 from rlstable.cli.sweep import SweepSummary
+from rlstable.cli.words import prepared
 from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
-from rlstable.config.renamed import with_new_names
 from rlstable.io.run_folder import read_result, return_of, write_result
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
@@ -45,7 +45,7 @@ def main() -> None:
     # Hydra rejects flags that it does not know.
     words = ["logging.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
     try:
-        sys.argv[1:], warnings = with_new_names(words)
+        sys.argv[1:], warnings = prepared(words)
     except ConfigError as error:
         _print_error(str(error))
         sys.exit(StopReason.config_error.exit_code)

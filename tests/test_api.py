@@ -11,7 +11,7 @@ import pytest
 
 import rlstable
 from rlstable.cli.compose import compose
-from rlstable.cli.overrides import literal
+from rlstable.config.overrides import literal
 from rlstable.config.ppo import PPOConfig
 from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason

@@ -26,7 +26,7 @@ import rlstable
 from rlstable import ConfigError, brax_ppo
 from rlstable.cli.brax_arguments import overrides_of
 from rlstable.cli.compose import compose
-from rlstable.cli.overrides import literal
+from rlstable.config.overrides import literal
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.envs.objects import Environments

@@ -8,19 +8,32 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rlstable.config.schema import ConfigError, Model, Section, validate
 
 _COLUMNS = 120
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """Parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the error and exits with the code of a configuration error."""
+        if match := re.fullmatch(r"unrecognized arguments: -+([\w.-]+)=?(.*)", message):
+            key, value = match.groups()
+            message = f"cannot read --{key}: options are written {key.replace('-', '_')}={value or '<value>'}"
+        self.exit(2, f"rlstable: {message}; --help lists what is allowed\n")
+
+
 def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """The parser of `python -m rlstable.<name>`, with the option `--json` and an unchanged epilog."""
-    result = argparse.ArgumentParser(
+    result = OneLineParser(
         prog=f"python -m rlstable.{name}",
         description=description,
         epilog=epilog,
@@ -54,13 +67,11 @@ def options(model: type[Model], arguments: Sequence[str]) -> Model:
         ConfigError: The first mistake, in one line.
     """
     data: dict[str, Any] = {}
-    for argument in arguments:
+    for index, argument in enumerate(arguments):
         key, equals, text = argument.partition("=")
         kind = str(model.model_fields[key].annotation) if key in model.model_fields else ""
         if not equals:
-            raise ConfigError(
-                f"cannot read {argument!r}: write key=value" + (f", run={argument}" if Path(argument).exists() else "")
-            )
+            raise ConfigError(f"cannot read {argument!r}: write {_meant(arguments, index)}")
         if not text:
             raise ConfigError(f"{key}: has no value; write {key}=<value>, or leave it out")
         try:
@@ -74,6 +85,16 @@ def options(model: type[Model], arguments: Sequence[str]) -> Model:
         else:
             data[key] = value
     return validate(model, data)
+
+
+def _meant(arguments: Sequence[str], index: int) -> str:
+    """The probable spelling of an argument without an equals sign."""
+    from rlstable.cli.words import folder_in_pieces
+
+    typed = folder_in_pieces(arguments, index) if index else None
+    if typed is not None:
+        return shlex.quote("=".join(typed))
+    return "key=value" + (f", {shlex.quote(f'run={arguments[index]}')}" if Path(arguments[index]).exists() else "")
 
 
 def _read(text: str, kind: str) -> Any:

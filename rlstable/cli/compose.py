@@ -15,9 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlstable.cli import playground
 from rlstable.cli.resolvers import reject_resolvers
+from rlstable.cli.words import prepared
 from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
-from rlstable.config.renamed import with_new_names
 from rlstable.config.schema import unknown_key
 from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
@@ -158,7 +158,7 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
     Raises:
         ConfigError: The first mistake.
     """
-    renamed, warnings = with_new_names(overrides)
+    renamed, warnings = prepared(overrides)
     for warning in warnings:
         print(f"rlstable: {warning}", file=sys.stderr)
     with _composed(renamed) as composed:
@@ -209,7 +209,7 @@ def explain(error: BaseException) -> ConfigError:
         return unknown_key(Config, match.group(1))
     if match := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):
         group, option, options = match.groups()
-        close = difflib.get_close_matches(option, options.split(), n=1)
+        close = difflib.get_close_matches(option, options.split(), n=1, cutoff=0.7)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(options.split())}"
         return ConfigError(f"{group}: unknown option {option!r}; {hint}")
     if match := re.search(r"Error parsing override '(.*?)' (.*?)( See https.*)?$", text):

@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlstable.config.schema import Flag, Integer, KeyedError, Section, Seed
+
+LATEST = Path("latest")
+
+
+def latest_run(one_seed: bool = False) -> Path:
+    """The newest run folder under `runs`, which is also named on standard error.
+
+    Args:
+        one_seed: Whether to take the folder of the best seed, if the run has several.
+
+    Raises:
+        ValueError: There is no run.
+    """
+    from rlstable.io.run_folder import best_seed, newest_run
+
+    run = newest_run()
+    if run is None:
+        raise ValueError("there is no run in the folder runs yet; make one with rlstable train, or name a folder")
+    best = best_seed(run) if one_seed else None
+    print(f"run: {best or run}, {'the best seed of ' * (best is not None)}the newest run", file=sys.stderr)
+    return best or run
+
+
+def found_run(folder: Path, one_seed: bool = False) -> Path:
+    """The folder that `run=` names, or the newest one for `latest`.
+
+    Args:
+        folder: The folder as typed.
+        one_seed: As for `latest_run`.
+
+    Raises:
+        ValueError: There is no run yet, or only quotes in the path keep it from being a folder.
+    """
+    if folder == LATEST:
+        return latest_run(one_seed)
+    bare = str(folder).strip("'\"")
+    if not folder.exists() and Path(bare).is_dir():
+        raise ValueError(f"the folder {folder} does not exist; write {shlex.quote(f'run={bare}')}")
+    return folder
+
+
+def _with_policy(folder: Path) -> Path:
+    return found_run(folder, one_seed=True)
 
 
 class PolicyOptions(Section):
     """Selects a run and one of its policies."""
 
-    run: Path = Field(description="folder of the run, runs/<env>/<time>")
+    run: Annotated[Path, AfterValidator(_with_policy)] = Field(
+        LATEST, validate_default=True, description="folder of the run, runs/<env>/<time>; latest, the newest in runs"
+    )
     which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
         "best", description="checkpoint of the run: best (confirmed, else by evaluation), latest, or an iteration"
     )

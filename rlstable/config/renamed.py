@@ -16,6 +16,8 @@ RENAMED = {
     "device": "recipe_for",
     **{f"guards.{old}": f"guards.{new}" for old, new in GUARDS.items()},
 }
+# Values of `recipe_for`, the former `device`.
+_RECIPES_FOR = ("auto", "cpu", "accelerator")
 _OVERRIDE = re.compile(r"(?P<prefix>[+~]*)(?P<key>[^=@]+)(?P<rest>.*)", re.DOTALL)
 
 
@@ -26,7 +28,7 @@ def with_new_names(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
         The overrides, and one line of warning for each renamed key.
 
     Raises:
-        ConfigError: A key is set under both names.
+        ConfigError: A key is set under both names, or `device` names a device instead of a recipe.
     """
     renamed, warnings = list(overrides), {}
     keys = {match["key"] for override in renamed if (match := _OVERRIDE.fullmatch(override))}
@@ -36,6 +38,11 @@ def with_new_names(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
         if not match or old is None:
             continue
         new = RENAMED[old]
+        if old == "device" and match["rest"].removeprefix("=") not in _RECIPES_FOR:
+            raise ConfigError(
+                "device: there is no such key; JAX trains on a GPU if it finds one, and the environment variable "
+                "JAX_PLATFORMS=cuda or cpu demands one kind; recipe_for=accelerator or cpu selects the recipe"
+            )
         if any(_within(key, new) for key in keys):
             raise ConfigError(f"{old}: was renamed to {new}, and both are set; keep {new}")
         renamed[index] = f"{match['prefix']}{new}{match['key'][len(old) :]}{match['rest']}"

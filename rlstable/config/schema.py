@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
@@ -33,6 +33,19 @@ def _whole(value: Any) -> Any:
     value = _number(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
+
+# Names of other frameworks, and the last parts of the keys that mean the same.
+_OTHER_NAMES = {
+    "lr": "learning_rate",
+    "gamma": "discounting",
+    "n_envs": "num_envs",
+    "steps": "total_steps",
+    "timesteps": "total_steps",
+    "total_timesteps": "total_steps",
+    "num_timesteps": "total_steps",
+    "num_seeds": "seeds",
+    "seed_count": "seeds",
+}
 
 # Larger numbers overflow float32 or an int32 index.
 _FLOAT32_MAX, _INT32_MAX = 3.4028234663852886e38, 2**31 - 1
@@ -103,6 +116,26 @@ def unknown_key(model: type[Section], key: str) -> ConfigError:
     return ConfigError(f"{key}: unknown key{_suggest(model, key.split('.'))}")
 
 
+def keys_named(model: type[Section], name: str) -> list[str]:
+    """The dotted keys whose last part is a name, or the name that other frameworks use for the key.
+
+    Args:
+        model: The whole configuration, or one section.
+        name: A name without dots.
+    """
+    name = _OTHER_NAMES.get(name, name)
+    return [key for key in _keys(model) if key.rpartition(".")[2] == name]
+
+
+def _keys(model: type[Section]) -> Iterator[str]:
+    """The dotted keys of all values and sections."""
+    for name, field in model.model_fields.items():
+        yield name
+        section: Any = field.annotation
+        if _is_section(section):
+            yield from (f"{name}.{key}" for key in _keys(section))
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text; the type of an error without text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -148,13 +181,24 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
 def _suggest(model: type[Section], path: list[str]) -> str:
     """Suggests a key for the first unknown part of a dotted key."""
     section: Any = model
-    for part in path:
+    for depth, part in enumerate(path):
         field = section.model_fields.get(part)
         if field is None:
             keys = list(section.model_fields)
-            close = difflib.get_close_matches(part, keys, n=1)
-            return f"; did you mean {close[0]}?" if close else f"; allowed here: {', '.join(keys)}"
+            named = keys_named(model, path[-1])
+            close = (
+                [key for key in named if key.split(".")[:depth] == path[:depth]]
+                or named
+                or difflib.get_close_matches(part, keys, n=1)
+                or [key for name in _close_names(model, path[-1]) for key in keys_named(model, name)]
+            )
+            return f"; did you mean {' or '.join(close[:3])}?" if close else f"; allowed here: {', '.join(keys)}"
         if not _is_section(field.annotation):
             return f"; {part} is a value, not a section"
         section = field.annotation
     return ""
+
+
+def _close_names(model: type[Section], name: str) -> list[str]:
+    """The most similar last part of a key, if one is very similar."""
+    return difflib.get_close_matches(name, {key.rpartition(".")[2] for key in _keys(model)}, n=1, cutoff=0.8)

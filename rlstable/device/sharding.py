@@ -8,6 +8,7 @@ differentiation already sums over devices, and an explicit mean makes the gradie
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +27,18 @@ def make_mesh(count: int | None = None) -> Mesh:
     """The mesh of the first `count` devices, or of all devices if None.
 
     Raises:
-        ConfigError: There are fewer than `count` devices.
+        ConfigError: There are fewer than `count` devices, or none of the platform that `JAX_PLATFORMS` names.
     """
-    devices = jax.devices()
+    try:
+        devices = jax.devices()
+    except (AssertionError, RuntimeError):
+        platform = os.environ.get("JAX_PLATFORMS")
+        if not platform:
+            raise
+        raise ConfigError(
+            f"JAX_PLATFORMS: JAX finds no device for {platform!r} on this machine; unset it to train on the devices "
+            "that JAX finds, or install JAX for it, such as pip install 'rlstable[cuda12]'"
+        ) from None
     if count is not None and count > len(devices):
         raise ConfigError(
             f"devices: {count} requested, but only {len(devices)} {devices[0].platform} available; "

@@ -16,6 +16,7 @@ from rlstable.cli.options import PolicyOptions, require_folder
 
 _EPILOG = """
 examples:
+  python -m rlstable.export                             the newest run in runs
   python -m rlstable.export run=runs/ant/2026-01-31_22-00-00
   python -m rlstable.export run=runs/ant/2026-01-31_22-00-00 which=latest format=onnx out=robot
 """

@@ -20,6 +20,7 @@ from rlstable.config.renamed import updated
 from rlstable.io.lock import RunLock
 
 _RESULT = "result.json"
+_CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
 _CONFIRMED = "confirmed_"
 # Separates the number of a checkpoint from the number of the checkpoint that replaces it.
 ASIDE = ".superseded-by-"
@@ -35,6 +36,27 @@ def default_run_dir(resume: str | None, env_name: str) -> str:
         return str(resume)
     # An import path contains a colon, which is not allowed in every folder name.
     return f"runs/{env_name.replace(':', '.')}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+
+
+def newest_run(root: Path = Path("runs")) -> Path | None:
+    """The run folder whose result, metrics or configuration changed last; None without a run.
+
+    Args:
+        root: Folder to search, with all its subfolders.
+    """
+    changed = {}
+    for parent, folders, files in os.walk(root):
+        if "config.yaml" in files:
+            folders.clear()  # checkpoints, and seeds that belong to this run
+            changed[Path(parent)] = max(_changed(Path(parent, name)) for name in _CHANGING)
+    return max(changed, key=lambda folder: changed[folder], default=None)
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def seed_folder(run_dir: Path, seed: int) -> Path:
@@ -89,7 +111,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         ConfigError: The folder cannot be written, another process uses the folder, it already holds a run and `resume`
             is None, or it holds no run to resume.
     """
-    _require_utf8(run_dir)
+    _require_usable_name(run_dir)
     _holds_a_run_to_resume(run_dir, resume, seeds)  # checked first, so that a mistake creates no folder
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -109,13 +131,17 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         raise
 
 
-def _require_utf8(run_dir: Path) -> None:
+def _require_usable_name(run_dir: Path) -> None:
     """Checks that orbax can use the folder's name.
 
     Raises:
-        ConfigError: The name is not UTF-8.
+        ConfigError: The name is not UTF-8, or has a backslash.
     """
     path = str(run_dir.absolute())
+    if "\\" in path:
+        raise ConfigError(
+            f"hydra.run.dir: cannot save checkpoints in {path}, because its name has a backslash; choose another name"
+        )
     try:
         path.encode()
         os.fsencode(path)

@@ -56,7 +56,24 @@ def open_manager(
         def metrics(self, step: int) -> None:
             """Returns None, because orbax would read the metrics of format 0 and fail if they are damaged."""
 
-    return Manager(directory, options=options)
+    return Manager(_path_of(directory), options=options)
+
+
+def _path_of(directory: Path) -> Any:
+    """The folder as orbax's path type, with a `glob` that finds files also in a folder such as `run[1]`.
+
+    The original `glob` reads brackets of the folder's name as a pattern, and orbax then writes unreadable checkpoints.
+    """
+    from etils import epath
+
+    kind: Any = type(epath.Path(directory))
+
+    class Folder(kind):  # type: ignore[misc]
+        def glob(self, pattern: str) -> Iterator[Any]:
+            """All files that match a pattern below this folder."""
+            return (self._new(path) for path in Path(self).glob(pattern))
+
+    return Folder(directory)
 
 
 class _KeepBest:

@@ -17,6 +17,7 @@ from rlstable.config.schema import Count, Integer, Positive
 
 _EPILOG = """
 examples:
+  python -m rlstable.render                             the newest run in runs
   python -m rlstable.render run=runs/ant/2026-01-31_22-00-00
   python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 episodes=100 out=ant
   python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 format=mp4 films=all seconds=null width=1280 height=720

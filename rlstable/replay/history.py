@@ -16,6 +16,7 @@ from rlstable.io.versions import differences, versions
 from rlstable.replay.report import SAME, compared
 from rlstable.replay.rerun import Notify, Rerun, run_again
 from rlstable.supervise.incident import FORMAT, Incident
+from rlstable.supervise.stop_reasons import command
 
 _FACTS, _ARRAYS = "history.json", "history.npz"
 
@@ -88,7 +89,7 @@ def read(incident: Incident) -> History:
         return History(incident, *unpack(incident.folder / _FACTS, incident.folder / _ARRAYS, FORMAT))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{incident.folder}: there is no history yet; run python -m rlstable.replay {incident.folder} --history"
+            f"{incident.folder}: there is no history yet; run {command('replay', incident.folder)} --history"
         ) from error
 
 

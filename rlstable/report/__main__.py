@@ -5,16 +5,20 @@ The exit code is 0 if the page was written, 2 for an error of the user.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlstable.cli import command
+from rlstable.cli.options import LATEST, found_run
 from rlstable.config.schema import KeyedError, Section
 
 _EPILOG = """
 examples:
+  python -m rlstable.report                               the newest run in runs
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00 run=runs/ant/2026-02-01_09-00-00 out=two.html
   python -m rlstable.report sweep=runs/sweeps/2026-01-31_22-00-00
@@ -22,17 +26,50 @@ examples:
 _PAGES = (".html", ".htm")  # only files with these endings are overwritten
 
 
+def _found_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(map(found_run, folders))
+
+
+def _found_sweep(folder: Path) -> Path:
+    """The folder that `sweep=` names, or the newest one for `latest`.
+
+    Raises:
+        ValueError: There is no sweep yet.
+    """
+    if folder != LATEST:
+        return folder
+    sweeps = [path for path in Path("runs", "sweeps").glob("*") if path.is_dir()]
+    if not sweeps:
+        raise ValueError(
+            "there is no sweep in runs/sweeps yet; make one with rlstable train --multirun seed=0,1, or write "
+            "sweep=<folder>"
+        )
+    newest = max(sweeps, key=lambda path: path.stat().st_mtime)
+    print(f"sweep: {newest}, the newest in runs/sweeps", file=sys.stderr)
+    return newest
+
+
 class ReportOptions(Section):
     """Arguments: the run, and the file to write."""
 
-    run: tuple[Path, ...] = Field((), description="folder of a run; several runs share the charts")
-    sweep: Path | None = Field(None, description="folder of a sweep, instead of runs")
+    run: Annotated[tuple[Path, ...], AfterValidator(_found_runs)] = Field(
+        (), description="folder of a run; latest, the newest in runs, is the default; several runs share the charts"
+    )
+    sweep: Annotated[Path, AfterValidator(_found_sweep)] | None = Field(
+        None, description="folder of a sweep, instead of runs; latest, the newest in runs/sweeps"
+    )
     out: Path | None = Field(None, description="file to write; null for report.html in the first folder")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, data: Any) -> Any:
+        named = data.get("run") or data.get("sweep")
+        return data if named else {**data, "run": [LATEST]}
 
     @model_validator(mode="after")
     def _check(self) -> ReportOptions:
-        if bool(self.run) == (self.sweep is not None):
-            raise KeyedError("run", "name runs or a sweep, run=<folder> or sweep=<folder>")
+        if self.run and self.sweep is not None:
+            raise KeyedError("run", "cannot be combined with sweep; leave one of them out")
         if self.out is not None and self.out.is_dir():
             raise KeyedError("out", f"{self.out} is a folder; give a file, {self.out / 'report.html'}")
         if self.out is not None and self.out.exists() and self.out.suffix not in _PAGES:
@@ -52,6 +89,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         command.print_json({"file": str(path)})
     else:
         print(path)
+
+
+def sweep_report(argv: Sequence[str] | None = None) -> None:
+    """Writes the page about a sweep: `main` with `sweep=` before a folder, and the newest sweep as default."""
+    words = [word if "=" in word or word.startswith("-") else f"sweep={word}" for word in argv or sys.argv[1:]]
+    main(words if any(word.startswith("sweep=") for word in words) else ["sweep=latest", *words])
 
 
 def write(options: ReportOptions) -> Path:

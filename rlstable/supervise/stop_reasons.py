@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import Config
+from rlstable.config.overrides import literal
 from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
 
 
@@ -90,6 +92,7 @@ class StopReason(Enum):
 
 
 _MOST_SIGNS = 3  # in the summary
+_WORDS = ("auto", "latest", "null")  # values of a path key with a meaning of their own
 
 # Stop reasons that are not caused by the training.
 FROM_OUTSIDE = (StopReason.interrupted, StopReason.preempted, StopReason.time_limit)
@@ -172,7 +175,7 @@ def describe(
             rows.append(("resume", f"{command('train', run_dir, 'resume=')}{more}"))
             rows.append(("evaluate", command("evaluate", policy, "run=")))
             rows.append(("render", command("render", policy, "run=")))
-        rows.append(("load", f'rlstable.load_policy("{short_path(policy)}").act(obs)'))
+        rows.append(("load", f"rlstable.load_policy({json.dumps(short_path(policy), ensure_ascii=False)}).act(obs)"))
     return rows
 
 
@@ -238,8 +241,19 @@ def _returns(fields: Mapping[str, Any]) -> str:
 
 
 def command(name: str, path: Path, key: str = "") -> str:
-    """The command line for a command of rlstable; `key` is put before the path, relative to the working folder."""
-    return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + short_path(path))}"
+    """The command line for a command of rlstable, as a user types it in a shell.
+
+    Args:
+        name: Name of the command.
+        path: Path that the command gets, relative to the working folder if possible.
+        key: Text before the path, such as `run=`.
+    """
+    shown = short_path(path)
+    if shown.startswith("-") or shown in _WORDS:
+        shown = str(path.absolute())
+    if name == "train":
+        shown = literal(shown)  # only `train` reads Hydra's grammar; the other commands take a path literally
+    return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + shown)}"
 
 
 def _number(value: Any) -> str:

@@ -58,3 +58,19 @@ def test_help_explains_every_key_with_its_default(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "  run    folders\n  out    where to [null]\n  count  how many [3]\n  fast   whether [true]" in printed
     assert printed.endswith("examples:\n  try run=x\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--count", "3"], "cannot read --count: options are written count=<value>; --help lists what is allowed"),
+        (["--count=3"], "cannot read --count: options are written count=3; --help lists what is allowed"),
+    ],
+)
+def test_option_with_dashes_is_one_line_with_the_right_spelling(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command.key_parser("try", "Tries.", Options, "").parse_intermixed_args(words)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"rlstable: {message}\n"

@@ -17,6 +17,7 @@ from toys import tiny_config
 from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
+from rlstable.io.run_folder import newest_run
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
 from rlstable.runner.loop import TrainingLoop
@@ -59,6 +60,26 @@ def test_run_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
         assert second.single.host.step == 3 * ITERATION
     second.close()
     assert TrainingLoop(quick(4, resume="auto"), tmp_path).run().step == 4 * ITERATION
+
+
+def test_newest_run_is_the_one_whose_files_changed_last(tmp_path: Path) -> None:
+    assert newest_run(tmp_path / "missing") is None and newest_run(tmp_path) is None
+    times = {"ant/1/config.yaml": 1, "ant/1/metrics.jsonl": 6, "ant/2/config.yaml": 5, "sweeps/a/0/config.yaml": 4}
+    others = {"ant/1/seed-0/config.yaml": 9, "ant/2/report.html": 9, "note/metrics.jsonl": 9}
+    for name, seconds in (times | others).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+    assert newest_run(tmp_path) == tmp_path / "ant" / "1"
+    os.utime(tmp_path / "sweeps/a/0/config.yaml", (7, 7))
+    assert newest_run(tmp_path) == tmp_path / "sweeps" / "a" / "0"
+
+
+def test_folder_whose_name_has_a_backslash_is_rejected(tmp_path: Path) -> None:
+    """Tensorstore does not read checkpoints back from such a folder."""
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot save checkpoints in .*a\\b, because its name"):
+        TrainingLoop(quick(), tmp_path / "a\\b")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_run_releases_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

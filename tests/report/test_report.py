@@ -213,8 +213,7 @@ def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "run: name runs or a sweep, run=<folder> or sweep=<folder>"),
-        (["run={run}", "sweep={run}"], "run: name runs or a sweep"),
+        (["run={run}", "sweep={run}"], "run: cannot be combined with sweep; leave one of them out"),
         (["sweep=no/such"], "sweep: there is no folder no/such"),
         (["sweep={empty}"], "has ended; sweeps are in runs/sweeps/<time>"),
         (["run={empty}"], "is not a run folder, it has no config.yaml"),

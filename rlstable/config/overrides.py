@@ -34,6 +34,12 @@ def literal(value: Any) -> str:
     if isinstance(value, str | Path):
         text = str(value)
         # Without quotes, Hydra would read some strings as a number, a truth value or null.
-        plain = re.fullmatch(r"[A-Za-z_./][\w\-./:]*", text) and text.lower() not in _NO_STRINGS
-        return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        plain = re.fullmatch(r"[A-Za-z_./][\w\-./:]*", text, re.ASCII) and text.lower() not in _NO_STRINGS
+        # Hydra unescapes only the backslashes before a quote.
+        return text if plain else '"' + re.sub(r'(\\*)("|\Z)', _escaped, text) + '"'
     return repr(value)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    backslashes, quote = match.groups()
+    return 2 * backslashes + (f"\\{quote}" if quote else "")

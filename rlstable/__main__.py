@@ -1,0 +1,93 @@
+"""The command `rlstable <command>`, also `python -m rlstable <command>`: starts the other commands.
+
+The listing, `--version` and a mistake import neither JAX nor the configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlstable import __version__
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        function: Import path of its function, `module:function`.
+        summary: Its line in the listing.
+    """
+
+    function: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("rlstable.train:command", "train a policy: rlstable train env=ant ppo.learning_rate=1e-4"),
+    "evaluate": Command("rlstable.evaluate:main", "play many episodes with a policy: returns with intervals"),
+    "render": Command("rlstable.render.__main__:main", "draw episodes as films and as a 3D page"),
+    "report": Command("rlstable.report.__main__:main", "write a page about one run or several"),
+    "export": Command("rlstable.export.__main__:main", "write a policy as ONNX and StableHLO"),
+    "doctor": Command("rlstable.doctor.__main__:process", "check this machine and a model before a run"),
+    "replay": Command("rlstable.replay.__main__:main", "repeat a bad step of an incident in three engines"),
+    "sweep-report": Command("rlstable.report.__main__:sweep_report", "write a page about a sweep"),
+    "completion": Command("rlstable.__main__:completion", "print the completion of commands for bash or zsh"),
+    "version": Command("rlstable.__main__:version", "print the version"),
+}
+_CONFIG_ERROR = 2  # exit code
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Starts the command that the first word names; without words, lists the commands."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(listing())
+        return
+    name = "version" if words[0] in ("-V", "--version") else words[0]
+    if name not in COMMANDS:
+        print(f"rlstable: {mistake(name)}", file=sys.stderr)
+        sys.exit(_CONFIG_ERROR)
+    module, _, function = COMMANDS[name].function.partition(":")
+    sys.argv = [f"rlstable {name}", *words[1:]]  # Hydra reads it
+    getattr(importlib.import_module(module), function)()
+
+
+def listing() -> str:
+    """The commands with a line each."""
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    return (
+        f"rlstable {__version__}: PPO on Brax and MuJoCo MJX environments that does not blow up.\n\n"
+        f"usage: rlstable <command> ...\n\n{rows}\n\n"
+        "rlstable <command> --help explains a command. evaluate, render, report and export take the newest run in the "
+        "folder\nruns, or run=<folder>."
+    )
+
+
+def mistake(name: str) -> str:
+    """The error for a word that is no command."""
+    if "=" in name:
+        return f"{name!r} is no command; write rlstable train {name}"
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"allowed are {', '.join(COMMANDS)}"
+    return f"unknown command {name!r}; {hint}"
+
+
+def version() -> None:
+    """Prints the version."""
+    print(f"rlstable {__version__}")
+
+
+def completion() -> None:
+    """Prints a script that completes these commands in a shell."""
+    from rlstable.cli import completion
+
+    completion.main(list(COMMANDS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Suggestions for keys that do not exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlstable.config import Config
+from rlstable.config.schema import unknown_key
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("learning_rate", "did you mean ppo.learning_rate?"),
+        ("lr", "did you mean ppo.learning_rate?"),
+        ("ppo.lr", "did you mean ppo.learning_rate?"),
+        ("gamma", "did you mean ppo.discounting?"),
+        ("num_envs", "did you mean ppo.num_envs or eval.num_envs?"),
+        ("n_envs", "did you mean ppo.num_envs or eval.num_envs?"),
+        ("steps", "did you mean total_steps?"),
+        ("timesteps", "did you mean total_steps?"),
+        ("seed_count", "did you mean seeds?"),
+        ("eval.learning_rate", "did you mean ppo.learning_rate?"),
+        ("guards.max_share", "did you mean guards.storm.max_share?"),
+        ("wandb", "did you mean logging.wandb?"),
+        ("batch_sise", "did you mean ppo.batch_size?"),
+        ("totl_steps", "did you mean total_steps?"),
+        ("ppo.lerning_rate", "did you mean learning_rate?"),
+        ("seed.x", "seed is a value, not a section"),
+        ("checkpoint.colour", "allowed here: enabled, every, keep, keep_best, confirm_best, keep_period, asynchronous"),
+    ],
+)
+def test_unknown_key_suggests_the_key_that_was_meant(key: str, hint: str) -> None:
+    assert str(unknown_key(Config, key)) == f"{key}: unknown key; {hint}"

@@ -1,0 +1,31 @@
+"""Devices of a run, and errors about devices that JAX does not find."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from rlstable.config import ConfigError
+from rlstable.device import sharding
+
+
+def no_device() -> list:
+    raise AssertionError  # as JAX does for a platform without a device
+
+
+def test_platform_without_a_device_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "devices", no_device)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(ConfigError) as caught:
+        sharding.make_mesh()
+    assert str(caught.value) == (
+        "JAX_PLATFORMS: JAX finds no device for 'cuda' on this machine; unset it to train on the devices that JAX "
+        "finds, or install JAX for it, such as pip install 'rlstable[cuda12]'"
+    )
+
+
+def test_failure_of_jax_without_a_demanded_platform_is_no_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "devices", no_device)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.raises(AssertionError):
+        sharding.make_mesh()

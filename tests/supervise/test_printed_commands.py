@@ -1,0 +1,68 @@
+"""Printed commands: a shell and the command read back the folder that was meant."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlstable.cli.command import options
+from rlstable.cli.compose import compose
+from rlstable.evaluate import EvaluateOptions
+from rlstable.export.__main__ import ExportOptions
+from rlstable.io.run_folder import write_config
+from rlstable.render.__main__ import RenderOptions
+from rlstable.report.__main__ import ReportOptions
+from rlstable.supervise.stop_reasons import StopReason, command, describe
+
+NAMES = [
+    "2026-01-31_22-00-00", "my runs", "läufe", "[1]", "{a: b}", "(x)", "it's", 'say "x"', "a,b", "seed=1", "null",
+    "back\\slash", "a\\'b", 'end\\', "~tilde", "#5", "50 %", "$HOME", "a;b&c", "*", "!x", "a:b", "-dash", "日本",
+    "auto", "latest", "1e3",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict:
+    return compose(["env=fast"]).model_dump(mode="json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_printed_resume_command_resumes_its_folder(
+    name: str, settings: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    write_config(folder, settings)
+    fields = {"step": 10, "return": 1.0, "best_return": 1.0, "seconds": 1.0}
+    for here in (tmp_path, tmp_path.parent, Path("/usr")):
+        monkeypatch.chdir(here)
+        printed = dict(describe(StopReason.completed, fields, folder, folder))["resume"]
+        words = shlex.split(printed)
+        assert words[1:3] == ["-m", "rlstable.train"]
+        config = compose(words[3:])
+        assert (here / str(config.resume), config.total_steps, config.env.name) == (folder, 20, "fast")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_commands_read_the_printed_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for printed, model in (("evaluate", EvaluateOptions), ("render", RenderOptions), ("export", ExportOptions)):
+        words = shlex.split(command(printed, tmp_path / name, "run="))
+        assert words[1:3] == ["-m", f"rlstable.{printed}"]
+        assert tmp_path / options(model, words[3:]).run == tmp_path / name
+    words = shlex.split(command("report", tmp_path / name, "sweep="))
+    assert tmp_path / str(options(ReportOptions, words[3:]).sweep) == tmp_path / name
+    (incident,) = shlex.split(command("replay", tmp_path / name))[3:]
+    assert tmp_path / incident == tmp_path / name and not incident.startswith("-")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_printed_python_call_loads_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = {"step": 10, "return": 1.0, "best_return": 1.0, "seconds": 1.0}
+    printed = dict(describe(StopReason.completed, fields, tmp_path / name, tmp_path / name))["load"]
+    call = printed.removeprefix("rlstable.load_policy(").removesuffix(").act(obs)")
+    assert yaml.safe_load(call) == name

@@ -1,0 +1,106 @@
+"""The command `rlstable`: it lists and starts the other commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from rlstable import __main__ as rlstable
+from rlstable import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def exit_code(*words: str) -> int:
+    try:
+        rlstable.main(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_listing_has_one_line_per_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert listed == [
+        "train", "evaluate", "render", "report", "export", "doctor", "replay", "sweep-report", "completion", "version",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_version_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*words) == 0
+    assert capsys.readouterr().out == f"rlstable {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("trian", "unknown command 'trian'; did you mean train?"),
+        ("sweep_report", "unknown command 'sweep_report'; did you mean sweep-report?"),
+        ("env=ant", "'env=ant' is no command; write rlstable train env=ant"),
+        (
+            "fly",
+            "unknown command 'fly'; allowed are train, evaluate, render, report, export, doctor, replay, sweep-report, "
+            "completion, version",
+        ),
+    ],
+)
+def test_unknown_command_is_one_line_and_exit_code_2(
+    typed: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(typed) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"rlstable: {message}\n")
+
+
+def test_every_command_has_a_function() -> None:
+    for command in rlstable.COMMANDS.values():
+        module, _, function = command.function.partition(":")
+        assert callable(getattr(import_module(module), function))
+
+
+def test_installed_script_starts_this_command() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["rlstable"] == "rlstable.__main__:main"
+
+
+def test_words_after_the_command_are_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rlstable"])  # is restored after the test
+    assert exit_code("train", "lr=1e-3") == 2
+    assert exit_code("evaluate", "run=nowhere", "episods=3") == 2
+    assert exit_code("sweep-report", "nowhere") == 2
+    assert exit_code("sweep-report") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "rlstable: lr: unknown key; did you mean ppo.learning_rate?",
+        "rlstable: episods: unknown key; did you mean episodes?",
+        "rlstable: sweep: there is no folder nowhere; sweeps are in runs/sweeps/<time>",
+        "rlstable: sweep: there is no sweep in runs/sweeps yet; make one with rlstable train --multirun seed=0,1, or "
+        "write sweep=<folder>",
+    ]
+
+
+@pytest.mark.parametrize("words", [[], ["--version"], ["completion", "bash"], ["trian"]])
+def test_jax_is_not_imported_for_listing_version_and_completion(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom rlstable.__main__ import main\n"
+        f"try: main({words})\nexcept SystemExit: pass\n"
+        "print(sorted({'jax', 'brax', 'mujoco', 'flax', 'orbax'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_module_form_lists_the_commands() -> None:
+    done = subprocess.run([sys.executable, "-m", "rlstable"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == rlstable.listing() + "\n"
