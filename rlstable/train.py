@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlstable.cli.compose import explain, register_resolvers, resolved_settings, with_saved
 from rlstable.cli.sweep import SweepSummary
-from rlstable.cli.words import prepared
+from rlstable.cli.typed_words import prepared
 from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir

@@ -89,7 +89,7 @@ def options(model: type[Model], arguments: Sequence[str]) -> Model:
 
 def _meant(arguments: Sequence[str], index: int) -> str:
     """The probable spelling of an argument without an equals sign."""
-    from rlstable.cli.words import folder_in_pieces
+    from rlstable.cli.typed_words import folder_in_pieces
 
     typed = folder_in_pieces(arguments, index) if index else None
     if typed is not None:

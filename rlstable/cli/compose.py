@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlstable.cli import playground
 from rlstable.cli.resolvers import reject_resolvers
-from rlstable.cli.words import prepared
+from rlstable.cli.typed_words import prepared
 from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.config.schema import unknown_key

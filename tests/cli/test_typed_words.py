@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlstable.cli.compose import compose
-from rlstable.cli.words import prepared
+from rlstable.cli.typed_words import prepared
 from rlstable.config import ConfigError
 
 
