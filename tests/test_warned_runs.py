@@ -55,7 +55,7 @@ def test_completed_run_that_rejected_most_transitions_says_so(
 def test_run_without_guards_whose_returns_are_nan_says_so(tmp_path: Path) -> None:
     result = TrainingLoop(quick(guards=GUARDS_OFF, env=NAN_REWARDS, total_steps=8 * ITERATION), tmp_path).run()
     assert result.stop_reason is StopReason.state_not_finite  # all steps were trained, but the policy is not finite
-    assert warnings(tmp_path) == ["evaluations_void", "no_finite_return"]
+    assert warnings(tmp_path) == ["loss_not_finite", "evaluations_void"]
 
 
 def test_seeds_say_their_warnings_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,9 +64,9 @@ def test_seeds_say_their_warnings_by_number(tmp_path: Path, capsys: pytest.Captu
     left = read_result(tmp_path)
     assert left is not None
     own = [(warning["seed"], warning["name"]) for warning in left["warnings"]]
-    assert own == [(seed, name) for seed in (0, 1) for name in ("evaluations_void", "no_finite_return")]
+    assert own == [(seed, name) for seed in (0, 1) for name in ("loss_not_finite", "evaluations_void")]
     printed = capsys.readouterr().out.splitlines()
-    assert sum("warning" in line and "seeds 0, 1: no_finite_return: " in line for line in printed) == 1
+    assert sum("warning" in line and "seeds 0, 1: loss_not_finite: " in line for line in printed) == 1
 
 
 def test_resumed_run_warns_as_the_uninterrupted_one(tmp_path: Path) -> None:

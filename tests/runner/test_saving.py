@@ -107,7 +107,7 @@ def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_print
     assert ended.value.code == 13, said + errors
     assert errors == ""
     assert "stop reason  not_saved: the last state could not be saved" in said
-    assert f"not saved      the last {LAST * ITERATION:,} steps" in said
+    assert f"not saved    the last {LAST * ITERATION:,} steps" in said
     assert re.search(r"! step 0  disk_nearly_full: free_mb 0\.\d, checkpoint_mb 0.1", said)
     assert said.index("disk_nearly_full") < said.index("checkpoint_failed")
     assert "sign nothing_saved: no good state was saved in the last" in said
@@ -193,7 +193,7 @@ def test_failed_run_keeps_its_stop_reason_and_tells_the_unsaved_steps(
     assert result.stop_reason is StopReason.physics_unstable
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == 3 * ITERATION
-    assert f"not saved      the last {3 * ITERATION} steps" in capsys.readouterr().out
+    assert f"not saved    the last {3 * ITERATION} steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("every", "ending"), [(1, StopReason.completed), (100, StopReason.not_saved)])

@@ -17,7 +17,7 @@ IDLE = {"training/accepted_share": 0.0}
 def tally(values: dict[str, Any], trips: dict[str, dict[str, int]] | None = None, times: int = 1) -> Tally:
     own = Tally()
     for _ in range(times):
-        own.count(IDLE | values, trips or {}, 100, 4, ("finite_update", "spike"))
+        own.count(IDLE | values, trips or {}, 100, 4, ("finite_update", "spike"), own.transitions + 100)
     return own
 
 
