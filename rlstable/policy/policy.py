@@ -16,7 +16,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
-from rlstable.config.schema import validate
+from rlstable.config.schema import first_line, validate
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import Observation, Params
 from rlstable.guards.inference import ActionContext, InferenceGuard
@@ -62,6 +62,7 @@ class Policy:
         safe_action: Replacement of `act` for a bad action, one finite number per action element; None for zeros.
         on_bad: `fallback` replaces bad actions. `raise` raises an error instead; it waits for every action and cannot
             be used inside jit, scan or vmap.
+        folder: Run folder; None for a policy that was not loaded.
 
     Raises:
         ValueError: `safe_action` does not fit the action, or `on_bad` is neither of the two values.
@@ -74,6 +75,7 @@ class Policy:
     host: dict[str, Any] = dataclasses.field(default_factory=dict)
     safe_action: tuple[float, ...] | None = None
     on_bad: OnBad = "fallback"
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         if self.on_bad not in get_args(OnBad):
@@ -84,11 +86,23 @@ class Policy:
                 f"{self.networks.action_size} finite numbers, one per action element"
             )
 
+    def __repr__(self) -> str:
+        config, step = self.host.get("config"), self.host.get("step")
+        parts = (
+            *([config["env"]["name"]] if config else []),
+            f"observation size {self._obs_size}",
+            f"action size {self.networks.action_size}",
+            *([] if step is None else [f"step {step:,}"]),
+            *([] if self.folder is None else [f"folder {self.folder}"]),
+        )
+        return f"Policy({', '.join(parts)})"
+
     def act(self, obs: Observation, key: jax.Array | None = None, deterministic: bool = True) -> jax.Array:
         """The action for an observation; the safe action if the action is bad.
 
         Args:
-            obs: An array `[..., n]`, or a dictionary of arrays if the environment's observations are dictionaries.
+            obs: An array or nested list `[..., n]`; a dictionary of them if the environment's observations are
+                dictionaries.
             key: Random key; needed for a sampled action.
             deterministic: Whether to return the mode of the distribution instead of a sample.
 
@@ -96,7 +110,8 @@ class Policy:
             Action `[..., A]`, float32.
 
         Raises:
-            ValueError: A sampled action has no key, or a policy with `on_bad="raise"` is used inside jit.
+            ValueError: The observation is not an array of the policy's size, a sampled action has no key, or a policy
+                with `on_bad="raise"` is used inside jit.
             NonFiniteAction: An action is bad and `on_bad` is `raise`.
         """
         return self._decide("act", None, obs, key, deterministic)[0]
@@ -116,7 +131,8 @@ class Policy:
 
         Args:
             carry: Result of `start` or of the previous step.
-            obs: An array `[..., n]`, or a dictionary of arrays if the environment's observations are dictionaries.
+            obs: An array or nested list `[..., n]`; a dictionary of them if the environment's observations are
+                dictionaries.
             key: Random key; needed for a sampled action.
             deterministic: Whether to return the mode of the distribution instead of a sample.
 
@@ -136,11 +152,38 @@ class Policy:
             if not deterministic:
                 raise ValueError(f"{caller}: a sampled action needs a random key, e.g. key=jax.random.PRNGKey(0)")
             key = jax.random.PRNGKey(0)
-        selected = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), self.networks.select(obs, acting=True))
+        selected = self._selected(caller, obs)
         action, carry, trips = self._compiled(self.params, self.statistics, carry, selected, key, deterministic)
         if self.on_bad == "raise":
-            _raise_if_bad(caller, trips, math.prod(action.shape[:-1]))
+            _raise_if_bad(caller, trips, math.prod(action.shape[:-1]), selected)
         return action, carry
+
+    def _selected(self, caller: str, obs: Observation) -> Observation:
+        """The policy's part of an observation, float32.
+
+        Raises:
+            ValueError: The part is not an array of numbers, or has another size than the policy reads.
+        """
+        key = self.networks.config.policy_obs_key
+        selected = self.networks.select(obs, acting=True)
+        named = isinstance(selected, Mapping)
+        name = f"the observation {key!r}" if named else "the observation"
+        try:
+            array = jnp.asarray(selected[key] if named else selected, jnp.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{caller}: {name} is not an array of numbers: {first_line(error)}") from error
+        if array.shape[-1:] != (self._obs_size,):
+            numbers = array.shape[-1] if array.shape else "no axis of"
+            raise ValueError(
+                f"{caller}: {name} has {numbers} numbers (shape {array.shape}), this policy reads {self._obs_size}"
+            )
+        return {key: array} if named else array
+
+    @property
+    def _obs_size(self) -> int:
+        """Number of observed numbers that the policy reads."""
+        mean = self.statistics.mean
+        return int((mean[self.networks.config.policy_obs_key] if isinstance(mean, Mapping) else mean).shape[-1])
 
     @property
     def _guard(self) -> InferenceGuard:
@@ -222,7 +265,7 @@ def _is_action(x: Any, size: int) -> bool:
     )
 
 
-def _raise_if_bad(caller: str, trips: jax.Array, total: int) -> None:
+def _raise_if_bad(caller: str, trips: jax.Array, total: int, obs: Observation) -> None:
     if isinstance(trips, jax.core.Tracer):
         raise ValueError(
             f"{caller}: on_bad='raise' cannot be used inside jit, scan or vmap, where JAX does not know values; "
@@ -232,8 +275,19 @@ def _raise_if_bad(caller: str, trips: jax.Array, total: int) -> None:
     if by_observation + by_action > 0:
         raise NonFiniteAction(
             f"{caller}: {by_observation + by_action} of {total} actions are bad: {by_observation} for an observation "
-            f"that is not finite, {by_action} not finite for an observation that is"
+            f"that is not finite, {by_action} not finite for an observation that is{_first_bad(obs)}"
         )
+
+
+def _first_bad(obs: Observation) -> str:
+    """Index and value of the first number of an observation that is not finite; empty if there is none."""
+    ((key, x),) = obs.items() if isinstance(obs, Mapping) else [(None, obs)]
+    x = np.asarray(x)
+    bad = np.argwhere(~np.isfinite(x))
+    if not len(bad):
+        return ""
+    name = "obs" if key is None else f"obs[{key!r}]"
+    return f"; the first bad number is {name}{bad[0].tolist()} = {x[tuple(bad[0])]}"
 
 
 def policy_arrays(state: TrainState) -> dict[str, Any]:
@@ -289,4 +343,5 @@ def load_policy(
     )
     mean, std = arrays["statistics"]["mean"], arrays["statistics"]["std"]
     statistics = Statistics(WideCounter.zero(), mean, jax.tree.map(lambda s: s**2, std), std)
-    return Policy(networks, {"policy": arrays["params"]}, statistics, spec["matmul"], host, safe_action, on_bad)
+    params = {"policy": arrays["params"]}
+    return Policy(networks, params, statistics, spec["matmul"], host, safe_action, on_bad, Path(run_dir))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from pathlib import Path
 
@@ -39,8 +40,19 @@ class Result:
         warnings.warn("Result.ending was renamed to Result.stop_reason", DeprecationWarning, stacklevel=2)
         return self.stop_reason
 
-    @property
+    def __repr__(self) -> str:
+        value = self.metrics.get("eval/episode_reward")
+        parts = (
+            *([f"{len(self.seeds)} seeds"] if self.seeds else []),
+            self.stop_reason.name,
+            f"step {self.step:,}",
+            "no return" if value is None else f"return {value:,.1f}",
+            f"folder {self.run_dir}",
+        )
+        return f"Result({', '.join(parts)})"
+
+    @functools.cached_property
     def policy(self) -> Policy:
-        """The best policy of the run; with several seeds, the policy of the best seed."""
+        """The best policy of the run; with several seeds, the policy of the best seed. Loaded at the first access."""
         folder = (best_seed(self.run_dir) or self.seeds[0].run_dir) if self.seeds else self.run_dir
         return load_policy(folder)

@@ -75,6 +75,13 @@ def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     assert policy.host["step"] == 128
 
 
+def test_policy_is_printed_as_one_line(runner: TrainingLoop) -> None:
+    assert repr(rlstable.load_policy(runner.run_dir)) == (
+        f"Policy(toys:PointMass, observation size 4, action size 2, step 128, folder {runner.run_dir})"
+    )
+    assert repr(untrained(named=True)) == "Policy(observation size 4, action size 2)"
+
+
 def test_sampled_action_needs_a_key_and_follows_the_key(runner: TrainingLoop) -> None:
     policy = rlstable.load_policy(runner.run_dir, "latest")
     with pytest.raises(ValueError, match="needs a random key"):
@@ -275,6 +282,40 @@ def test_policy_step_repeats_the_last_good_action_of_each_row() -> None:
     assert int(carry.fallbacks) == 1 + 2 + 3
 
 
+def test_policy_acts_on_lists_as_on_arrays() -> None:
+    policy, named = untrained(), untrained(named=True)
+    np.testing.assert_array_equal(policy.act(HEALTHY.tolist()), policy.act(HEALTHY))
+    np.testing.assert_array_equal(policy.act(tuple(HEALTHY[0].tolist())), policy.act(HEALTHY[0]))
+    np.testing.assert_array_equal(named.act({"state": HEALTHY.tolist()}), named.act({"state": HEALTHY}))
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ([0.0] * 3, "has 3 numbers (shape (3,)), this policy reads 4"),
+        (np.zeros((4, 5)), "has 5 numbers (shape (4, 5)), this policy reads 4"),
+        (0.0, "has no axis of numbers (shape ()), this policy reads 4"),
+        (None, "is not an array of numbers: None is not a valid value for jnp.array"),
+        ("left", "is not an array of numbers: could not convert string to float: 'left'"),
+    ],
+)
+def test_observation_that_the_policy_cannot_read_is_one_line(obs: Any, message: str) -> None:
+    policy, named = untrained(), untrained(named=True)
+    for call, caller, name in (
+        (lambda: policy.act(obs), "act", "the observation"),
+        (lambda: policy.step(policy.start(), obs), "step", "the observation"),
+        (lambda: named.act({"state": obs}), "act", "the observation 'state'"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert str(caught.value) == f"{caller}: {name} {message}"
+
+
+def test_ragged_observation_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^act: the observation is not an array of numbers: .* inhomogeneous .*$"):
+        untrained().act([[0.0] * 4, [0.0] * 3])
+
+
 def test_policy_step_rejects_a_carry_of_another_batch_shape() -> None:
     policy = untrained()
     with pytest.raises(ValueError, match=r"step: the carry holds actions \(2,\).*policy.start\(batch_shape=\(3,\)\)"):
@@ -299,8 +340,14 @@ def test_unknown_on_bad_option_lists_the_allowed_values() -> None:
 def test_on_bad_raise_names_the_number_of_bad_actions_and_observations() -> None:
     policy = untrained(on_bad="raise")
     np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(policy, HEALTHY)))
-    with pytest.raises(NonFiniteAction, match=r"^act: 1 of 3 actions are bad: 1 for an observation .* finite, 0 not"):
+    with pytest.raises(NonFiniteAction) as caught:
         policy.act(spoilt(1, INF))
+    assert str(caught.value) == (
+        "act: 1 of 3 actions are bad: 1 for an observation that is not finite, 0 not finite for an observation that "
+        "is; the first bad number is obs[1, 2] = inf"
+    )
+    with pytest.raises(NonFiniteAction, match=r"; the first bad number is obs\['state'\]\[2\] = nan$"):
+        untrained(on_bad="raise", named=True).act({"state": spoilt(1, NAN)[1]})
     with pytest.raises(
         FloatingPointError, match=r"^step: 3 of 3 actions are bad: 3 for an observation .* finite, 0 not"
     ):
