@@ -29,7 +29,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("rlstable.train:command", "train a policy: rlstable train env=ant ppo.learning_rate=1e-4"),
     "evaluate": Command("rlstable.evaluate:main", "play many episodes with a policy: returns with intervals"),
-    "render": Command("rlstable.render.__main__:main", "draw episodes as films and as a 3D page"),
+    "render": Command("rlstable.render.__main__:main", "draw episodes as a 3D page, or as films"),
     "report": Command("rlstable.report.__main__:main", "write a page about one run or several"),
     "export": Command("rlstable.export.__main__:main", "write a policy as ONNX and StableHLO"),
     "doctor": Command("rlstable.doctor.__main__:process", "check this machine and a model before a run"),
