@@ -301,16 +301,19 @@ def _figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
 def _mean_of_seeds(panel: Panel, records: Sequence[RunRecord]) -> list[Line]:
     """Returns the mean over seeds of a panel's first metric, with a band from the least to the greatest seed."""
     key = next(iter(panel.keys.values()))
-    series = [(steps, values) for record in records if (steps := record.series(key)[0]).size
-              for values in [record.series(key)[1]]]  # fmt: skip
-    if not series:
-        return []
-    last = min(steps[-1] for steps, _ in series)
-    steps = series[0][0][series[0][0] <= last]
+    series = [one for record in records if (one := _in_order(*record.series(key)))[0].size]
+    last = min((steps[-1] for steps, _ in series), default=-1.0)
+    steps = series[0][0][series[0][0] <= last] if series else np.array([])
     if not steps.size:
         return []
     values = np.stack([np.interp(steps, *one) for one in series])
     return [Line("mean of seeds", steps, values.mean(axis=0), 0, values.min(axis=0), values.max(axis=0))]
+
+
+def _in_order(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns points in the order of their steps; a rollback repeats steps."""
+    order = np.argsort(steps, kind="stable")
+    return steps[order], values[order]
 
 
 def _legend(lines: Sequence[Line]) -> str:
