@@ -248,6 +248,24 @@ def test_run_ends_when_the_target_return_is_reached(tmp_path: Path) -> None:
     assert (result.stop_reason, result.step) == (StopReason.target_reached, ITERATION)
 
 
+def test_resume_of_a_run_that_reached_its_target_trains_nothing_and_says_how_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(target: float | None, console: str = "off") -> Result:
+        sections = {"eval": {"num_evals": 4, "num_envs": 4, "target_return": target}, "logging": {"console": console}}
+        return TrainingLoop(quick(resume="auto", **sections), tmp_path).run()
+
+    run(-1e6)
+    result_file = (tmp_path / "result.json").read_text()
+    again = run(-1e6, "plain")
+    assert (again.stop_reason, again.step) == (StopReason.target_reached, ITERATION)
+    assert (tmp_path / "result.json").read_text() == result_file
+    line = "nothing to train: eval.target_return=-1000000.0 is already reached; resume with eval.target_return=<more> "
+    assert line + "or null\n" in capsys.readouterr().out
+    longer = run(None)
+    assert (longer.stop_reason, longer.step) == (StopReason.completed, 4 * ITERATION)
+
+
 def test_callback_gets_every_row_and_can_end_the_run(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -501,9 +519,13 @@ def test_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
     assert resumed.run().stop_reason is StopReason.completed
 
 
-def test_resume_of_a_finished_run_keeps_its_result(tmp_path: Path) -> None:
+def test_resume_of_a_finished_run_keeps_its_result_and_says_how_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = TrainingLoop(quick(), tmp_path).run()
-    again = TrainingLoop(quick(resume="auto"), tmp_path).run()
+    again = TrainingLoop(quick(resume="auto", logging={"console": "plain"}), tmp_path).run()
+    line = "nothing to train: all steps of total_steps=256 are already trained; resume with total_steps=<more>\n"
+    assert line in capsys.readouterr().out
     assert again.stop_reason is StopReason.completed
     left = read_result(tmp_path)
     assert left is not None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlstable.config.schema import (
+    INT32_MAX,
     Count,
     CountOrZero,
     Finite,
@@ -85,6 +86,11 @@ class PPOConfig(Section, at="ppo"):
     @model_validator(mode="after")
     def _check(self) -> PPOConfig:
         rows = self.batch_size * self.num_minibatches
+        if rows > INT32_MAX:
+            raise KeyedError(
+                "batch_size",
+                f"batch_size * num_minibatches = {rows:,} must not exceed {INT32_MAX:,}; lower one of them",
+            )
         if rows % self.num_envs:
             raise KeyedError(
                 "num_envs",

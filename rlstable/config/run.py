@@ -185,7 +185,7 @@ class Config(Section, at=""):
     supervise: SuperviseConfig
     total_steps: Total
     seed: Seed
-    seeds: Count
+    seeds: Annotated[Count, Field(le=1000)]
     recipe_for: Literal["auto", "cpu", "accelerator"]
     devices: Count | None
     deterministic: Flag

@@ -48,7 +48,7 @@ _OTHER_NAMES = {
 }
 
 # Larger numbers overflow float32 or an int32 index.
-_FLOAT32_MAX, _INT32_MAX = 3.4028234663852886e38, 2**31 - 1
+_FLOAT32_MAX, INT32_MAX = 3.4028234663852886e38, 2**31 - 1
 
 
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)]
@@ -56,8 +56,8 @@ Positive = Annotated[Finite, Field(gt=0)]
 NonNegative = Annotated[Finite, Field(ge=0)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
 Integer = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[Integer, Field(gt=0, le=_INT32_MAX)]
-CountOrZero = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
+Count = Annotated[Integer, Field(gt=0, le=INT32_MAX)]
+CountOrZero = Annotated[Integer, Field(ge=0, le=INT32_MAX)]
 Total = Annotated[Integer, Field(gt=0)]
 Seed = Annotated[Integer, Field(ge=0, lt=2**32)]
 Flag = Annotated[bool, Field(strict=True)]

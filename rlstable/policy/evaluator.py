@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -34,6 +35,7 @@ from rlstable.policy.policy import choose_action
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
+from rlstable.supervise import memory
 from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
 
 Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
@@ -66,6 +68,7 @@ class Evaluator:
         compiling: Context manager that shows the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
         programs: Builder of the program; None for a new `Programs`.
+        limit: Bytes that the program may use; None to wait until the device refuses memory.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Evaluator:
         compiling: Compiling,
         report: Callable[..., None],
         programs: Programs | None = None,
+        limit: int | None = None,
     ):
         def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
             def play_one(policy: PolicySnapshot) -> Episodes:
@@ -91,6 +95,7 @@ class Evaluator:
         self._precision = precision
         self._compiling = compiling
         self._report = report
+        self._limit = limit
         self._passes = 1
         self._building: Future[Any] | None = None
         self._compiled: Any = None
@@ -118,9 +123,16 @@ class Evaluator:
             finished = building is not None and building.done()
             with contextlib.nullcontext() if finished else self._compiling("evaluation"):
                 try:
-                    self._compiled = (building or self._begin(policies)).result()
+                    program = (building or self._begin(policies)).result()
                 except jax.errors.JaxRuntimeError as error:
                     self._double_passes(error)
+                    continue
+            footprint = memory.footprint(program)
+            share = 0.0 if footprint is None or self._limit is None else footprint.peak / self._limit
+            if share > memory.FULL and self._passes < self._count:
+                self._divide(math.ceil(share))
+            else:
+                self._compiled = program
 
     def evaluate(self, policies: Sequence[PolicySnapshot]) -> list[EvaluationMetrics]:
         """Evaluates policies.
@@ -181,7 +193,11 @@ class Evaluator:
             raise OutOfMemory(
                 "The device refused memory for one evaluation episode; free device memory, or set eval.num_evals=0."
             ) from error
-        self._passes, self._compiled = min(2 * self._passes, self._count), None
+        self._divide(2)
+
+    def _divide(self, factor: int) -> None:
+        """Divides every pass into at least two passes."""
+        self._passes, self._compiled = min(max(factor, 2) * self._passes, self._count), None
         self._report("evaluation_divided", passes=self._passes)
 
 
@@ -236,7 +252,9 @@ def make_evaluator(
             return run_episodes(env, make_policy(config, networks, params, statistics), keys, jax.random.split(key)[0])
 
     programs = programs_of(config, sharding.make_mesh(1), env.env)
-    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs)
+    own = config.supervise.memory
+    limit = memory.limit(jax.devices()[0], own.limit_gib) if own.adapt else None
+    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit)
 
 
 def evaluation_env(config: Config, single: Any = None) -> VectorEnv:

@@ -35,6 +35,9 @@ from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, stays_ended
 
+_OPEN_FILES = 3  # of each seed: lock, rows and events
+_OTHER_FILES = 100  # of libraries and of all seeds together
+
 # Opens a seed from its configuration, folder, callback and console.
 OpenSeed = Callable[[Config, Path, Callback | None, Console], SeedRun]
 
@@ -126,6 +129,7 @@ class FleetFolder(SingleFolder):
     def open(self, open_seed: OpenSeed) -> dict[int, SeedRun]:
         """Opens every unfinished seed, and the files of all seeds together."""
         config, seeds = self._config, {}
+        _require_open_files(config.seeds)
         resumes, self._lock = open_run_dir(self._run_dir, config.resume, config.seeds)
         try:
             if resumes:
@@ -239,6 +243,23 @@ class FleetFolder(SingleFolder):
                 f"seeds: {self._run_dir} holds seeds {min(saved)} to {max(saved)}, and the configured seeds from "
                 f"{self._config.seed} on lack some; set seed={min(saved)} seeds={max(saved) - min(saved) + 1}, or more"
             )
+
+
+def _require_open_files(seeds: int) -> None:
+    """Checks that the process may open the files of all seeds.
+
+    Raises:
+        ConfigError: It may not.
+    """
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = (limit - _OTHER_FILES) // _OPEN_FILES
+    if limit != resource.RLIM_INFINITY and seeds > most:
+        raise ConfigError(
+            f"seeds: {seeds} seeds keep {seeds * _OPEN_FILES} files open, and this process may open {limit}; train at "
+            f"most {most} seeds at once, or raise the limit with ulimit -n"
+        )
 
 
 def _without_wandb(config: Config) -> Config:

@@ -38,7 +38,7 @@ from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory, smallest
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import StopReason
+from rlstable.supervise.stop_reasons import StopReason, nothing_to_train
 
 
 class TrainingLoop:
@@ -169,8 +169,11 @@ class TrainingLoop:
         return result
 
     def _train(self) -> None:
-        completed = [seed for seed, run in self._unfinished.items() if run.schedule.finished]
-        self._end(dict.fromkeys(completed, StopReason.completed))
+        ended = {seed: reason for seed, run in self._unfinished.items() if (reason := run.ended_before) is not None}
+        reasons = {*ended.values(), *(result.stop_reason for result in self._folder.results.values())}
+        if ended.keys() == self._unfinished.keys():
+            self._console.message(nothing_to_train(reasons, self.config))
+        self._end(ended)
         if not self._unfinished:
             return
         training = self._training

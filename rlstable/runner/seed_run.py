@@ -23,7 +23,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
-from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir
+from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir, read_result
 from rlstable.io.trusted_folders import remember
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.networks import Params
@@ -46,7 +46,7 @@ from rlstable.runner.stopping import StopRequest
 from rlstable.runner.supervisor import Supervisor
 from rlstable.supervise.incident import Incidents
 from rlstable.supervise.memory_plan import MemoryPlan
-from rlstable.supervise.stop_reasons import StopReason, command
+from rlstable.supervise.stop_reasons import StopReason, command, stays_ended
 
 _NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event `stopped` lacks
 
@@ -171,6 +171,15 @@ class SeedRun:
             self.event("folder_not_remembered", error=trust_error)
         self.log.start(programs.setup.ppo)
         self.saving.warn_if_disk_nearly_full(self.state)
+
+    @property
+    def ended_before(self) -> StopReason | None:
+        """The stop reason of a resumed seed with nothing left to train; None for a seed to train."""
+        if self.schedule.finished:
+            return StopReason.completed
+        fields = read_result(self.run_dir) or {}
+        reached = fields.get("stop_reason") == StopReason.target_reached.name and fields.get("step") == self.host.step
+        return StopReason.target_reached if reached and stays_ended(fields, self.config) else None
 
     @property
     def policy_snapshot(self) -> PolicySnapshot:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlstable.config import Config, ConfigError
+from rlstable.config.schema import divisors
 from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, readable
 
@@ -76,7 +77,7 @@ def _more_parts(config: Config, devices: int, factor: int) -> int | None:
     now, share = config.ppo.gradient_accumulation, config.ppo.batch_size // devices
     if now == share:
         return None
-    return min(n for n in range(min(factor * now, share), share + 1) if share % n == 0)
+    return min(n for n in divisors(share) if n >= min(factor * now, share))
 
 
 def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
@@ -97,8 +98,8 @@ def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
         at_most: Upper bound.
         devices: Number of devices.
     """
-    for count in range(at_most, 0, -1):
-        if config.ppo.rows % count == 0 and count % devices == 0:
+    for count in sorted(divisors(config.ppo.rows), reverse=True):
+        if count <= at_most and count % devices == 0:
             try:
                 config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": count})}).require_devices(
                     devices

@@ -7,7 +7,7 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,26 @@ def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
         target, best = config.eval.target_return, fields.get("best_return")
         return target is not None and best is not None and best >= target
     return stop_reason in GIVEN_UP
+
+
+def nothing_to_train(reasons: Collection[StopReason], config: Config) -> str:
+    """The line of a resumed run that has nothing left to train.
+
+    Args:
+        reasons: Stop reasons of its seeds.
+        config: The present configuration.
+    """
+    parts = []
+    if StopReason.completed in reasons:
+        parts.append(
+            f"all steps of total_steps={config.total_steps} are already trained; resume with total_steps=<more>"
+        )
+    if StopReason.target_reached in reasons:
+        target = f"eval.target_return={config.eval.target_return}"
+        parts.append(f"{target} is already reached; resume with eval.target_return=<more> or null")
+    if any(reason in GIVEN_UP for reason in reasons):
+        parts.append("a seed that was given up can only be resumed alone")
+    return f"nothing to train: {', and '.join(parts)}"
 
 
 GIVEN_UP = (

@@ -339,11 +339,19 @@ def test_number_of_devices_must_divide_the_batch():
         config.require_devices(64)
 
 
+def test_unrolls_of_an_iteration_must_fit_an_int32_index():
+    with pytest.raises(ConfigError) as caught:
+        load(with_values({"ppo.num_envs": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 2}))
+    assert str(caught.value) == (
+        "ppo.batch_size: batch_size * num_minibatches = 2,147,483,648 must not exceed 2,147,483,647; lower one of them"
+    )
+
+
 def test_huge_size_is_rejected_without_a_long_search():
     """A search over all smaller sizes would take minutes."""
     for changes in (
-        {"ppo.num_envs": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 1024},
-        {"ppo.gradient_accumulation": 7, "ppo.batch_size": 2**30},
+        {"ppo.num_envs": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 1},
+        {"ppo.gradient_accumulation": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 1},
         {"ppo.num_envs": 2**31 - 1},
     ):
         with pytest.raises(ConfigError, match="would fit"):

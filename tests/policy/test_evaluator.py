@@ -15,6 +15,8 @@ import pytest
 from rlstable.device.precision import SINGLE
 from rlstable.envs.episodes import Episodes
 from rlstable.policy.evaluator import Evaluator, PolicySnapshot, snapshot_of
+from rlstable.supervise import memory
+from rlstable.supervise.memory import Footprint
 from rlstable.supervise.memory_plan import OutOfMemory
 
 
@@ -34,11 +36,18 @@ def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episo
 class Refusing(Evaluator):
     """An evaluator on a device with memory for a few episodes at a time."""
 
-    def __init__(self, count: int, room: int, error: str = "RESOURCE_EXHAUSTED: Out of memory"):
+    def __init__(
+        self, count: int, room: int, error: str = "RESOURCE_EXHAUSTED: Out of memory", limit: int | None = None
+    ):
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.waited = 0
         super().__init__(
-            play, count, SINGLE, self._compiling_is_told, lambda kind, **fields: self.told.append((kind, fields))
+            play,
+            count,
+            SINGLE,
+            self._compiling_is_told,
+            lambda kind, **fields: self.told.append((kind, fields)),
+            limit=limit,
         )
         self._room, self._error = room, error
 
@@ -67,6 +76,19 @@ def test_evaluation_in_several_passes_plays_the_same_episodes(count: int, room: 
     assert doublings == ["evaluation_divided"] * len(doublings)
     assert (short.told[-1][1] if short.told else {"passes": 1}) == {"passes": passes}
     assert np.isfinite(row["eval/sps"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("limit", "passes"), [(1000, 1), (600, 2), (100, 8), (10, 8)])
+def test_program_beyond_the_memory_limit_is_divided_before_it_runs(
+    limit: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host without memory kills the process instead of refusing memory; every episode needs 100 bytes here."""
+    own = Refusing(8, 8, limit=limit)
+    monkeypatch.setattr(
+        memory, "footprint", lambda program: Footprint(0, 0, 0, 100 * own._episode_numbers().shape[1], 0)
+    )
+    own.evaluate(POLICY)
+    assert own.told == [("evaluation_divided", {"passes": passes})] * (passes > 1)
 
 
 def test_evaluation_without_memory_for_one_episode_is_an_error() -> None:

@@ -562,10 +562,23 @@ def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
         TrainingLoop(together(2, devices=8), tmp_path)
 
 
+def test_seeds_with_more_files_than_the_process_may_open_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
+    with pytest.raises(ConfigError) as caught:
+        TrainingLoop(together(53), tmp_path)
+    assert str(caught.value) == (
+        "seeds: 53 seeds keep 159 files open, and this process may open 256; train at most 52 seeds at once, or raise "
+        "the limit with ulimit -n"
+    )
+
+
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [
         ({"seeds": 0}, "^seeds: "),
+        ({"seeds": 100_000}, "^seeds: input should be less than or equal to 1000, got 100000$"),
         ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: the last of 2 seeds from seed=4294967295 must be below 2\*\*32"),
         (
             {"fault": {"site": "counters", "seed": 1}},

@@ -22,9 +22,15 @@ STATES = {"q": jax.ShapeDtypeStruct((8, 10), jnp.float32)}  # 320 bytes
 OBSERVATION = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 
 
-def require(limit: float, devices: int = 1, adapt: bool = True) -> None:
-    """Checks the tiny configuration against a limit in bytes."""
-    config = tiny_config(supervise={"memory": {"limit_gib": limit / 2**30, "adapt": adapt}})
+def require(limit: float, devices: int = 1, adapt: bool = True, **sections: Any) -> None:
+    """Checks the tiny configuration, with the smallest networks, against a limit in bytes."""
+    small: dict[str, Any] = {
+        "network": {"policy_hidden_layer_sizes": (1,), "value_hidden_layer_sizes": (1,)},
+        "eval": {"num_envs": 8},
+        "env": {"reset_pool_size": 8},
+        "supervise": {"memory": {"limit_gib": limit / 2**30, "adapt": adapt}},
+    }
+    config = tiny_config(**small | sections)
     require_memory(config, mesh(devices), STATES, OBSERVATION, 2)
 
 
@@ -55,6 +61,35 @@ def test_states_larger_than_the_hosts_memory_and_swap_are_one_line(monkeypatch: 
     assert str(caught.value) == (
         "ppo.num_envs: the states of 8 environments take at least 320 bytes of the 300 bytes memory of this machine; "
         "at most 7 could fit"
+    )
+
+
+def test_networks_larger_than_all_memory_are_one_line() -> None:
+    config = tiny_config(
+        network={"policy_hidden_layer_sizes": (10, 10**6), "value_hidden_layer_sizes": (8,)},
+        supervise={"memory": {"limit_gib": 0.1}},
+    )
+    with pytest.raises(ConfigError) as caught:
+        require_memory(config, mesh(1), STATES, {"state": OBSERVATION}, 2)
+    assert str(caught.value) == (
+        "network.policy_hidden_layer_sizes: the networks have at least 12,000,080 weights and take at least 137.3 MiB "
+        "of 102.4 MiB memory; at most 8,947,848 weights could fit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [("eval.num_envs", {"eval": {"num_envs": 9}}), ("env.reset_pool_size", {"env": {"reset_pool_size": 9}})],
+)
+def test_evaluation_and_pool_states_larger_than_the_hosts_memory_are_one_line(
+    key: str, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "host_total_and_swap", lambda: 320)
+    with pytest.raises(ConfigError) as caught:
+        require(2**30, **sections)
+    assert str(caught.value) == (
+        f"{key}: the states of 9 environments take at least 360 bytes of the 320 bytes memory of this machine; at most "
+        "8 could fit"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toys import tiny_config
 
-from rlstable.supervise.stop_reasons import StopReason, command, describe, stays_ended
+from rlstable.supervise.stop_reasons import StopReason, command, describe, nothing_to_train, stays_ended
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
 
@@ -138,3 +138,13 @@ def test_seed_stays_ended_on_resume_unless_more_steps_or_return_are_asked() -> N
     }  # fmt: skip
     assert {ending.name for ending in StopReason if stays(ending.name, step=5, best=None)} == of_guards
     assert not stays("no such ending")
+
+
+def test_run_with_nothing_to_train_names_the_keys_that_continue_it() -> None:
+    config = tiny_config(total_steps=1000, eval={"target_return": 50.0})
+    reasons = (StopReason.completed, StopReason.target_reached, StopReason.policy_diverged)
+    assert nothing_to_train(reasons, config) == (
+        "nothing to train: all steps of total_steps=1000 are already trained; resume with total_steps=<more>, and "
+        "eval.target_return=50.0 is already reached; resume with eval.target_return=<more> or null, and "
+        "a seed that was given up can only be resumed alone"
+    )
