@@ -77,6 +77,8 @@ def with_saved_values(composed: DictConfig, saved: Mapping[str, Any]) -> DictCon
         value = OmegaConf.select(values, key, default=_NOT_SAVED)
         if value is not _NOT_SAVED:
             OmegaConf.update(result, key, value, merge=False)
+    if OmegaConf.select(values, "env.source") == "playground" and OmegaConf.select(values, "env.backend") is None:
+        result.env.backend = None  # a run of a version without a choice of physics
     return result
 
 

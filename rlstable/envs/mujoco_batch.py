@@ -30,8 +30,8 @@ DERIVED_ARRAYS = frozenset(
         "ten_length", "ten_velocity", "xanchor", "xaxis", "ximat", "xipos", "xmat", "xpos", "xquat",
     )
 )  # fmt: skip
-# Arrays of the model that simulations may have of their own: a step reads them, and MuJoCo derives no constant from
-# them but the masses of subtrees, which are summed here. Constants of constraints stay those of the model, as in MJX.
+# Arrays of the model that simulations may have of their own: a step reads them. Masses of subtrees, the only constant
+# that MuJoCo's dynamics derive, are summed here. Constants of constraints stay those of the model, as in MJX.
 MODEL_ARRAYS = frozenset(
     (
         "actuator_biasprm", "actuator_ctrlrange", "actuator_dynprm", "actuator_forcerange", "actuator_gainprm",
@@ -41,6 +41,8 @@ MODEL_ARRAYS = frozenset(
         "qpos0", "qpos_spring", "tendon_damping", "tendon_frictionloss", "tendon_stiffness",
     )
 )  # fmt: skip
+# For a body with a diagonal mass matrix that never changes, MuJoCo reads the matrix from the model instead.
+_IN_MASS_MATRIX = frozenset(("body_mass", "body_inertia", "body_ipos", "dof_armature"))
 # Arrays that MuJoCo itself checks for bad numbers.
 _CHECKED_BY_MUJOCO = ("qpos", "qvel", "qacc_warmstart")
 
@@ -85,10 +87,12 @@ class Simulations:
         self._model = copy.copy(model)
         self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
         for name in randomized:
-            if name not in MODEL_ARRAYS or (name == "body_ipos" and model.body_simple[model.body_dofnum > 0].any()):
+            if name not in MODEL_ARRAYS:
                 raise Unsupported(f"it cannot randomise {name}")
+            if name in _IN_MASS_MATRIX and model.body_simple[model.body_dofnum > 0].any():
+                raise Unsupported(f"it cannot randomise {name} of a free body or a slider without further bodies")
         if "body_ipos" in randomized:
-            self._model.body_sameframe[:] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
+            _separate_frames(self._model)
         self.threads, self.randomized = threads, randomized
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
@@ -139,7 +143,7 @@ class Simulations:
                 view = buffers.views[name]
                 view[...] = array.reshape(view.shape)
             if "body_mass" in self.randomized:
-                self._sum_masses(buffers.views["body_mass"], buffers.views["body_subtreemass"])
+                _sum_masses(self._model, buffers.views["body_mass"], buffers.views["body_subtreemass"])
             # MuJoCo writes the first warning of each kind into a file in the working folder. A count of 1 prevents it.
             buffers.warnings[...] = 1
             # `batch.status` holds the failed simulations; all others have run to the end.
@@ -153,12 +157,6 @@ class Simulations:
             warned = (buffers.warnings > 1).any(axis=1) | (batch.status != 0)
             if warned.any():
                 self._fill_with_nan(self._repaired_by_mujoco(buffers, warned), results)
-
-    def _sum_masses(self, mass: np.ndarray, subtree_mass: np.ndarray) -> None:
-        """Writes the masses of subtrees, `[rows, nbody]`, from those of the bodies, `[rows, nbody]`."""
-        subtree_mass[...] = mass
-        for body in range(self._model.nbody - 1, 0, -1):
-            subtree_mass[:, self._model.body_parentid[body]] += subtree_mass[:, body]
 
     def _normalise(self, qpos: np.ndarray) -> None:
         """Normalises the quaternions in positions `[rows, nq]`; a zero quaternion becomes NaN."""
@@ -203,6 +201,41 @@ class Simulations:
         finally:
             with self._lock:
                 free.append(buffers)
+
+
+def set_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Gives a model the randomised arrays of one simulation, in place; arrays that it does not have are ignored.
+
+    Args:
+        model: A `mujoco.MjModel`.
+        arrays: Arrays by name, such as `body_mass` or `opt.gravity`.
+    """
+    for name, array in arrays.items():
+        owner = model.opt if name.startswith("opt.") else model
+        field = getattr(owner, name.removeprefix("opt."), None)
+        if isinstance(field, np.ndarray) and field.size == array.size:
+            field[...] = array.reshape(field.shape)
+        elif isinstance(field, float) and array.size == 1:
+            setattr(owner, name.removeprefix("opt."), float(array))
+    if "body_mass" in arrays:
+        _sum_masses(model, model.body_mass, model.body_subtreemass)
+    if "body_ipos" in arrays:
+        _separate_frames(model)
+
+
+def _sum_masses(model: Any, mass: np.ndarray, subtree_mass: np.ndarray) -> None:
+    """Writes the masses of subtrees, `[..., nbody]`, from those of the bodies, `[..., nbody]`."""
+    subtree_mass[...] = mass
+    for body in range(model.nbody - 1, 0, -1):
+        subtree_mass[..., model.body_parentid[body]] += subtree_mass[..., body]
+
+
+def _separate_frames(model: Any) -> None:
+    """Makes MuJoCo compute all frames, also those that equal another frame in the original model."""
+    import mujoco
+
+    for kind in ("body", "geom", "site"):
+        getattr(model, f"{kind}_sameframe")[:] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
 
 
 class _BatchBuffers:

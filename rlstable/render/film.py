@@ -99,10 +99,15 @@ def _draw(folder: Path, show: Callable[[str], None]) -> None:
         command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
         env = {**os.environ, "MUJOCO_GL": backend}
         with (folder / "errors.txt").open("w+") as errors_of_process:
-            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors_of_process, text=True)
-            for line in process.stdout or ():
-                show(line.strip())
-            process.wait()
+            with subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=errors_of_process, text=True
+            ) as process:
+                try:
+                    for line in process.stdout or ():
+                        show(line.strip())
+                except BaseException:
+                    process.kill()
+                    raise
             errors_of_process.seek(0)
             printed = errors_of_process.read()
         if process.returncode == 0:

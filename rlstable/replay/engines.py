@@ -17,6 +17,7 @@ from rlstable.device.precision import level
 from rlstable.device.shared import row, vmapped
 from rlstable.envs.float64 import computes_in_float64
 from rlstable.envs.load import load_env
+from rlstable.envs.mujoco_batch import set_arrays
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.vector import VectorEnv, without_first_state
@@ -127,7 +128,8 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
     root, model = _physics_of(before), model_of(env)
     if root is None or model is None:
         return None
-    _use_randomized_arrays(model, before)
+    prefix = f"info/{MODEL}/."
+    set_arrays(model, {name.removeprefix(prefix): x for name, x in before.items() if name.startswith(prefix)})
     # MuJoCo would silently replace a bad state by the first state.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     data = mujoco.MjData(model)
@@ -151,15 +153,6 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
         if isinstance(field, np.ndarray) and field.shape == array.shape:
             arrays[path] = np.array(field)
     return Outcome(C, arrays, find_bad_numbers(arrays, limits), note)
-
-
-def _use_randomized_arrays(model: Any, before: Mapping[str, np.ndarray]) -> None:
-    """Writes the arrays of the environment's own model into the model, where MuJoCo has them."""
-    prefix = f"info/{MODEL}/."
-    for name, array in before.items():
-        field = getattr(model, name.removeprefix(prefix), None) if name.startswith(prefix) else None
-        if isinstance(field, np.ndarray) and field.size == array.size:
-            field[...] = array.reshape(field.shape)
 
 
 def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:

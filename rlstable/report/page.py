@@ -24,7 +24,7 @@ _LAST_EVENTS = 300
 _FIRST = ("Episode length", "Value loss", "Policy distance", "Explained variance", "Entropy", "Throughput")
 _SMOOTHING = (
     '<p class="controls"><label>smoothing <input id="smoothing" type="range" min="0" max="0.98" step="0.02" '
-    'value="0"></label></p>'
+    'value="0" autocomplete="off"></label></p>'
 )
 _NOTHING_FINITE = '<p class="bad">no finite value was logged</p>'
 _STEPS_OF_SIGN = 5
@@ -77,8 +77,13 @@ PANELS = (
 )  # fmt: skip
 
 
-def page(records: Sequence[RunRecord]) -> str:
-    """Returns the page of one or more runs as HTML."""
+def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
+    """Returns the page of one or more runs as HTML.
+
+    Args:
+        records: The runs.
+        refresh: Whether the browser loads the page again now and then, because a run is still writing it.
+    """
     of_seeds = len(records) > 1 and not differences(records).keys() - _SEED_KEYS
     title = records[0].name if len(records) == 1 else f"{len(records)} {'seeds' if of_seeds else 'runs'}"
     parts = [f"<h1>{text(title)}</h1>", f'<p class="sub">{_subtitle(records)}</p>']
@@ -94,7 +99,7 @@ def page(records: Sequence[RunRecord]) -> str:
     parts.append(_incidents(records))
     parts.append(_next_commands(records))
     parts += [_about(record, len(records) > 1) for record in records]
-    return document(title, parts, refresh=any(record.result is None for record in records))
+    return document(title, parts, refresh)
 
 
 def _subtitle(records: Sequence[RunRecord]) -> str:
@@ -288,7 +293,8 @@ def _figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
         return ""
     is_return = panel is PANELS[0]
     if of_seeds and lines:
-        lines = [*(line._replace(thin=True) for line in lines if not line.dashed), *_mean_of_seeds(panel, records)]
+        solid = [line for line in lines if not line.dashed] or lines
+        lines = [*(line._replace(thin=True) for line in solid), *_mean_of_seeds(panel, records)]
     marks = _marks(records) if is_return else []
     end = max(_steps(record) for record in records)
     frame = LARGE if is_return else SMALL
@@ -299,8 +305,8 @@ def _figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
 
 
 def _mean_of_seeds(panel: Panel, records: Sequence[RunRecord]) -> list[Line]:
-    """Returns the mean over seeds of a panel's first metric, with a band from the least to the greatest seed."""
-    key = next(iter(panel.keys.values()))
+    """Returns the mean over seeds of a panel's first logged metric, with a band from the least to the greatest seed."""
+    key = next(key for key in panel.keys.values() if any(record.series(key)[0].size for record in records))
     series = [one for record in records if (one := _in_order(*record.series(key)))[0].size]
     last = min((steps[-1] for steps, _ in series), default=-1.0)
     steps = series[0][0][series[0][0] <= last] if series else np.array([])

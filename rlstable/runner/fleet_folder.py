@@ -142,7 +142,8 @@ class FleetFolder(SingleFolder):
                     self._rows.set_last(seed, last_row(folder))
                     fields = read_result(folder)
                     if fields is not None and stays_ended(fields, config):
-                        self._fields[seed] = fields
+                        # The wall time is of another process.
+                        self._fields[seed] = {key: value for key, value in fields.items() if key != "wall_seconds"}
                         self.results[seed] = Result(StopReason[fields["stop_reason"]], folder, fields["step"], {}, [])
                         continue
                 console = SeedConsole(self._console, seed, shown)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstable.config import ConfigError
 from rlstable.io.run_folder import write_atomically
 from rlstable.io.sinks import Metrics
 from rlstable.report.page import page
@@ -44,9 +43,9 @@ class LivePage:
         started = self._clock()
         if started < self._due:
             return
-        with self._lock, contextlib.suppress(OSError, ConfigError):
+        with self._lock, contextlib.suppress(Exception):
             if not self._stopped and self._owns_folder():
-                write_atomically(self._run_dir / "report.html", page(read_records(self._run_dir)))
+                write_atomically(self._run_dir / "report.html", page(read_records(self._run_dir), refresh=True))
         ended = self._clock()
         self._due = ended + max(_SECONDS, (ended - started) / _SHARE)
 

@@ -46,17 +46,26 @@ class SeedLog:
         callback: Called as `callback(step, row)` with every row; returning True stops the run.
         console: The console.
         host: The run's host state.
+        alone: Whether the run has no other seed; several seeds share one live page.
     """
 
     telemetry: Telemetry
 
-    def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console, host: HostState):
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        callback: Callback | None,
+        console: Console,
+        host: HostState,
+        alone: bool = True,
+    ):
         self._config = config
         self._callback = callback
         self._host = host
         failing_sinks = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
         self.live_page = LivePage(run_dir, lambda: not self.logbook.foreign)
-        pages = [self.live_page] if config.logging.report else []
+        pages = [self.live_page] if config.logging.report and alone else []
         self.logbook = Logbook(config, run_dir, console, [*failing_sinks, *pages])
         self._signs = Signs(config, self.event)
         self.history: list[Row] = History()
@@ -93,7 +102,8 @@ class SeedLog:
         trips = self.telemetry.trips(metrics)
         transitions = config.env_steps_per_iteration // config.env.action_repeat
         minibatches = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
-        host.tally.count(metrics.values, trips, transitions, minibatches, self._update_guards, host.logged_step)
+        counts = (metrics.values, trips, transitions, minibatches, self._update_guards)
+        host.tally.count(*counts, host.logged_step, bool(metrics.healthy))
         for name, causes in trips.items():
             self.event("guard_tripped", guard=name, **causes)
 

@@ -122,7 +122,8 @@ class SeedRun:
         self._step_before = 0
         self._has_iterated = False
         self.keys = SeedKeys(config.seed, self.host)
-        self.log = SeedLog(config, run_dir, callback, console, self.host)
+        alone = factories is None or not factories.shared
+        self.log = SeedLog(config, run_dir, callback, console, self.host, alone)
         self.event = self.log.event
         self.programs = SeedPrograms(config, mesh, more, stop_request.compiling, self.event, self.host, factories)
         self.supervisor = Supervisor(config, self.programs, self.event, self.host)

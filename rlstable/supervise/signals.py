@@ -97,10 +97,19 @@ class Signals:
         if self._owns_process:
             return  # the thread receives the signal too
         self.received = number
-        self.announce(number)
         for stop in _STOP:
             if stop in self._previous:
                 signal.signal(stop, self._previous[stop])
+        self._announce(number)
+
+    def _announce(self, number: int) -> None:
+        """Announces the first signal in another thread, because a blocked output must not delay the second signal."""
+
+        def announce() -> None:
+            with contextlib.suppress(Exception):
+                self.announce(number)
+
+        threading.Thread(target=announce, daemon=True).start()
 
     def _read(self, pipe: int) -> None:
         with contextlib.suppress(OSError), os.fdopen(pipe, "rb", buffering=0) as stream:
@@ -111,7 +120,7 @@ class Signals:
                 if self.received is not None:
                     os._exit(128 + number)
                 self.received = number
-                self.announce(number)
+                self._announce(number)
                 # In another thread, so that this thread receives the second signal.
                 threading.Thread(target=self._exit_if_compiling, daemon=True).start()
 

@@ -56,6 +56,7 @@ class Tally:
         minibatches: int,
         update_guards: Collection[str],
         step: int,
+        kept: bool = True,
     ) -> None:
         """Counts an iteration.
 
@@ -66,9 +67,10 @@ class Tally:
             minibatches: Attempted updates.
             update_guards: Names of the guards that reject updates.
             step: Environment steps trained, with this iteration.
+            kept: Whether the state after the iteration is kept; a state guard may reject it.
         """
         learned = values["training/accepted_share"] > 0
-        if learned:
+        if learned and kept:
             self.loss_is_finite = math.isfinite(values.get("training/v_loss", 0.0))
             self.finite_loss_step = step if self.loss_is_finite else self.finite_loss_step
         share = 1.0 - float(values.get("training/valid_share", 1.0))

@@ -303,6 +303,16 @@ def test_seeds_are_thin_lines_around_their_mean(finished: Path) -> None:
     assert large.count("line c0 thin") == 1 and large.count("line c1 thin") == 1
 
 
+def test_seeds_without_evaluations_show_their_training_returns(finished: Path) -> None:
+    one = read_record(finished)
+    rows = [{key: value for key, value in row.items() if not key.startswith("eval/")} for row in one.rows]
+    one = dataclasses.replace(one, rows=rows)
+    other = dataclasses.replace(one, folder=one.folder.with_name("seed-1"), settings=one.settings | {"seed": 1})
+    shown = page([one, other])
+    large = shown[shown.index('card large"') : shown.index("<h2>")]
+    assert "mean of seeds" in large and "no finite value" not in large
+
+
 def test_report_panels_show_metrics_that_runs_log(finished: Path) -> None:
     keys = {key for row in read_record(finished).rows for key in row}
     wanted = {key for panel in report_page.PANELS for key in (*panel.keys.values(), *(panel.band or ()))}

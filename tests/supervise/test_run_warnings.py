@@ -62,6 +62,11 @@ def test_loss_that_stays_not_finite_is_said_with_its_step_and_the_returns_beside
     assert warning.name == "loss_not_finite" and warning.text.startswith("no finite loss since step 100, so ")
     assert names(tally(dict(ruined), {"training/v_loss": 1.0})) == []
     assert tally(dict(ruined)).finite == 0
+    # A state guard has rejected the iteration, so the state before it is kept.
+    rejected = Tally()
+    values = {"training/accepted_share": 1.0, "training/v_loss": NAN}
+    rejected.count(values, {}, 100, 4, (), 100, kept=False)
+    assert "loss_not_finite" not in names(rejected)
     # Without an accepted update there is no loss, and the networks are as before.
     assert names(tally({"training/v_loss": NAN, "training/accepted_share": 0.0})) == []
 
