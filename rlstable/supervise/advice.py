@@ -22,7 +22,7 @@ _NEXT = {
     "guards.quarantine.max_abs_state to detect it earlier.",
     StopReason.value_loss_exploded: "Scale rewards down with ppo.reward_scaling so that a good step earns about 1, or "
     "set ppo.normalize_rewards=true or ppo.normalize_values=true; lower ppo.learning_rate.",
-    StopReason.policy_diverged: "Lower ppo.learning_rate, set guards.limiters.kl=0.05 or "
+    StopReason.policy_diverged: "Lower ppo.learning_rate, set guards.limiters.kl=0.3 or "
     "ppo.learning_rate_schedule=adaptive_kl, and use fewer epochs (ppo.num_updates_per_batch).",
     StopReason.policy_collapsed: "Lower ppo.learning_rate, set ppo.normalize_values=true and "
     "ppo.normalize_advantage=true, or use larger batches; the signs in the report say which network was at fault. "
@@ -53,6 +53,22 @@ _SAMPLES = {
         "reward_outlier",
         None,
     ): "Rewards are far larger than before: correct the environment's reward, or raise guards.reward_outlier.factor.",
+}
+# Remedy by the quantity of the policy that left its bounds, instead of the remedy of `policy_diverged`.
+_POLICY = {
+    "std_exploded": "The policy's standard deviation grew beyond guards.policy.max_std: lower ppo.entropy_cost, "
+    "guards.limiters.policy_std_max or ppo.learning_rate.",
+    **dict.fromkeys(
+        ("std_collapsed", "entropy_collapsed"),
+        "The policy's noise fell below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or "
+        "guards.limiters.policy_std_min, or lower ppo.learning_rate.",
+    ),
+}
+# Guard that ends a run with a stop reason; the advice names it first, however often other guards tripped.
+_ENDING = {
+    StopReason.policy_diverged: "policy",
+    StopReason.value_loss_exploded: "value_loss",
+    StopReason.state_not_finite: "finite_state",
 }
 _SAMPLE_GUARDS = ("quarantine", "finite_samples", "reward_outlier")
 _MANY = 0.2  # share of activity from which a limiter is named
@@ -97,9 +113,10 @@ def _most_active(cause: StopReason, tally: Tally) -> str:
         total, lost = sum(tally.lost.values()), sorted(tally.lost.items(), key=lambda pair: -pair[1])[:_NAMED]
         listed = [f"{_rejecting(name, tally)} ({count / total:.0%})" for name, count in lost]
         return f"Updates were rejected by {' and '.join(listed)}."
+    tripped = sorted(tally.tripped.items(), key=lambda pair: pair[0] != _ENDING.get(cause))
     guards = [
         f"guards/{name} ({count:,} {'trip' if count == 1 else 'trips'}, most for {tally.main_cause(name)})"
-        for name, count in list(tally.tripped.items())[:_NAMED]
+        for name, count in tripped[:_NAMED]
     ]
     active = sorted(((total / count, name) for name, (total, count) in tally.limiters.items()), reverse=True)
     limiters = [f"{name} ({share:.0%} of the time)" for share, name in active[:_NAMED] if share >= _MANY]
@@ -115,6 +132,8 @@ def _next(cause: StopReason, tally: Tally) -> str:
             return _UPDATES[rejecting]
         samples = rejecting == SAMPLES
         cause = StopReason.physics_unstable if samples else cause
+    if cause is StopReason.policy_diverged and "policy" in tally.trips:
+        return _POLICY.get(tally.main_cause("policy"), _NEXT[cause])
     guard = _sample_guard(tally)
     if not samples or guard is None:
         return _NEXT[cause]

@@ -71,6 +71,28 @@ def test_advice_names_busy_limiters_beside_guards() -> None:
     )
 
 
+def test_advice_names_the_guard_that_ended_the_run_first() -> None:
+    own = tally({}, {"spike": {"spike": 900}, "finite_samples": {"value": 800}, "policy": {"kl": 5}})
+    text = advice(StopReason.policy_diverged, own)
+    assert (
+        "Most active were guards/policy (5 trips, most for kl), guards/spike (900 trips, most for spike). Lower "
+        "ppo.learning_rate, set guards.limiters.kl=0.3 or" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        ("std_exploded", "beyond guards.policy.max_std: lower ppo.entropy_cost, guards.limiters.policy_std_max or"),
+        ("std_collapsed", "below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or"),
+        ("entropy_collapsed", "below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or"),
+    ],
+)
+def test_advice_on_a_diverged_policy_follows_the_quantity_that_left_its_bounds(cause: str, remedy: str) -> None:
+    text = advice(StopReason.policy_diverged, tally({}, {"policy": {cause: 5, "kl": 1}}))
+    assert remedy in text and "guards.limiters.kl" not in text
+
+
 def test_advice_without_counts_is_that_of_the_ending() -> None:
     assert "Most active" not in advice(StopReason.policy_diverged, Tally())
     assert "rejected by" not in advice(StopReason.no_update_accepted, Tally())
