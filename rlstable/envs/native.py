@@ -284,7 +284,7 @@ def _install_in_task(env: Any, pipeline: Pipeline) -> None:
 
 
 def _override(env: Any, **methods: Any) -> None:
-    """Gives one object methods of its own, by a class of its own, so that a copy of the object has them as well."""
+    """Overrides methods of one object by giving it a subclass, so that a copy of the object has the methods too."""
     own = type(env)
     env.__class__ = type(own.__name__, (own,), {"__module__": own.__module__, "__doc__": own.__doc__, **methods})
 

@@ -28,7 +28,7 @@ DIVISOR = 16
 
 
 def run_seed(task: str, side: str, seed: int) -> Row:
-    """Trains a seed in a process of its own, with the priority of background work, and returns its row."""
+    """Trains a seed in a new process with low priority and returns the row of its evaluations."""
     words = [side, task, str(seed), str(DIVISOR), str(TASKS[task])]
     command = ["nice", sys.executable, "-m", "scripts.drop_in.side", *words]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
