@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -60,14 +61,16 @@ def test_page_is_not_written_where_it_must_not_be(tmp_path: Path, reason: str) -
 
 
 def test_page_at_the_end_of_a_run_does_not_load_itself_again(tmp_path: Path) -> None:
-    pages = []
+    pages: list[str] = []
+    report = tmp_path / "run" / "report.html"
 
     def look(step: int, row: object) -> None:
         del step, row
-        if (tmp_path / "run" / "report.html").exists():
-            pages.append((tmp_path / "run" / "report.html").read_text())
+        while not report.exists():  # another thread writes it after the first row
+            time.sleep(0.05)
+        pages.append(report.read_text())
 
     config = tiny_config(total_steps=640, devices=1, logging={"console": "off"})
     TrainingLoop(config, tmp_path / "run", look).run()
-    assert all(REFRESH in text for text in pages)
-    assert REFRESH not in (tmp_path / "run" / "report.html").read_text()
+    assert pages and all(REFRESH in text for text in pages)
+    assert REFRESH not in report.read_text()
