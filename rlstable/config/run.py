@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from rlstable.config.defaults import defaults
 from rlstable.config.faults import FaultConfig
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.networks import NetworkConfig
@@ -35,6 +36,7 @@ from rlstable.config.supervise import SuperviseConfig
 
 # Packages whose environments need no trust=true, even if another user created the run folder that names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
+_AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
 
 
 class EnvConfig(Section, at="env"):
@@ -193,6 +195,23 @@ class Config(Section, at=""):
     resume: str | None
     # Only valid for the command it is typed for, so it is never saved.
     trust: Annotated[Flag, Field(exclude=True)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_evaluation_episodes(cls, data: Any) -> Any:
+        """Replaces `eval.num_envs: auto`, so that evaluations play at most a quarter of the training's steps."""
+        evaluation = data.get("eval") if isinstance(data, Mapping) else None
+        if not isinstance(evaluation, Mapping) or evaluation.get("num_envs") != "auto":
+            return data
+        evaluation, env = {**defaults("eval"), **evaluation}, {**defaults("env"), **data.get("env", {})}
+        sizes = (data.get("total_steps", defaults("")["total_steps"]), evaluation["num_evals"], env["episode_length"])
+        least, most = _AUTO_EPISODES
+        try:
+            total, evals, length = map(int, sizes)
+            episodes = total // (4 * max(evals, 1) * length)
+        except (TypeError, ValueError, ZeroDivisionError):
+            episodes = most  # the check of that key reports the mistake
+        return {**data, "eval": {**evaluation, "num_envs": min(max(episodes, least), most)}}
 
     @model_validator(mode="after")
     def _check(self) -> Config:

@@ -13,6 +13,8 @@ from rlstable.envs.vector import VectorEnv
 
 Policy = Callable[[Any, jax.Array], jax.Array]
 
+_MOST_ACTIONS = 100  # actions between two checks whether an episode still runs; each check costs a GPU a transfer
+
 
 class Episodes(NamedTuple):
     """One episode per environment.
@@ -31,13 +33,26 @@ class Episodes(NamedTuple):
 def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
     """Plays one episode in every environment, to its end or until the environment goes bad.
 
+    The program ends soon after the last episode: bad policies, which fall at once, are evaluated quickly.
+
     Args:
         env: Vectorised environments; without guards no episode is aborted.
         policy: Function from observations `[B, ...]` and a random key to actions `[B, A]`.
         keys: One random key per environment, for the resets.
         key: Random key of the policy.
     """
-    return watch_episodes(env, policy, keys, key, lambda state: None)[0]
+    carry, play = _episodes(env, policy, keys, key, lambda state: None)
+    actions = env.episode_length // env.action_repeat
+    part = next(size for size in range(min(_MOST_ACTIONS, actions), 0, -1) if actions % size == 0)
+
+    def play_part(value: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        return value[0] + part, jax.lax.scan(play, value[1], None, length=part)[0]
+
+    def runs(value: tuple[jax.Array, Any]) -> jax.Array:
+        return (value[0] < actions) & jnp.any(value[1][1])
+
+    _, (_, _, episodes, _) = jax.lax.while_loop(runs, play_part, (jnp.zeros((), jnp.int32), carry))
+    return episodes
 
 
 def watch_episodes(
@@ -56,6 +71,16 @@ def watch_episodes(
         The episodes, and the recorded data of the first state and of the state after every action,
         `[1 + actions, B, ...]`. Data after the end of an episode have no meaning.
     """
+    carry, play = _episodes(env, policy, keys, key, watch)
+    first = watch(carry[0])
+    (_, _, episodes, _), recorded = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
+    return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, recorded)
+
+
+def _episodes(
+    env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, watch: Callable[[EnvState], PyTree]
+) -> tuple[Any, Callable[[Any, None], tuple[Any, PyTree]]]:
+    """The first carry of a scan over actions (state, running, episodes, key), and its body."""
     state = env.reset(keys)
     guard_state = {name: guard.init() for name, guard in env.guards.items()}
     zeros = jnp.zeros(keys.shape[:1])
@@ -79,6 +104,4 @@ def watch_episodes(
         recorded = watch(stepped)
         return (stepped.replace(done=jnp.zeros_like(stepped.done)), running, episodes, next_key), recorded
 
-    carry, first = (state, aborted == 0, Episodes(sums, zeros, aborted), key), watch(state)
-    (_, _, episodes, _), recorded = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
-    return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, recorded)
+    return (state, aborted == 0, Episodes(sums, zeros, aborted), key), play

@@ -254,6 +254,29 @@ def test_user_environment_is_imported_by_name() -> None:
         load("env=import")
 
 
+@pytest.mark.parametrize(
+    ("words", "episodes"),
+    [
+        (["total_steps=200_000"], 16),
+        (["total_steps=3_000_000"], 75),
+        (["total_steps=3_000_000", "env.episode_length=500"], 128),
+        (["total_steps=3_000_000", "eval.num_evals=20"], 37),
+        (["total_steps=200_000", "eval.num_envs=128"], 128),
+        (["eval.num_evals=0"], 128),
+    ],
+)
+def test_evaluations_of_a_user_environment_play_at_most_a_quarter_of_the_training_steps(
+    words: list[str], episodes: int
+) -> None:
+    assert load("env=import", "env.name=my:Env", *words).eval.num_envs == episodes
+
+
+@pytest.mark.parametrize("word", ["total_steps=soon", "eval.num_evals=-1", "env.episode_length=0"])
+def test_wrong_number_is_named_although_the_evaluation_episodes_depend_on_it(word: str) -> None:
+    with pytest.raises(typed.ConfigError, match=rf"^{word.partition('=')[0]}: "):
+        load("env=import", "env.name=my:Env", word)
+
+
 @pytest.mark.parametrize("key", ["env.kwargs", "network.policy_network_kernel_init_kwargs"])
 def test_kwargs_take_a_dictionary(key: str) -> None:
     section, name = key.split(".")
