@@ -5,7 +5,9 @@ The exit code is 0 if the page was written, 2 for an error of the user.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +23,7 @@ examples:
   python -m rlstable.report                               the newest run in runs
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00 run=runs/ant/2026-02-01_09-00-00 out=two.html
+  python -m rlstable.report run=latest --watch            also write it again until the run has ended
   python -m rlstable.report sweep=runs/sweeps/2026-01-31_22-00-00
 """
 _PAGES = (".html", ".htm")  # only files with these endings are overwritten
@@ -82,9 +85,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = command.key_parser(
         "report", "Writes a page about one run, or about several together.", ReportOptions, _EPILOG
     )
+    parser.add_argument(
+        "--watch", action="store_true", help="write the page again every 30 s until the runs have ended; Ctrl-C stops"
+    )
     args = parser.parse_intermixed_args(argv)
     with command.working():
-        path = write(command.options(ReportOptions, args.words))
+        options = command.options(ReportOptions, args.words)
+        path = watch(options) if args.watch else write(options)
     if args.json:
         command.print_json({"file": str(path)})
     else:
@@ -97,8 +104,33 @@ def sweep_report(argv: Sequence[str] | None = None) -> None:
     main(words if any(word.startswith("sweep=") for word in words) else ["sweep=latest", *words])
 
 
-def write(options: ReportOptions) -> Path:
+def watch(options: ReportOptions) -> Path:
+    """Writes the page again and again until all runs have ended, or until Ctrl-C, and returns its path.
+
+    Raises:
+        ConfigError: The page of a sweep is asked for, or as for `write`.
+    """
+    from rlstable.config import ConfigError
+    from rlstable.report.markup import REFRESH_SECONDS
+    from rlstable.report.run_record import read_records
+
+    if options.sweep is not None:
+        raise ConfigError("--watch: works with run=<folder>; leave it out for the page of a sweep")
+    path = write(options, refresh=True)
+    command.note(f"{path} is written every {REFRESH_SECONDS} s until the run has ended; Ctrl-C stops")
+    with contextlib.suppress(KeyboardInterrupt):
+        while any(record.result is None for folder in options.run for record in read_records(folder)):
+            time.sleep(REFRESH_SECONDS)
+            write(options, refresh=True)
+    return write(options)
+
+
+def write(options: ReportOptions, refresh: bool = False) -> Path:
     """Writes the page and returns its path.
+
+    Args:
+        options: The runs or the sweep, and the file.
+        refresh: Whether a browser loads the page of the runs again now and then.
 
     Raises:
         ConfigError: A folder holds no run, or the file cannot be written.
@@ -111,7 +143,10 @@ def write(options: ReportOptions) -> Path:
     from rlstable.report.sweep_page import sweep_page
 
     if options.sweep is None:
-        folder, text = options.run[0], page([record for folder in options.run for record in read_records(folder)])
+        folder, text = (
+            options.run[0],
+            page([record for folder in options.run for record in read_records(folder)], refresh),
+        )
     else:
         folder, text = options.sweep, sweep_page(options.sweep, read_sweep(options.sweep))
     path = options.out or folder / "report.html"

@@ -34,12 +34,32 @@ class Frame(NamedTuple):
 SMALL, LARGE = Frame(), Frame(1000.0, 340.0, 8)
 
 
+UNITS = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}  # seconds of each, greatest first
+
+
+class Axis(NamedTuple):
+    """Horizontal axis that the charts of a page share.
+
+    Attributes:
+        label: Its title: `environment steps`, or one of `UNITS`.
+        end: Greatest number of all charts.
+    """
+
+    label: str
+    end: float
+
+    @property
+    def over_steps(self) -> bool:
+        """Whether the axis shows steps instead of time."""
+        return self.label not in UNITS
+
+
 class Mark(NamedTuple):
     """A marked step or value of a chart.
 
     Attributes:
         text: Tooltip, and label of a value.
-        step: Step; None for a value that holds at all steps.
+        step: Number on the horizontal axis; None for a value that holds at all of them.
         value: Value; None for an event without a value.
         style: Style: `good`, `warn`, `bad` or `plain`.
     """
@@ -55,7 +75,7 @@ class Line(NamedTuple):
 
     Attributes:
         name: Name at the cursor.
-        x: Steps, `[N]`.
+        x: Numbers on the horizontal axis, `[N]`.
         y: Values, `[N]`, finite.
         colour: Index of the colour in the style sheet.
         low: Lower edge of a band, `[N]`; None without a band.
@@ -118,7 +138,7 @@ def thinned(line: Line) -> Line:
 def chart(
     title: str,
     lines: Sequence[Line],
-    end: float,
+    axis: Axis,
     may_be_log: bool = False,
     frame: Frame = SMALL,
     marks: Sequence[Mark] = (),
@@ -128,23 +148,25 @@ def chart(
     Args:
         title: Label for screen readers.
         lines: At least one line; each has at least one point.
-        end: Greatest step of all charts, so that they share one axis.
+        axis: The horizontal axis.
         may_be_log: Whether a wide range of positive numbers gets a logarithmic scale.
         frame: Size of the chart.
         marks: Marked steps and values.
     """
     lines = [thinned(line) for line in lines]
-    x = Scale(0.0, max(end, 1.0), _LEFT, frame.width - _RIGHT)
+    x = Scale(0.0, axis.end or 1.0, _LEFT, frame.width - _RIGHT)
     y = _y_scale(lines, may_be_log, frame, [mark.value for mark in marks if mark.value is not None])
-    parts = [_grid(x, y, frame)]
+    parts = [_grid(x, y, frame, axis.label)]
     parts += [_band(line.x, line.low, line.high, line.colour, x, y) for line in lines if line.low is not None]
     parts += [_path(line, x, y) for line in lines]
     parts += [_mark(mark, x, y, frame) for mark in marks]
     data = "".join(_points(line, x, y) for line in lines)
+    classes = f"chart {'by-step' if axis.over_steps else 'by-clock'} {'wide' if frame is LARGE else 'narrow'}"
+    size = f"0 0 {frame.width:g} {frame.height:g}"
+    parts.append(f'<line class="cursor" y1="{_TOP:g}" y2="{frame.height - _BOTTOM:g}"/>')
     return (
-        f'<svg class="chart" viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" '
-        f'aria-label="{html.escape(title)}">'
-        f'{"".join(parts)}<line class="cursor" y1="{_TOP:g}" y2="{frame.height - _BOTTOM:g}"/>{data}</svg>'
+        f'<svg class="{classes}" data-axis="{axis.label}" viewBox="{size}" role="img" '
+        f'aria-label="{html.escape(title)}">{"".join(parts)}{data}</svg>'
     )
 
 
@@ -186,7 +208,7 @@ def _y_scale(lines: Sequence[Line], may_be_log: bool, frame: Frame, more: Sequen
     return Scale(low, high, frame.height - _BOTTOM, _TOP, log)
 
 
-def _grid(x: Scale, y: Scale, frame: Frame) -> str:
+def _grid(x: Scale, y: Scale, frame: Frame, label: str) -> str:
     left, right, below = _LEFT, frame.width - _RIGHT, frame.height - _BOTTOM
     if y.log:
         exponents = range(math.ceil(math.log10(y.low)), math.floor(math.log10(y.high)) + 1)
@@ -209,7 +231,7 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> str:
             f'<text class="tick" x="{at:.1f}" y="{below + 16:g}" text-anchor="{anchor}">{readable(value)}</text>'
         )
     middle = (left + right) / 2
-    found.append(f'<text class="axis" x="{middle:g}" y="{below + 32:g}" text-anchor="middle">environment steps</text>')
+    found.append(f'<text class="axis" x="{middle:g}" y="{below + 32:g}" text-anchor="middle">{label}</text>')
     return "".join(found)
 
 
@@ -243,7 +265,7 @@ def _path(line: Line, x: Scale, y: Scale) -> str:
 
 
 def _points(line: Line, x: Scale, y: Scale) -> str:
-    """Returns the position, step and value of each point, for the cursor."""
-    points = [f"{a:.1f},{s:.0f},{v:.5g}" for a, s, v in zip(x(line.x), line.x, line.y, strict=True)]
+    """Returns the position, number on the axis and value of each point, for the cursor."""
+    points = [f"{a:.1f},{s:.10g},{v:.5g}" for a, s, v in zip(x(line.x), line.x, line.y, strict=True)]
     name = html.escape(line.name)
     return f'<metadata data-name="{name}" data-colour="{line.colour}" data-points="{";".join(points)}"></metadata>'

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _COLOURS = 8
-_REFRESH_SECONDS = 30
+REFRESH_SECONDS = 30  # between two pages of a run that has not ended
 
 
 def document(title: str, parts: Sequence[str], refresh: bool = False) -> str:
@@ -21,7 +21,7 @@ def document(title: str, parts: Sequence[str], refresh: bool = False) -> str:
         parts: Parts as HTML; empty parts are left out.
         refresh: Whether the browser loads the page again now and then, because a run is still writing it.
     """
-    again = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">' if refresh else ""
+    again = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' if refresh else ""
     body = "\n".join(filter(None, parts))
     return _template().substitute(title=text(f"rlstable: {title}"), body=body, refresh=again)
 

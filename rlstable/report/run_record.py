@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -46,10 +47,43 @@ class RunRecord:
         """Name of the run on a page."""
         return "/".join(self.folder.absolute().parts[-2:])
 
+    @property
+    def steps(self) -> float:
+        """Greatest step of a row or an event."""
+        steps = [row["step"] for row in (*self.rows, *self.events) if isinstance(row.get("step"), int)]
+        return float(max(steps, default=0))
+
+    @functools.cached_property
+    def moments(self) -> np.ndarray:
+        """Times of all rows and events in order, seconds since 1970, `[N]`."""
+        return np.sort([row["time"] for row in (*self.rows, *self.events) if "time" in row]).astype(np.float64)
+
+    @functools.cached_property
+    def _breaks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Times at which the run was resumed, and the seconds that it had rested until then, `[N]` each."""
+        resumed = np.array(sorted(event["time"] for event in self.of_kind("resumed") if "time" in event), np.float64)
+        before = self.moments[np.maximum(np.searchsorted(self.moments, resumed) - 1, 0)]
+        return resumed, np.cumsum(resumed - before)
+
+    def seconds_at(self, times: np.ndarray) -> np.ndarray:
+        """Returns the seconds that the run had run at some times, without those between a stop and a resume, `[N]`.
+
+        Args:
+            times: Seconds since 1970, `[N]`.
+        """
+        if not self.moments.size:
+            return np.zeros(len(times))
+        resumed, rested = self._breaks
+        rest = np.concatenate([[0.0], rested])[np.searchsorted(resumed, times, side="right")]
+        return np.maximum(times - self.moments[0] - rest, 0.0)
+
+    def rows_with(self, key: str) -> list[dict[str, Any]]:
+        """Returns the rows in which a metric is finite."""
+        return [row for row in self.rows if _is_number(row.get(key)) and "step" in row]
+
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps and the finite values of a metric, `[N]` each."""
-        points = [(row["step"], row[key]) for row in self.rows if _is_number(row.get(key)) and "step" in row]
-        found = np.array(points, np.float64).reshape(-1, 2)
+        found = np.array([(row["step"], row[key]) for row in self.rows_with(key)], np.float64).reshape(-1, 2)
         return found[:, 0], found[:, 1]
 
     def last(self, key: str) -> float | None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlstable.report.chart import Line, Scale, chart, readable, thinned, ticks
+from rlstable.report.chart import Axis, Line, Scale, chart, readable, thinned, ticks
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
@@ -58,8 +58,8 @@ def test_thinned_line_keeps_a_spike() -> None:
 
 def test_chart_of_a_wide_range_is_logarithmic_if_allowed() -> None:
     line = Line("x", np.arange(5.0), 10.0 ** np.arange(5.0))
-    assert np.allclose(np.diff(heights(chart("t", [line], 4, True)), 2), 0, atol=0.2)
-    assert not np.allclose(np.diff(heights(chart("t", [line], 4)), 2), 0, atol=0.2)
+    assert np.allclose(np.diff(heights(chart("t", [line], Axis("environment steps", 4.0), True)), 2), 0, atol=0.2)
+    assert not np.allclose(np.diff(heights(chart("t", [line], Axis("environment steps", 4.0))), 2), 0, atol=0.2)
 
 
 def heights(svg: str) -> list[float]:
@@ -73,7 +73,7 @@ def heights(svg: str) -> list[float]:
 def test_charts_of_extreme_values_are_valid_svg(values: list[float]) -> None:
     y = np.array(values)
     band = Line("a<b", np.arange(float(len(y))), y, low=y, high=y)
-    text = chart('say "hello" <&>', [band], float(len(y)), True)
+    text = chart('say "hello" <&>', [band], Axis("hours", float(len(y))), True)
     assert ElementTree.fromstring(text).tag == "svg"
     assert "nan" not in text and "inf" not in text
 

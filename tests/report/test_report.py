@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from commands import exit_code
 from toys import GUARDS_OFF, tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.report import page as report_page
+from rlstable.report import panels
 from rlstable.report.__main__ import main
-from rlstable.report.page import PANELS, page
+from rlstable.report.chart import Axis
+from rlstable.report.page import page
+from rlstable.report.panels import PANELS
 from rlstable.report.run_record import RunRecord, differences, read_record
 from rlstable.report.timeline import lanes
 from rlstable.runner.loop import TrainingLoop
@@ -71,7 +74,7 @@ def test_run_writes_its_report(finished: Path) -> None:
     story = read_record(finished)
     assert f">{story.last('eval/episode_reward'):,.1f}<" in text
     assert '<span class="good" title="all steps were trained">completed</span>' in text
-    shown = re.findall(r'class="chart".*?aria-label="(.*?)"', text)
+    shown = re.findall(r'class="chart by-step narrow".*?aria-label="(.*?)"', text)
     assert shown[0] == "Return" and sorted(shown) == sorted(panel.title for panel in PANELS)
     for key in ("ppo.learning_rate", "guards.quarantine.enabled", "jax", "processors"):
         assert f"<code>{key}</code>" in text
@@ -174,7 +177,7 @@ def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
         for step, share, deviation in ((10, 0.0, 2.0), (20, 0.5, 2.0), (30, 0.9, 0.0))
     ]
     story = RunRecord(Path("run"), {"eval.num_envs": 10}, rows, [], None, {}, 0)
-    [line] = report_page._lines(PANELS[0], story, 0, 1)
+    [line] = panels._lines(PANELS[0], story, 0, 1, panels.axes([story])[0])
     half = [1.96 * 2.0 / math.sqrt(9), 1.96 * 2.0 / math.sqrt(4), 0.0]
     np.testing.assert_allclose(line.high - line.y, half, rtol=1e-3)
 
@@ -195,6 +198,28 @@ def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: py
     assert text == page(stories)
     assert "<code>guards.storm.patience</code>" in text and "2 runs" in text
     assert text.count("<tr>") > 10
+
+
+@pytest.mark.parametrize("ending", ["result", "Ctrl-C"])
+def test_watched_page_loads_itself_again_until_the_run_has_ended_or_the_user_stops(
+    ending: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, report, pages = copied / "result.json", copied / "report.html", []
+    kept = result.read_text()
+    result.unlink()
+
+    def sleep(seconds: float) -> None:
+        pages.append((seconds, 'http-equiv="refresh"' in report.read_text()))
+        if len(pages) == 2 and ending == "Ctrl-C":
+            raise KeyboardInterrupt
+        if len(pages) == 2:
+            result.write_text(kept)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert run(f"run={copied}", "--watch") == 0
+    assert pages == [(30, True)] * 2 and 'http-equiv="refresh"' not in report.read_text()
+    assert (">not ended<" in report.read_text()) == (ending == "Ctrl-C")
+    assert capsys.readouterr().out.strip() == str(report)
 
 
 def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
@@ -225,6 +250,7 @@ def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
         (["run={run}", "out=" + "x" * 300], "File name too long"),
         (["run={run}", "out=/proc/report.html"], "out: cannot write /proc/report.html"),
         (["run={run}", "colour=red"], "colour: unknown key"),
+        (["sweep={run}", "--watch"], "--watch: works with run=<folder>"),
     ],
 )
 def test_report_command_reports_a_mistake_in_one_line_with_exit_code_2(
@@ -247,7 +273,7 @@ def test_browser_shows_the_report(troubled: Path, size: tuple[int, int], dark: b
     with opened(troubled / "report.html", size, dark) as found:
         assert found.page.title() == f"rlstable: {read_record(troubled).name}"
         assert found.overflow == 0
-        first = found.page.locator("svg.chart").first
+        first = found.page.locator("svg.chart:visible").first
         first.hover()
         assert "step" in found.page.locator(".tip").inner_text()
         found.page.mouse.move(0, 0)
@@ -300,7 +326,7 @@ def test_seeds_are_thin_lines_around_their_mean(finished: Path) -> None:
     shown = page([one, other])
     assert "mean of seeds" in shown and "thin: one seed each" in shown
     large = shown[shown.index('card large"') : shown.index("<h2>")]
-    assert large.count("line c0 thin") == 1 and large.count("line c1 thin") == 1
+    assert large.count("line c0 thin") == large.count("line c1 thin") == 4, "over steps and time, wide and narrow"
 
 
 def test_seeds_without_evaluations_show_their_training_returns(finished: Path) -> None:
@@ -313,7 +339,51 @@ def test_seeds_without_evaluations_show_their_training_returns(finished: Path) -
     assert "mean of seeds" in large and "no finite value" not in large
 
 
+def record_of(rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> RunRecord:
+    return RunRecord(Path("run"), {"eval.num_envs": 10}, rows, events, None, {}, 0)
+
+
+def test_clock_of_a_run_leaves_out_the_time_between_a_stop_and_a_resume() -> None:
+    rows = [{"step": step, "time": 1000.0 + time} for step, time in ((1, 0), (2, 60), (3, 10_060), (4, 10_120))]
+    events = [
+        {"kind": "stopped", "step": 2, "time": 1070.0},
+        {"kind": "resumed", "step": 2, "time": 11_000.0},
+    ]
+    record = record_of(rows, events)
+    assert [float(record.seconds_at(np.array([row["time"]]))[0]) for row in rows] == [0.0, 60.0, 130.0, 190.0]
+    assert record_of(rows, []).seconds_at(np.array([11_120.0])).tolist() == [10_120.0]
+    assert record_of([{"step": 1}], []).seconds_at(np.zeros(1)).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(("seconds", "label", "end"), [(90, "seconds", 90), (600, "minutes", 10), (9000, "hours", 2.5)])
+def test_charts_over_time_have_a_readable_unit(seconds: float, label: str, end: float) -> None:
+    rows = [{"step": step, "time": 50.0 + time} for step, time in ((1, 0), (2, seconds))]
+    assert panels.axes([record_of(rows, [])]) == (Axis("environment steps", 2.0), Axis(label, end))
+
+
+def test_browser_shows_curves_over_time_and_keeps_the_controls_at_a_reload(finished: Path) -> None:
+    with opened(finished / "report.html") as found:
+        large = found.page.locator("figure.large")
+        clock = large.locator("svg.by-clock.wide")
+        assert (large.locator("svg.by-step.wide").is_visible(), clock.is_visible()) == (True, False)
+        found.page.locator("#clock").check()
+        found.page.locator("#smoothing").fill("0.9")
+        found.page.get_by_text("flat curves").click()
+        assert (large.locator("svg.by-step.wide").is_visible(), clock.is_visible()) == (False, True)
+        clock.hover()
+        assert re.match(r"[\d.]+ seconds", found.page.locator(".tip").inner_text())
+        with found.page.expect_download() as download:
+            large.get_by_text("CSV", exact=True).click()
+        assert Path(download.value.path()).read_text().startswith("line,seconds,value\n")
+        drawn = clock.locator("polyline.line").first.get_attribute("points")
+        found.page.reload()
+        assert clock.is_visible() and found.page.locator("#smoothing").input_value() == "0.9"
+        assert clock.locator("polyline.line").first.get_attribute("points") == drawn
+        assert found.page.get_by_text("Clip fraction").or_(found.page.get_by_text("Learning rate")).last.is_visible()
+        assert (found.complaints, found.overflow) == ([], 0)
+
+
 def test_report_panels_show_metrics_that_runs_log(finished: Path) -> None:
     keys = {key for row in read_record(finished).rows for key in row}
-    wanted = {key for panel in report_page.PANELS for key in (*panel.keys.values(), *(panel.band or ()))}
+    wanted = {key for panel in PANELS for key in (*panel.keys.values(), *(panel.band or ()))}
     assert wanted - keys == {"memory/device_mb"}  # which a CPU does not tell
