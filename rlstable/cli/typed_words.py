@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+
+from hydra._internal.utils import get_args_parser
 
 from rlstable.cli.options import latest_run
 from rlstable.config import Config, ConfigError
@@ -36,6 +39,7 @@ def prepared(words: Sequence[str]) -> tuple[list[str], list[str]]:
                 f"{key}: the shell split the folder at its spaces; write {shlex.quote(f'{key}={literal(folder)}')}"
             )
         _reject_other_spelling(word, words[index + 1] if index + 1 < len(words) else "")
+    _reject_unknown_flags(words)
     renamed, warnings = with_new_names(words)
     return [_with_folder(word) for word in renamed], warnings
 
@@ -77,6 +81,26 @@ def _reject_other_spelling(word: str, following: str) -> None:
     if keys:
         typed = f"{word} {following}" if has_value and not (flag and flag["value"]) else word
         raise ConfigError(f"cannot read {typed!r}: write {' or '.join(f'{key}={value}' for key in keys[:3])}")
+
+
+def _reject_unknown_flags(words: Sequence[str]) -> None:
+    """Rejects flags that Hydra does not know, for which it would print its usage.
+
+    Raises:
+        ConfigError: A flag is unknown, or its value is missing or not allowed.
+    """
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    words = [word for word in words if word != "--version"]  # would print and exit here
+    try:
+        unknown = [word for word in parser.parse_known_args(words)[1] if word.startswith("-")]
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error).removeprefix("argument ")) from None
+    if unknown:
+        raise ConfigError(
+            f"unknown flag {unknown[0]!r}; settings are written key=value, and the flags are --multirun, --cfg job, "
+            "--help and -v"
+        )
 
 
 def _with_folder(word: str) -> str:

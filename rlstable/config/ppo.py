@@ -45,7 +45,7 @@ class PPOConfig(Section, at="ppo"):
     num_envs: Count
     batch_size: Count
     num_minibatches: Count
-    num_updates_per_batch: Count
+    num_updates_per_batch: Annotated[Count, Field(le=10_000)]  # no signal interrupts an iteration
     unroll_length: Count
     num_resets_per_eval: CountOrZero
     discounting: Share

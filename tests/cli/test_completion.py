@@ -12,6 +12,7 @@ from rlstable.cli import completion
 from rlstable.config.defaults import config_dir
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+needs_zsh = pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh; apt-get install zsh")
 
 
 def offered(line: str) -> list[str]:
@@ -26,8 +27,7 @@ _rlstable; printf '%s\\n' "${{COMPREPLY[@]}}"
     return done.stdout.split()
 
 
-@needs_bash
-@pytest.mark.parametrize(
+EXAMPLES = pytest.mark.parametrize(
     ("line", "words"),
     [
         ("rlstable ", list(COMMANDS)),
@@ -44,8 +44,23 @@ _rlstable; printf '%s\\n' "${{COMPREPLY[@]}}"
         ("rlstable version ", []),
     ],
 )
+
+
+@needs_bash
+@EXAMPLES
 def test_bash_completes_commands_and_options(line: str, words: list[str]) -> None:
     assert offered(line) == words
+
+
+@needs_zsh
+@EXAMPLES
+def test_zsh_completes_commands_and_options(line: str, words: list[str]) -> None:
+    """With stand-ins for the functions of zsh's completion system, which need a terminal."""
+    code = f"""compdef() {{ }}; compadd() {{ shift; print -l -- ${{(M)@:#$typed*}} }}
+{completion.script("zsh", list(COMMANDS))}
+words=(${{=1}}); [[ $1 == *\\  ]] && words+=(""); CURRENT=$#words; typed=$words[-1]; _rlstable"""
+    done = subprocess.run(["zsh", "-f", "-c", code, "zsh", line], capture_output=True, text=True, check=True)
+    assert [word.rpartition("=")[2] if "=" in line else word for word in done.stdout.split()] == words
 
 
 def test_both_scripts_know_every_option_of_every_group() -> None:

@@ -67,6 +67,21 @@ def test_words_of_hydra_do_not_change(words: list[str]) -> None:
     assert prepared(words) == (words, [])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--frobnicate"], "unknown flag '--frobnicate'; settings are written key=value, and the flags are --multirun"),
+        (["env=ant", "-x"], "unknown flag '-x'; settings"),
+        (["--cfg"], "--cfg/-c: expected one argument"),
+        (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
+    ],
+)
+def test_unknown_flag_is_named_instead_of_a_usage(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        prepared(words)
+    assert str(raised.value).startswith(message)
+
+
 def test_existing_folder_is_quoted_for_hydra_as_typed(here: Path) -> None:
     for name in ("läuf [1], a=b", "it's", "plain"):
         (here / name).mkdir()
