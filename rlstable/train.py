@@ -19,12 +19,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from rlstable.cli.compose import explain, register_resolvers, resolved_settings, with_saved
-from rlstable.cli.sweep import SweepSummary
 from rlstable.cli.typed_words import prepared
 from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
-from rlstable.io.run_folder import read_result, return_of, write_result
+from rlstable.io.run_folder import read_result, return_of, write_overrides, write_result
+from rlstable.report.sweep_summary import SweepSummary
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -120,6 +120,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         return stop_reason.exit_code, WORST_SCORE
     if in_sweep:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
+        write_overrides(run_dir, overrides)
     try:
         if str(options.sweeper.get("direction")).endswith("minimize"):
             raise ConfigError(

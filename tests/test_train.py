@@ -210,6 +210,9 @@ def test_sweep_continues_after_a_failing_job(
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     results = [json.loads((sweep / name / "result.json").read_text()) for name in ("0", "1")]
     assert [result["stop_reason"] for result in results] == ["config_error", "completed"]
+    written = [json.loads((sweep / name / "overrides.json").read_text()) for name in ("0", "1")]
+    assert written == [result["overrides"] for result in results]
+    assert [overrides[-1] for overrides in written] == ["seed=-1", "seed=1"]
     assert (sweep / "1" / "checkpoints").is_dir()
     assert "rlstable: seed: input should be greater than or equal to 0, got -1" in captured.err
     table = captured.out[captured.out.index("sweep runs/") :]

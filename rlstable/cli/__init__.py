@@ -1,1 +1,1 @@
-"""Code that the commands share: options, composition with Hydra, and sweeps."""
+"""Code that the commands share: options, and composition with Hydra."""

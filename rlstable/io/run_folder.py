@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rlstable.config import ConfigError
 from rlstable.config.renamed import updated
 from rlstable.io.lock import RunLock
 
-_RESULT = "result.json"
+_RESULT, _OVERRIDES = "result.json", "overrides.json"
 _CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
 _CONFIRMED = "confirmed_"
 # Separates the number of a checkpoint from the number of the checkpoint that replaces it.
@@ -216,6 +216,12 @@ def write_result(run_dir: Path, result: Mapping[str, Any]) -> None:
     write_atomically(run_dir / _RESULT, json.dumps(result, indent=2, default=str) + "\n")
 
 
+def write_overrides(run_dir: Path, overrides: Sequence[str]) -> None:
+    """Writes `overrides.json`: the overrides of a sweep's job, which has no `result.json` until it ends."""
+    with contextlib.suppress(OSError):  # the job itself fails with a clear error if it cannot write its folder
+        write_atomically(run_dir / _OVERRIDES, json.dumps(list(overrides), indent=2) + "\n")
+
+
 def forget_result(run_dir: Path) -> None:
     """Deletes `result.json` of a run that continues."""
     with contextlib.suppress(OSError):
@@ -229,6 +235,15 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return result if isinstance(result, dict) else None
+
+
+def read_overrides(run_dir: Path) -> tuple[str, ...] | None:
+    """The overrides of a sweep's job; None if the file is missing or damaged."""
+    try:
+        overrides = json.loads((run_dir / _OVERRIDES).read_text())
+    except (OSError, ValueError):
+        return None
+    return tuple(map(str, overrides)) if isinstance(overrides, list) else None
 
 
 def confirmed_of(run_dir: Path) -> dict[str, Any]:

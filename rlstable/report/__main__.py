@@ -142,14 +142,11 @@ def write(options: ReportOptions, refresh: bool = False) -> Path:
     from rlstable.report.sweep import read_sweep
     from rlstable.report.sweep_page import sweep_page
 
+    path = options.out or (options.sweep or options.run[0]) / "report.html"
     if options.sweep is None:
-        folder, text = (
-            options.run[0],
-            page([record for folder in options.run for record in read_records(folder)], refresh),
-        )
+        text = page([record for folder in options.run for record in read_records(folder)], refresh)
     else:
-        folder, text = options.sweep, sweep_page(options.sweep, read_sweep(options.sweep))
-    path = options.out or folder / "report.html"
+        text = sweep_page(options.sweep, read_sweep(options.sweep), path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)

@@ -13,12 +13,13 @@ import numpy as np
 from rlstable.io.run_folder import return_of
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.changes import changed_settings
+from rlstable.report.ending import coloured_ending
 from rlstable.report.markup import document, duration, number, swatch, table, text
 from rlstable.report.panels import CONTROLS, PANELS, curves, figure
 from rlstable.report.run_record import RunRecord, differences
 from rlstable.report.timeline import event_text, lanes, timeline
 from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
-from rlstable.supervise.stop_reasons import StopReason, command
+from rlstable.supervise.stop_reasons import command
 
 _LAST_EVENTS = 300
 _STEPS_OF_SIGN = 5
@@ -60,18 +61,6 @@ def _subtitle(records: Sequence[RunRecord]) -> str:
     return f"{envs}{span}"
 
 
-def _ending(record: RunRecord) -> tuple[str, str, str]:
-    """Returns the stop reason of a run, its style and its meaning."""
-    if record.result is None:
-        return "not ended", "warn", "the run is still running, or was killed"
-    name = str(record.result.get("stop_reason"))
-    known = StopReason.__members__.get(name)
-    style = "good" if known is not None and known.succeeded else "bad"
-    if known in (StopReason.interrupted, StopReason.preempted, StopReason.time_limit):
-        style = "warn"
-    return name, style, "" if known is None else known.meaning
-
-
 def _best(record: RunRecord) -> float | None:
     """Returns the confirmed return, or else the return of the best evaluation."""
     confirmed = _confirmed(record)
@@ -88,17 +77,12 @@ def _best_evaluation(record: RunRecord) -> float | None:
     return float(values.max()) if values.size else None
 
 
-def _trips(record: RunRecord) -> float:
-    return sum(float(record.trips(guard)[1].sum()) for guard in record.guards)
-
-
 def _facts(record: RunRecord) -> str:
-    name, style, meaning = _ending(record)
-    trips, rollbacks = _trips(record), record.last("supervise/rollbacks") or 0.0
+    trips, rollbacks = record.trip_count, record.last("supervise/rollbacks") or 0.0
     value = (record.result or {}).get("unsaved_steps")
     unsaved = value if isinstance(value, int | float) else 0
     facts = [
-        ("stop reason", f'<span class="{style}" title="{text(meaning)}">{text(name)}</span>'),
+        ("stop reason", coloured_ending(record.result)),
         ("steps", f"{record.steps:,.0f}"),
         *([("steps not saved", f'<span class="bad">{unsaved:,.0f}</span>')] if unsaved else []),
         ("last return", number(record.last("eval/episode_reward"))),
@@ -128,17 +112,16 @@ def _summary(records: Sequence[RunRecord]) -> str:
     head = ["run", "stop reason", "steps", "last return", "best return", "time", "steps/s", "trips", "rollbacks"]
     rows = []
     for index, record in enumerate(records):
-        name, style, meaning = _ending(record)
         rows.append(
             [
                 f"{swatch(index)}{text(record.name)}",
-                f'<span class="{style}" title="{text(meaning)}">{text(name)}</span>',
+                coloured_ending(record.result),
                 f"{record.steps:,.0f}",
                 number(record.last("eval/episode_reward")),
                 number(_best(record)),
                 duration(record.last("training/walltime")),
                 number(_median(record, "training/sps"), ",.0f"),
-                f"{_trips(record):,.0f}",
+                f"{record.trip_count:,.0f}",
                 f"{record.last('supervise/rollbacks') or 0.0:,.0f}",
             ]
         )

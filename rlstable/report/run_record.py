@@ -107,6 +107,11 @@ class RunRecord:
         return np.array([event.get("step", 0) for event in events], np.float64), np.array(counts, np.float64)
 
     @property
+    def trip_count(self) -> float:
+        """Number of trips of all guards."""
+        return sum(float(self.trips(guard)[1].sum()) for guard in self.guards)
+
+    @property
     def warnings(self) -> list[tuple[str, str]]:
         """Names and texts of the warnings in `result.json`."""
         value = (self.result or {}).get("warnings")

@@ -1,49 +1,74 @@
-"""Reads a sweep, groups its jobs by setting, and draws parallel coordinates of settings and returns."""
+"""Reads a sweep, groups its jobs by setting, and ranks the settings over their seeds."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
+import functools
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlstable.config import ConfigError
-from rlstable.io.run_folder import read_result, return_of
-from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
-from rlstable.report.chart import readable
+from rlstable.io.run_folder import read_overrides, read_result, return_of, seed_folder, seed_folders, seed_of
+from rlstable.policy.statistics import Estimate, estimate, interquartile_mean, probability_of_improvement
+from rlstable.report.ending import ending
+from rlstable.report.run_record import RunRecord, read_record
+from rlstable.supervise.stop_reasons import train_command
 
-_WIDTH, _HEIGHT, _SIDE, _TOP, _BOTTOM = 1000.0, 320.0, 70.0, 40.0, 26.0
-_LOG_FROM = 50.0  # least ratio of positive values for a logarithmic axis
+Values = tuple[tuple[str, str], ...]  # overrides without seeds: keys and values as text
+RETURN = "eval/episode_reward"
+_FILES = ("result.json", "overrides.json", "config.yaml")  # a job's folder has at least one of these
+_SEED_KEYS = ("seed", "seeds")
+_FEW_SEEDS = 5  # with fewer seeds, bootstrap intervals are too narrow
+_LEAST_SEEDS = 3  # with fewer seeds, no two settings are told apart
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run of a sweep.
+    """One run of a sweep, or one seed of a run with several seeds.
 
     Attributes:
-        name: Name of its folder.
-        values: Overrides as text by key, with the seed.
-        result: Content of its `result.json`.
+        name: Path of its folder from the folder of the sweep.
+        folder: Its run folder.
+        overrides: Overrides as Hydra read them; None if unknown, because the job has not ended and left no list.
+        result: Content of its `result.json`; None if the job has not ended.
+        seed: Seed, if the job trains several; else None.
     """
 
     name: str
-    values: dict[str, str]
-    result: dict[str, Any]
+    folder: Path
+    overrides: tuple[str, ...] | None
+    result: dict[str, Any] | None
+    seed: str | None = None
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Overrides as text by key, with the seed of one of several."""
+        pairs = [override.lstrip("+~").split("=", 1) for override in self.overrides or () if "=" in override]
+        return {key: _unescaped(value) for key, value in pairs} | ({} if self.seed is None else {"seed": self.seed})
+
+    @property
+    def setting(self) -> Values | None:
+        """Overrides without seeds; None if unknown."""
+        if self.overrides is None:
+            return None
+        return tuple((key, value) for key, value in self.values.items() if key not in _SEED_KEYS)
 
     @property
     def score(self) -> float | None:
         """Best return, confirmed if possible; None without a return."""
-        return return_of(self.result)
+        return return_of(self.result or {})
 
-    @property
-    def setting(self) -> tuple[tuple[str, str], ...]:
-        """Overrides without seeds."""
-        return tuple((key, value) for key, value in self.values.items() if key not in ("seed", "seeds"))
+    @functools.cached_property
+    def record(self) -> RunRecord | None:
+        """Metrics and events; None if the run left no configuration."""
+        try:
+            return read_record(self.folder)
+        except ConfigError:
+            return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,139 +80,134 @@ class Setting:
         jobs: The jobs.
     """
 
-    values: tuple[tuple[str, str], ...]
+    values: Values
     jobs: tuple[Job, ...]
 
     @property
+    def scores(self) -> list[float]:
+        """Best returns of the jobs with a return."""
+        return [job.score for job in self.jobs if job.score is not None]
+
+    @functools.cached_property
     def iqm(self) -> Estimate | None:
-        """Interquartile mean of the best returns, over jobs with a return."""
-        scores = [job.score for job in self.jobs if job.score is not None]
-        return estimate(scores, interquartile_mean) if scores else None
+        """Interquartile mean of the best returns; None without a return."""
+        return estimate(self.scores, interquartile_mean) if self.scores else None
 
     @property
-    def stop_reasons(self) -> dict[str, int]:
-        """Number of jobs by stop reason."""
-        names = [str(job.result.get("stop_reason")) for job in self.jobs]
-        return {name: names.count(name) for name in dict.fromkeys(names)}
+    def stop_reasons(self) -> dict[str, list[Job]]:
+        """Jobs by stop reason."""
+        found: dict[str, list[Job]] = {}
+        for job in self.jobs:
+            found.setdefault(ending(job.result)[0], []).append(job)
+        return found
+
+    def label(self, keys: Sequence[str]) -> str:
+        """Returns the values of some keys, such as `ppo.learning_rate=0.001`."""
+        return " ".join(f"{key}={value}" for key, value in self.values if key in keys) or "default"
+
+    def better_than(self, other: Setting) -> Estimate | None:
+        """Returns the probability that a seed of this setting returns more than one of the other; None if unknown."""
+        return probability_of_improvement(self.scores, other.scores) if self.scores and other.scores else None
+
+    @property
+    def command(self) -> str:
+        """The command that trains this setting."""
+        (first, *others) = self.jobs
+        left_out = {"sweep", "seed"} if others else {"sweep"}  # the launcher, and a seed that is one of several
+        return train_command([word for word in first.overrides or () if word.split("=", 1)[0] not in left_out])
 
 
 def read_sweep(folder: Path) -> list[Job]:
-    """Returns the finished jobs of a sweep in order, one job per seed.
+    """Returns the jobs of a sweep in order, one job per seed, also those that have not ended.
 
     Raises:
-        ConfigError: No job has ended.
+        ConfigError: There is no job.
     """
     if not folder.is_dir():
         raise ConfigError(f"sweep: there is no folder {folder}; sweeps are in runs/sweeps/<time>")
-    folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_number)
-    results = [(job.name, read_result(job)) for job in folders]
-    jobs = [job for name, result in results if result is not None for job in _jobs(name, result)]
+    folders = [path for path in folder.iterdir() if any((path / name).is_file() for name in _FILES)]
+    jobs = [job for path in sorted(folders, key=_number) for job in _jobs(path)]
     if not jobs:
-        raise ConfigError(f"sweep: no job in {folder} has ended; sweeps are in runs/sweeps/<time>; runs need run=...")
+        raise ConfigError(f"sweep: {folder} holds no job; sweeps are in runs/sweeps/<time>; runs need run=...")
     return jobs
 
 
 def settings_of(jobs: Sequence[Job]) -> list[Setting]:
-    """Returns the settings, best first; settings without a return are last."""
-    grouped: dict[tuple[tuple[str, str], ...], list[Job]] = {}
+    """Returns the settings, best first; settings without a return are last, and jobs of unknown settings left out."""
+    grouped: dict[Values, list[Job]] = {}
     for job in jobs:
-        grouped.setdefault(job.setting, []).append(job)
+        if job.setting is not None:
+            grouped.setdefault(job.setting, []).append(job)
     settings = [Setting(values, tuple(own)) for values, own in grouped.items()]
-    return sorted(settings, key=lambda setting: -math.inf if setting.iqm is None else setting.iqm.value, reverse=True)
+    return sorted(settings, key=_rank, reverse=True)
 
 
-def parallel_coordinates(jobs: Sequence[Job]) -> str:
-    """Returns an SVG with a line per job through its varied values to its best return.
-
-    The result is empty if no setting varies or fewer than two jobs have a return.
-    """
-    scored = [job for job in jobs if job.score is not None]
-    keys = [key for key in dict.fromkeys(key for job in jobs for key in job.values) if key not in ("seed", "seeds")]
-    keys = [key for key in keys if len({job.values.get(key) for job in jobs}) > 1]
-    if not keys or len(scored) < 2:
-        return ""
-    axes = [_Axis(key, [job.values.get(key, "") for job in scored]) for key in keys]
-    axes.append(_Axis("best return", [repr(job.score) for job in scored], may_be_log=False))
-    places = np.linspace(_SIDE, _WIDTH - _SIDE, len(axes))
-    scores = np.array([job.score for job in scored], np.float64)
-    order = np.argsort(np.argsort(scores)) / max(len(scored) - 1, 1)
-    lines = []
-    for rank, index in sorted(zip(order, range(len(scored)), strict=True)):
-        points = " ".join(f"{x:.1f},{axis.places[index]:.1f}" for x, axis in zip(places, axes, strict=True))
-        overrides = ", ".join(f"{key}={value}" for key, value in scored[index].values.items())
-        style = f"stroke: color-mix(in oklab, var(--c0) {100 * rank:.0f}%, var(--c1)); opacity: {0.35 + 0.6 * rank:.2f}"
-        title = html.escape(f"{overrides}: {scored[index].score:,.1f}")
-        lines.append(f'<polyline class="line" style="{style}" points="{points}"><title>{title}</title></polyline>')
-    drawn = "".join(axis.drawn(x) for x, axis in zip(places, axes, strict=True))
-    return (
-        f'<svg class="timeline" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" '
-        f'aria-label="varied settings and the best return">{drawn}{"".join(lines)}</svg>'
-    )
+def _rank(setting: Setting) -> tuple[float, float]:
+    """Returns the interquartile mean, then the mean, because seeds that reach the same target have equal returns."""
+    return (-math.inf, 0.0) if setting.iqm is None else (setting.iqm.value, sum(setting.scores) / len(setting.scores))
 
 
-class _Axis:
-    """A vertical axis with numbers to scale or words at equal distances.
+def split_keys(settings: Sequence[Setting]) -> tuple[list[str], list[str]]:
+    """Returns the keys whose values vary between settings, and the keys with one value."""
+    values = [dict(setting.values) for setting in settings]
+    keys = dict.fromkeys(key for own in values for key in own)
+    varied = [key for key in keys if len({own.get(key) for own in values}) > 1]
+    return varied, [key for key in keys if key not in varied]
+
+
+def how_sure(settings: Sequence[Setting], keys: Sequence[str]) -> str:
+    """Returns whether the seeds tell the best setting from the next one, as a text; empty if nothing is to compare.
 
     Args:
-        name: Name of the axis.
-        texts: A value per job.
-        may_be_log: Whether a wide range gets a logarithmic scale.
+        settings: Settings, best first.
+        keys: Keys that vary.
     """
-
-    def __init__(self, name: str, texts: Sequence[str], may_be_log: bool = True):
-        self._name = name
-        numbers = [_as_number(text) for text in texts]
-        bottom, top = _HEIGHT - _BOTTOM, _TOP
-        if all(number is not None for number in numbers):
-            values = np.array(numbers, np.float64)
-            if may_be_log and values.min() > 0 and values.max() / values.min() >= _LOG_FROM:
-                values = np.log10(values)
-            span = values.max() - values.min()
-            shares = (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
-            marked = {float(number): share for number, share in zip(numbers, shares, strict=True) if number is not None}
-            kept = sorted(marked) if len(marked) <= 6 else [min(marked), max(marked)]
-            self._marks = [(readable(number), marked[number]) for number in kept]
-        else:
-            words = sorted(set(texts))
-            shares = np.array([(words.index(text) + 0.5) / len(words) for text in texts])
-            self._marks = [(word or "–", (place + 0.5) / len(words)) for place, word in enumerate(words)]
-        self._scale = lambda share: bottom + share * (top - bottom)
-        self.places = self._scale(shares)
-
-    def drawn(self, x: float) -> str:
-        """Returns the axis as SVG; the marks of the first axis are on its outer side, where no line crosses."""
-        beside, anchor = (x - 6, "end") if x <= _SIDE else (x + 6, "start")
-        marks = "".join(
-            f'<text class="tick" x="{beside:.1f}" y="{self._scale(share) + 4:.1f}" text-anchor="{anchor}">'
-            f"{html.escape(text)}</text>"
-            for text, share in self._marks
-        )
-        return (
-            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP:g}" y2="{_HEIGHT - _BOTTOM:g}"/>'
-            f'<text class="lane" x="{x:.1f}" y="{_TOP - 16:g}" text-anchor="middle">{html.escape(self._name)}</text>'
-            f"{marks}"
-        )
+    if len(settings) < 2 or settings[0].iqm is None:
+        return ""
+    best, following = settings[:2]
+    found, other, chance = best.iqm, following.iqm, best.better_than(following)
+    if found is None or other is None or chance is None:
+        return "No other setting has a return."
+    seeds = min(len(best.scores), len(following.scores))
+    apart = f"The seeds do not tell this setting from the next one, {following.label(keys)}: "
+    if seeds < _LEAST_SEEDS or found.low is None or other.high is None:
+        return f"{apart}{'one seed is' if seeds == 1 else 'two seeds are'} not enough."
+    probability = f"{chance.value:.2f} {interval(chance, '.2f')}"
+    if found.low <= other.high:
+        return f"{apart}the 95 % intervals overlap. This setting returns more with a probability of {probability}."
+    few = f" Intervals of fewer than {_FEW_SEEDS} seeds are too narrow." if seeds < _FEW_SEEDS else ""
+    return f"Better than the next setting, {following.label(keys)}, with a probability of {probability}.{few}"
 
 
-def _jobs(name: str, result: dict[str, Any]) -> list[Job]:
+def interval(found: Estimate, form: str = ",.1f") -> str:
+    """Returns the interval of an estimate as text, such as `[0.60, 1.00]`; empty for a single value."""
+    return "" if found.low is None or found.high is None else f"[{found.low:{form}}, {found.high:{form}}]"
+
+
+def _jobs(folder: Path) -> list[Job]:
     """Returns the job of a folder, or one job per seed."""
-    values = _values(result)
-    if "seeds" not in result:
-        return [Job(name, values, result)]
-    return [Job(f"{name}/seed-{seed}", values | {"seed": seed}, own) for seed, own in result["seeds"].items()]
+    result = read_result(folder)
+    recorded = (result or {}).get("overrides")
+    overrides = tuple(map(str, recorded)) if isinstance(recorded, list) else read_overrides(folder)
+    if overrides is None and result is not None:
+        overrides = ()
+    by_seed = {str(seed_of(path)): read_result(path) for path in seed_folders(folder)} if result is None else None
+    if result is not None and isinstance(result.get("seeds"), dict):
+        by_seed = {
+            seed: own if isinstance(own, dict) else None for seed, own in result["seeds"].items() if seed.isdigit()
+        }
+    if not by_seed:
+        return [Job(folder.name, folder, overrides, result)]
+    return [
+        Job(f"{folder.name}/{path.name}", path, overrides, own, seed)
+        for seed, own in by_seed.items()
+        for path in [seed_folder(folder, int(seed))]
+    ]
 
 
-def _values(result: dict[str, Any]) -> dict[str, str]:
-    overrides = [str(override).lstrip("+~") for override in result.get("overrides", [])]
-    return dict(override.split("=", 1) for override in overrides if "=" in override)
-
-
-def _as_number(text: str) -> float | None:
-    try:
-        value = float(text.replace("_", ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+def _unescaped(value: str) -> str:
+    """Returns a value without the backslashes that Hydra writes before special characters outside quotes."""
+    return value if value.startswith(("'", '"')) else re.sub(r"\\(.)", r"\1", value)
 
 
 def _number(folder: Path) -> tuple[int, str]:

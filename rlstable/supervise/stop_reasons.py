@@ -7,7 +7,7 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,15 @@ def command(name: str, path: Path, key: str = "") -> str:
     if name == "train":
         shown = literal(shown)  # only `train` reads Hydra's grammar; the other commands take a path literally
     return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + shown)}"
+
+
+def train_command(overrides: Sequence[str]) -> str:
+    """The command line that trains with these overrides, as a user types it in a shell.
+
+    Args:
+        overrides: Overrides as Hydra read them, such as `overrides` in `result.json`.
+    """
+    return shlex.join([_python(), "-m", "rlstable.train", *overrides])
 
 
 def _number(value: Any) -> str:

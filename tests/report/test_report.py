@@ -240,7 +240,7 @@ def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
     [
         (["run={run}", "sweep={run}"], "run: cannot be combined with sweep; leave one of them out"),
         (["sweep=no/such"], "sweep: there is no folder no/such"),
-        (["sweep={empty}"], "has ended; sweeps are in runs/sweeps/<time>"),
+        (["sweep={empty}"], "holds no job; sweeps are in runs/sweeps/<time>"),
         (["run={empty}"], "is not a run folder, it has no config.yaml"),
         (["run={run}", "out={run}"], "out: {run} is a folder; give a file"),
         (

@@ -1,21 +1,32 @@
-"""The report of a sweep: settings ranked over their seeds, failed runs, and the parallel coordinates."""
+"""Jobs of a sweep: settings ranked over their seeds, failed and running jobs, how sure the best setting is."""
 
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PHONE, opened
+from sweep_folders import add_result, add_run
 
-from rlstable.policy.statistics import estimate, interquartile_mean
-from rlstable.report.__main__ import main
-from rlstable.report.sweep import Job, parallel_coordinates, read_sweep, settings_of
-from rlstable.report.sweep_page import sweep_page
+from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
+from rlstable.io.run_folder import write_overrides
+from rlstable.policy.statistics import estimate, interquartile_mean, probability_of_improvement
+from rlstable.report.sweep import Job, Setting, how_sure, read_sweep, settings_of, split_keys
 
+NOT_TOLD = "The seeds do not tell this setting from the next one, lr=b:"
 RATES = ("1e-4", "1e-3", "1e-2")
+
+
+def setting(name: str, *scores: float | None) -> Setting:
+    """A setting whose seeds have some best returns."""
+    jobs = [
+        Job(str(seed), Path("no/such"), (f"lr={name}", "env=ant", f"seed={seed}"), {"best_return": score})
+        for seed, score in enumerate(scores)
+    ]
+    return Setting((("lr", name), ("env", "ant")), tuple(jobs))
 
 
 @pytest.fixture
@@ -25,15 +36,10 @@ def sweep(tmp_path: Path) -> Path:
     for index, rate in enumerate(RATES):
         for seed in range(4):
             dead = rate == "1e-2" and seed % 2
-            result: dict[str, Any] = {"stop_reason": "policy_diverged" if dead else "completed", "step": 1000}
-            result |= {"best_return": None if dead else 100.0 * index + seed}
-            result["overrides"] = [f"ppo.learning_rate={rate}", "env=<b>ant</b>", f"seed={seed}"]
-            (tmp_path / str(number)).mkdir()
-            (tmp_path / str(number) / "result.json").write_text(json.dumps(result))
+            reason, best = ("policy_diverged", None) if dead else ("completed", 100.0 * index + seed)
+            overrides = [f"ppo.learning_rate={rate}", "env=ant", f"seed={seed}"]
+            add_result(tmp_path / str(number), overrides, best, reason)
             number += 1
-    (tmp_path / "12").mkdir()  # under way
-    (tmp_path / "13").mkdir()
-    (tmp_path / "13" / "result.json").write_text('{"torn')
     return tmp_path
 
 
@@ -44,7 +50,14 @@ def test_settings_are_ranked_over_their_seeds(sweep: Path) -> None:
     assert [dict(setting.values)["ppo.learning_rate"] for setting in settings] == ["1e-2", "1e-3", "1e-4"]
     assert settings[1].iqm == estimate([100.0, 101.0, 102.0, 103.0], interquartile_mean)
     assert settings[0].iqm == estimate([200.0, 202.0], interquartile_mean)
-    assert settings[0].stop_reasons == {"completed": 2, "policy_diverged": 2}
+    assert {name: len(own) for name, own in settings[0].stop_reasons.items()} == {"completed": 2, "policy_diverged": 2}
+    assert split_keys(settings) == (["ppo.learning_rate"], ["env"])
+    assert settings[1].better_than(settings[2]) == probability_of_improvement([100, 101, 102, 103], [0, 1, 2, 3])
+
+
+def test_settings_with_equal_interquartile_means_are_ranked_by_their_means() -> None:
+    low, high = setting("1", 0.0, 5.0, 5.0, 5.0), setting("2", 4.0, 5.0, 5.0, 5.0)
+    assert [own.label(["lr"]) for own in settings_of([*low.jobs, *high.jobs])] == ["lr=2", "lr=1"]
 
 
 def test_seeds_of_one_fleet_count_as_seeds_of_their_setting(tmp_path: Path) -> None:
@@ -52,12 +65,10 @@ def test_seeds_of_one_fleet_count_as_seeds_of_their_setting(tmp_path: Path) -> N
         own = {
             str(seed): {"stop_reason": "completed", "best_return": 10.0 * number + seed, "step": 5} for seed in range(3)
         }
-        result = {"stop_reason": "completed", "best_return": 1.0, "seeds": own}
-        result["overrides"] = [f"ppo.learning_rate={rate}", "seeds=3"]
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "result.json").write_text(json.dumps(result))
+        add_result(tmp_path / str(number), [f"ppo.learning_rate={rate}", "seeds=3"], 1.0, seeds=own)
     jobs = read_sweep(tmp_path)
     assert [job.name for job in jobs] == [f"{number}/seed-{seed}" for number in range(2) for seed in range(3)]
+    assert [job.folder for job in jobs[:2]] == [tmp_path / "0" / "seed-0", tmp_path / "0" / "seed-1"]
     settings = settings_of(jobs)
     assert [setting.values for setting in settings] == [
         (("ppo.learning_rate", "1e-3"),),
@@ -67,34 +78,109 @@ def test_seeds_of_one_fleet_count_as_seeds_of_their_setting(tmp_path: Path) -> N
 
 
 def test_setting_of_failed_runs_comes_last() -> None:
-    confirmed = Job("2", {"a": "2"}, {"stop_reason": "completed", "best_return": 9.0, "confirmed_return": 7.0})
+    confirmed = Job(
+        "2", Path(), ("a=2",), {"stop_reason": "completed", "best_return": 9.0, "confirmed_return": 7.0}
+    )  # fmt: skip
     assert confirmed.score == 7.0  # the best return is that of one lucky evaluation
-    dead = Job("0", {"a": "1"}, {"stop_reason": "error", "best_return": None})
-    alive = Job("1", {"a": "2"}, {"stop_reason": "completed", "best_return": -5.0})
-    assert [setting.iqm is None for setting in settings_of([dead, alive])] == [False, True]
+    dead = Job("0", Path(), ("a=1",), {"stop_reason": "error", "best_return": None})
+    void = Job("3", Path(), ("a=3",), {"stop_reason": "completed", "best_return": float("nan")})
+    alive = Job("1", Path(), ("a=2",), {"stop_reason": "completed", "best_return": -5.0})
+    assert [setting.iqm is None for setting in settings_of([dead, void, alive])] == [False, True, True]
 
 
-def test_parallel_coordinates_have_a_line_per_run_with_a_return(sweep: Path) -> None:
-    root = ElementTree.fromstring(parallel_coordinates(read_sweep(sweep)))
-    lines = [entry for entry in root if entry.tag == "polyline"]
-    assert len(lines) == 10
-    starts = sorted({float(entry.attrib["points"].split()[0].split(",")[1]) for entry in lines})
-    assert starts[1] - starts[0] == pytest.approx(starts[2] - starts[1], abs=0.2)  # tenfold steps, equally long
-    names = [entry.text for entry in root if entry.attrib.get("class") == "lane"]
-    assert names == ["ppo.learning_rate", "best return"]  # the environment is one, the seed no setting
+def test_jobs_that_have_not_ended_are_listed_with_their_setting(sweep: Path) -> None:
+    write_overrides(sweep / "1", [])  # the result names the overrides of a job that has ended
+    (sweep / "12").mkdir()
+    write_overrides(sweep / "12", ["ppo.learning_rate=1e-4", "env=ant", "seed=4"])  # not even its configuration
+    for seed in (0, 1):
+        add_run(sweep / "13" / f"seed-{seed}", {100: 3.0})
+    add_run(sweep / "13")
+    write_overrides(sweep / "13", ["ppo.learning_rate=1e-4", "env=ant", "seeds=2"])
+    add_run(sweep / "14")  # killed, of a version that wrote no overrides
+    (sweep / "15").mkdir()
+    (sweep / "15" / "result.json").write_text('{"torn')
+    (sweep / "16").mkdir()  # no job
+    jobs = read_sweep(sweep)
+    assert [job.name for job in jobs[12:]] == ["12", "13/seed-0", "13/seed-1", "14", "15"]
+    assert [job.setting is None for job in jobs[12:]] == [False, False, False, True, True]
+    slowest = settings_of(jobs)[-1]
+    assert {name: len(own) for name, own in slowest.stop_reasons.items()} == {"completed": 4, "not ended": 3}
+    assert slowest.scores == [0.0, 1.0, 2.0, 3.0]
+    assert jobs[1].values["seed"] == "1"
 
 
-def test_sweep_of_one_setting_has_no_parallel_coordinates(sweep: Path) -> None:
-    assert parallel_coordinates(read_sweep(sweep)[:4]) == ""
+def test_damaged_results_are_read_as_far_as_possible(tmp_path: Path) -> None:
+    damaged: list[Any] = [{"overrides": 5}, {"seeds": {"0": None, "x": {}}}, {"best_return": "high"}, {"seeds": []}]
+    for number, result in enumerate(damaged):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "result.json").write_text(json.dumps(result))
+    jobs = read_sweep(tmp_path)
+    assert [job.name for job in jobs] == ["0", "1/seed-0", "2", "3"]
+    assert [(job.score, job.setting, job.record) for job in jobs] == [(None, (), None)] * 4
 
 
-def test_browser_shows_the_report_of_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([f"sweep={sweep}"])
-    path = Path(capsys.readouterr().out.strip())
-    assert path == sweep / "report.html"
-    assert path.read_text() == sweep_page(sweep, read_sweep(sweep))
-    assert "<b>ant</b>" not in path.read_text()
-    with opened(path, PHONE, dark=True) as found:
-        assert found.overflow == 0
-        assert found.page.locator("tbody tr").count() == 3 + 12
-        assert (found.requests, found.complaints) == ([], [])
+def test_folder_without_a_job_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(ConfigError, match="holds no job; sweeps are in runs/sweeps/<time>; runs need run="):
+        read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scores", "others", "text"),
+    [
+        ([5.0], [1.0], f"{NOT_TOLD} one seed is not enough."),
+        ([5.0, 6.0, 7.0], [1.0], f"{NOT_TOLD} one seed is not enough."),
+        ([5.0, 6.0], [1.0, 2.0], f"{NOT_TOLD} two seeds are not enough."),
+        (
+            [3.0, 4.0, 5.0, 6.0],
+            [1.0, 2.0, 3.5, 0.0],
+            f"{NOT_TOLD} the 95 % intervals overlap. This setting "
+            "returns more with a probability of 0.94 [0.75, 1.00].",
+        ),
+        (
+            [5.0, 6.0, 7.0],
+            [1.0, 2.0, 3.0],
+            "Better than the next setting, lr=b, with a probability of 1.00 [1.00, 1.00]. Intervals of fewer than 5 "
+            "seeds are too narrow.",
+        ),
+        (
+            [15.0, 16.0, 17.0, 18.0, 19.0],
+            [1.0, 2.0, 3.0, 4.0, 5.0],
+            "Better than the next setting, lr=b, with a probability of 1.00 [1.00, 1.00].",
+        ),
+        ([5.0, 6.0], [None], "No other setting has a return."),
+    ],
+)  # fmt: skip
+def test_best_setting_says_whether_the_seeds_tell_it_from_the_next(
+    scores: list[float], others: list[float | None], text: str
+) -> None:
+    assert how_sure([setting("a", *scores), setting("b", *others)], ["lr"]) == text
+
+
+def test_single_setting_and_settings_without_a_return_are_not_compared() -> None:
+    assert how_sure([setting("a", 1.0, 2.0)], []) == ""
+    assert how_sure([setting("a", None), setting("b", None)], ["lr"]) == ""
+
+
+HARD = [
+    "env=import", r"env.name=toys\:PointMass", "sweep=joblib", "network.policy_hidden_layer_sizes=[8,8]",
+    "env.kwargs={goal: \"it's\", mass: 0.5}", "++compile_cache=null", 'logging.wandb.name="läufe <b> $HOME"',
+    "seed=3",
+]  # fmt: skip
+
+
+def test_command_of_a_setting_parses_back_to_its_configuration() -> None:
+    best = Setting((), tuple(Job(str(seed), Path(), tuple(HARD), {}) for seed in range(2)))
+    words = shlex.split(best.command)
+    assert words[1:3] == ["-m", "rlstable.train"]
+    assert words[3:] == [word for word in HARD if word not in ("sweep=joblib", "seed=3")]
+    assert compose(words[3:]) == compose(HARD).model_copy(update={"seed": 0})
+
+
+def test_values_are_shown_without_the_backslashes_of_hydra() -> None:
+    job = Job("0", Path(), (r"env.name=toys\:PointMass", r"a='x\y'", "~fault", "+b=[1,2]"), {})
+    assert job.values == {"env.name": "toys:PointMass", "a": r"'x\y'", "b": "[1,2]"}
+
+
+def test_command_of_a_single_run_keeps_its_seed() -> None:
+    assert shlex.split(Setting((), (Job("0", Path(), ("env=ant", "seed=3"), {}),)).command)[3:] == ["env=ant", "seed=3"]

@@ -1,4 +1,4 @@
-"""Prints the summary of a sweep."""
+"""Prints the summary of a sweep: a table of its jobs, its best setting and the next commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlstable.config import ConfigError
 from rlstable.io.run_folder import read_result, return_of
+from rlstable.report.sweep import how_sure, interval, read_sweep, settings_of, split_keys
 from rlstable.supervise.stop_reasons import StopReason, command
 
 
@@ -26,7 +28,7 @@ class SweepSummary(Callback):
     exit_codes: ClassVar[list[int]] = []
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Prints the table."""
+        """Prints the table, the best setting, and the commands that train it and compare all settings."""
         sweep_dir = Path(config.hydra.sweep.dir)
         type(self).exit_codes.clear()
         table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=Text(f"sweep {sweep_dir}"))
@@ -48,8 +50,26 @@ class SweepSummary(Callback):
             table.add_row(*map(Text, (folder.name, overrides, *map(_cell, cells))))
         console = Console(width=None if sys.stdout.isatty() else 140)
         console.print(table)
-        last = f"compare them  {command('report', sweep_dir, 'sweep=')}"
-        console.print(last, highlight=False, markup=False, soft_wrap=True)
+        compare = f"compare them  {command('report', sweep_dir, 'sweep=')}"
+        for line in (*_best(sweep_dir), compare):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _best(sweep_dir: Path) -> list[str]:
+    """The lines about the best setting; none if there is only one setting or no return."""
+    try:
+        settings = settings_of(read_sweep(sweep_dir))
+    except ConfigError:  # no job has left a file
+        return []
+    varied, _ = split_keys(settings)
+    best = settings[0] if len(settings) > 1 else None
+    if best is None or best.iqm is None:
+        return []
+    found = f"{best.iqm.value:,.1f} {interval(best.iqm)}".strip()
+    return [
+        f"best setting  {best.label(varied)}: return {found}. {how_sure(settings, varied)}",
+        f"train it      {best.command}",
+    ]
 
 
 def _job_number(folder: Path) -> tuple[int, str]:

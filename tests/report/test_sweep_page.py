@@ -1,0 +1,223 @@
+"""The page of a sweep: best setting, curves, tables, links, odd names, and the page in a browser."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from browser import DESKTOP, PHONE, opened
+from sweep_folders import add_job, add_result, add_run
+
+from rlstable.io.run_folder import write_overrides
+from rlstable.report.__main__ import main
+from rlstable.report.sweep import read_sweep, settings_of
+from rlstable.report.sweep_page import sweep_page
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+TAGS = re.compile(r"<[^>]*>")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Two rates times two costs with three seeds; the last run is running."""
+    number = 0
+    for rate in ("1e-4", "1e-3"):
+        for cost in ("0", "0.1"):
+            for seed in range(3):
+                overrides = [f"ppo.learning_rate={rate}", f"ppo.entropy_cost={cost}", "env=ant", f"seed={seed}"]
+                best = (100.0 if rate == "1e-3" else 10.0) + (cost == "0") + 0.2 * seed
+                if number == 11:
+                    add_run(tmp_path / "11", {500: 3.0})
+                    write_overrides(tmp_path / "11", overrides)
+                else:
+                    add_job(tmp_path / str(number), overrides, best, "policy_diverged" if number == 10 else "completed")
+                number += 1
+    (tmp_path / "0" / "report.html").write_text("a page")
+    return tmp_path
+
+
+def page_of(sweep: Path) -> str:
+    return sweep_page(sweep, read_sweep(sweep))
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """Texts of the cells of the first table after a heading."""
+    table = page[page.index(f"<h2>{heading}</h2>") :].partition("</table>")[0]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
+    return [[html.unescape(TAGS.sub("", cell.replace("<br>", ", "))) for cell in row] for row in cells]
+
+
+def test_page_begins_with_the_best_setting_and_its_command(sweep: Path) -> None:
+    page = page_of(sweep)
+    best = page[page.index('<section class="card best">') : page.index("</section>")]
+    assert "ppo.learning_rate=1e-3 ppo.entropy_cost=0" in html.unescape(TAGS.sub("", best))
+    assert "Best return <strong>101.2</strong>, 95 % interval <strong>[101.0, 101.4]</strong>" in best
+    assert "one seed" not in best and "two seeds are not enough" in best  # the next setting has a running seed
+    assert "rlstable.train ppo.learning_rate=1e-3 ppo.entropy_cost=0 env=ant</pre>" in best
+    assert page.index("</section>") < page.index("<figcaption>Return")
+
+
+def test_settings_are_a_table_of_what_varies_best_first(sweep: Path) -> None:
+    head, *rows = rows_of(page_of(sweep), "Settings")
+    assert head == [
+        "ppo.learning_rate", "ppo.entropy_cost", "seeds", "best return", "95 % interval", "seeds and interval",
+        "better than next", "better than first", "stop reasons", "trips", "rollbacks",
+    ]  # fmt: skip
+    shown = [[*row[:5], *row[6:]] for row in rows]
+    assert shown == [
+        ["1e-3", "0", "3", "101.2", "[101.0, 101.4]", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]",
+         "completed 3", "0", "0"],
+        ["1e-3", "0.1", "3", "100.1", "[100.0, 100.2]", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]",
+         "completed 1, policy_diverged 1, not ended 1", "0", "0"],
+        ["1e-4 first", "0", "3", "11.2", "[11.0, 11.4]", "1.00 [1.00, 1.00]", "–", "completed 3", "0", "0"],
+        ["1e-4", "0.1", "3", "10.2", "[10.0, 10.4]", "–", "0.00 [0.00, 0.00]", "completed 3", "0", "0"],
+    ]  # fmt: skip
+
+
+def test_stop_reasons_have_the_colours_of_the_page_of_a_run(sweep: Path) -> None:
+    page = page_of(sweep)
+    for name, style in (("completed", "good"), ("policy_diverged", "bad"), ("not ended", "warn")):
+        assert re.search(rf'<span class="{style}" title="[^"]+">{name}</span> 1', page)
+
+
+def test_two_settings_are_compared_once(tmp_path: Path) -> None:
+    for number, rate in enumerate(("1", "2")):
+        add_job(tmp_path / str(number), [f"a={rate}"], float(number))
+    page = page_of(tmp_path)
+    assert "better than first" not in rows_of(page, "Settings")[0] and ">first<" not in page
+    assert "<h2>Values and returns</h2>" not in page  # one key varies
+    assert "one seed is not enough" in page and "without an interval" in page
+
+
+def test_equal_overrides_are_folded_and_parallel_coordinates_need_several_keys(sweep: Path) -> None:
+    page = page_of(sweep)
+    assert "<details><summary>1 override equal in all runs</summary>" in page
+    assert "<code>env</code></td><td><code>ant</code>" in page
+    assert page.index("<details>") < page.index("<h2>Values and returns</h2>") < page.index("<h2>Runs</h2>")
+
+
+def test_curves_have_one_colour_and_one_legend_entry_per_setting(sweep: Path) -> None:
+    page = page_of(sweep)
+    legend = page[page.index('<span class="legend') : page.index("</figcaption>")]
+    assert re.findall(r"key b(\d)", legend) == ["0", "1", "2", "3"]
+    assert "ppo.learning_rate=1e-3" in legend and "env=ant" not in legend and "seed=" not in legend
+    names = re.findall(r'data-name="([^"]*)"', page)
+    first = "ppo.learning_rate=1e-3 ppo.entropy_cost=0"
+    assert names[:2] == [first, "ppo.learning_rate=1e-3 ppo.entropy_cost=0.1"]
+    assert "ppo.learning_rate=1e-3 ppo.entropy_cost=0.1, some ended" in names
+    assert "band from the least to the greatest seed; dashed: a seed that has ended" in page
+
+
+def test_only_the_best_eight_of_many_settings_have_curves(tmp_path: Path) -> None:
+    for number in range(11):
+        add_job(tmp_path / str(number), [f"a={number}"], float(number))
+    page = page_of(tmp_path)
+    assert "the best 8 of 11 settings" in page
+    names = [f"a={number}" for number in range(10, 2, -1)]
+    assert re.findall(r'data-name="([^"]*)"', page) == names * 2, "one chart for wide windows, one for a phone"
+    assert len(rows_of(page, "Settings")) == 1 + 11
+
+
+def test_runs_link_to_their_page_or_their_folder(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    page = page_of(sweep)
+    assert '<a href="0/report.html">0</a>' in page and '<a href="1">1</a>' in page
+    head, *rows = rows_of(page, "Runs")
+    assert head == [
+        "run", "ppo.learning_rate", "ppo.entropy_cost", "seed", "stop reason", "steps", "last return", "best return",
+    ]  # fmt: skip
+    assert rows[10] == ["10", "1e-3", "0.1", "1", "policy_diverged", "1,000", "100.2", "100.2"]
+    assert rows[11] == ["11", "1e-3", "0.1", "2", "not ended", "500", "3.0", "3.0"]
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "pages" / "sweep.html"
+    main([f"sweep={sweep}", f"out={elsewhere}"])
+    (link,) = re.findall(r'href="([^"]*/0/report.html)"', elsewhere.read_text())
+    assert (elsewhere.parent / link).resolve() == (sweep / "0" / "report.html").resolve()
+
+
+def test_seed_links_to_the_page_of_all_seeds_if_it_has_none(tmp_path: Path) -> None:
+    for seed in range(2):
+        add_run(tmp_path / "0" / f"seed-{seed}", {1: 2.0})
+    own = {str(seed): {"stop_reason": "completed", "best_return": 1.0, "step": 1} for seed in range(2)}
+    add_result(tmp_path / "0", ["a=1", "seeds=2"], 1.0, seeds=own)
+    (tmp_path / "0" / "report.html").write_text("")
+    (tmp_path / "0" / "seed-1" / "report.html").write_text("")
+    links = re.findall(r'href="([^"]*)">([^<]*)<', page_of(tmp_path))
+    assert links == [("0/report.html", "0/seed-0"), ("0/seed-1/report.html", "0/seed-1")]
+
+
+def test_running_job_without_overrides_shows_its_configured_values(sweep: Path) -> None:
+    add_run(sweep / "12", {100: 7.0}, ppo={"learning_rate": 1e-3})
+    page = page_of(sweep)
+    assert rows_of(page, "Runs")[-1] == ["12", "0.001", "–", "–", "not ended", "100", "7.0", "7.0"]
+    assert "ant, 4 settings, 13 runs, 2 not ended" in page
+
+
+def test_odd_names_and_values_are_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / 'läufe [1] "<b>"'
+    for number, name in enumerate(("[a]#1", 'ü "q"', "50 %?")):
+        add_job(folder / name, [f"logging.wandb.name={EVIL}{number}", "env.kwargs={a: 'ü'}"], float(number))
+        (folder / name / "report.html").write_text("")
+    page = page_of(folder)
+    assert "<script>alert" not in page and "<img" not in page and "<b>" not in page
+    links = re.findall(r'href="([^"]*)"', page)
+    assert sorted(unquote(link) for link in links) == sorted(
+        f"{name}/report.html" for name in ("[a]#1", 'ü "q"', "50 %?")
+    )
+    assert not any(set(link) & set("#?\"'< ") for link in links)
+    best = html.unescape(page[page.index("<pre>") + len("<pre>") : page.index("</pre>")])
+    assert best == settings_of(read_sweep(folder))[0].command
+
+
+@pytest.mark.parametrize(
+    "result", [None, {"stop_reason": "error"}, {"stop_reason": "completed", "return": float("nan")}]
+)
+def test_page_of_a_sweep_without_a_return_says_so(result: dict | None, tmp_path: Path) -> None:
+    add_run(tmp_path / "0")
+    write_overrides(tmp_path / "0", ["a=1"])
+    if result is not None:
+        add_result(tmp_path / "0", ["a=1"], **result)
+    page = page_of(tmp_path)
+    assert "No run has ended with a return yet" in page and "nan" not in page
+    assert "<figcaption>Return" not in page
+    assert len(rows_of(page, "Settings")) == len(rows_of(page, "Runs")) == 2
+
+
+def test_best_setting_says_how_many_of_its_runs_do_not_count(tmp_path: Path) -> None:
+    for seed, best in enumerate((5.0, 6.0, None)):
+        add_result(tmp_path / str(seed), ["a=1", f"seed={seed}"], best, "completed" if best else "error")
+    page = page_of(tmp_path)
+    assert "Runs without a return do not count: 1 of 3." in page
+    assert "the only setting" in page and "interquartile mean over 2 seeds." in page
+
+
+@pytest.mark.parametrize(("size", "dark"), [(DESKTOP, True), (PHONE, False)])
+def test_browser_shows_the_page_of_a_sweep(
+    size: tuple[int, int], dark: bool, sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_job(sweep / "13", [f"network.policy_hidden_layer_sizes=[{'256,' * 30}256]", "seed=0"], 200.0)
+    main([f"sweep={sweep}"])
+    path = Path(capsys.readouterr().out.strip())
+    assert path == sweep / "report.html"
+    assert path.read_text() == page_of(sweep)
+    with opened(path, size, dark) as found:
+        assert found.overflow == 0
+        runs = found.page.locator("table").last
+        assert runs.locator("tbody tr").count() == 13
+        for table in found.page.locator(".scroll").all():
+            assert table.evaluate("card => card.getBoundingClientRect().right <= window.innerWidth")
+        if size == PHONE:  # the first column stays when a table is scrolled
+            card = found.page.locator(".pinned .card").first
+            card.evaluate("card => card.scrollLeft = 9999")
+            assert card.evaluate("card => card.scrollLeft > 0")
+            assert card.locator("td").first.bounding_box()["x"] < card.bounding_box()["x"] + 2
+        legend = found.page.locator(".settings .entry")
+        assert legend.count() == 5
+        assert legend.evaluate_all("all => all.every(one => one.getBoundingClientRect().right < window.innerWidth)")
+        found.page.locator("svg.chart:visible").hover(position={"x": 200, "y": 100})
+        assert "ppo.learning_rate=1e-3" in found.page.locator(".tip").inner_text()
+        assert (found.requests, found.complaints) == ([], [])
+        runs.locator("a").first.click()
+        found.page.wait_for_url((sweep / "0" / "report.html").as_uri())
+        assert found.page.content().count("a page") == 1
