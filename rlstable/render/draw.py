@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import imageio_ffmpeg
 import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -21,32 +20,45 @@ from rlstable.render.scene import poses
 from rlstable.render.shadow import SIZE, Shadow
 
 _FRAMES_PER_SECOND = 30
+_GIF_FRAMES_PER_SECOND = 10
 _SECONDS_PER_LINE = 3.0  # of progress
 # The colours of the page of episodes.
 _INK, _FAINT, _LINE, _BAD, _PANEL = (28, 36, 48), (92, 107, 125), (10, 108, 214), (200, 50, 31), (255, 255, 255, 190)
 
 
 def main(folder: Path) -> None:
-    """Draws the model and the episode in a folder, and writes `film.mp4` there."""
+    """Draws the model and the episode in a folder, and writes the film there."""
     model = mujoco.MjModel.from_binary_path(str(folder / "model.mjb"))
-    with np.load(folder / "episode.npz") as episode:
-        size = tuple(int(side) for side in episode["size"])
-        writer = imageio_ffmpeg.write_frames(
-            str(folder / "film.mp4"),
-            size,
-            fps=_FRAMES_PER_SECOND,
-            macro_block_size=2,
-            quality=8,
-            ffmpeg_log_level="error",
-        )
-        _encode(writer.send, None)
-        shown = time.monotonic()
-        for number, frame in enumerate(frames(model, dict(episode), *size), 1):
-            _encode(writer.send, np.ascontiguousarray(frame))
-            if time.monotonic() - shown > _SECONDS_PER_LINE:
-                shown = time.monotonic()
-                print(f"{number / _FRAMES_PER_SECOND:.1f} s of film", flush=True)
-        _encode(writer.close)
+    with np.load(folder / "episode.npz") as saved:
+        episode = dict(saved)
+    (width, height), path = map(int, episode["size"]), folder / str(episode["film"])
+    if path.suffix == ".gif":
+        _write_gif(path, frames(model, episode, width, height, _GIF_FRAMES_PER_SECOND))
+    else:
+        _write_mp4(path, frames(model, episode, width, height), (width, height))
+
+
+def _write_mp4(path: Path, pictures: Iterator[np.ndarray], size: tuple[int, int]) -> None:
+    import imageio_ffmpeg
+
+    writer = imageio_ffmpeg.write_frames(
+        str(path), size, fps=_FRAMES_PER_SECOND, macro_block_size=2, quality=8, ffmpeg_log_level="error"
+    )
+    _encode(writer.send, None)
+    shown = time.monotonic()
+    for number, frame in enumerate(pictures, 1):
+        _encode(writer.send, np.ascontiguousarray(frame))
+        if time.monotonic() - shown > _SECONDS_PER_LINE:
+            shown = time.monotonic()
+            print(f"{number / _FRAMES_PER_SECOND:.1f} s of film", flush=True)
+    _encode(writer.close)
+
+
+def _write_gif(path: Path, pictures: Iterator[np.ndarray]) -> None:
+    os.nice(10)  # a training run draws it, and comes first
+    first = Image.fromarray(next(pictures)).quantize(128)
+    rest = (Image.fromarray(frame).quantize(palette=first, dither=Image.Dither.NONE) for frame in pictures)
+    first.save(path, save_all=True, append_images=rest, duration=1000 // _GIF_FRAMES_PER_SECOND, loop=0)
 
 
 def _encode(step: Callable[..., Any], *args: Any) -> None:
@@ -58,21 +70,31 @@ def _encode(step: Callable[..., Any], *args: Any) -> None:
         sys.exit(os.EX_IOERR)
 
 
-def frames(model: Any, episode: dict[str, Any], width: int, height: int) -> Iterator[np.ndarray]:
-    """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second."""
+def frames(
+    model: Any, episode: dict[str, Any], width: int, height: int, rate: int = _FRAMES_PER_SECOND
+) -> Iterator[np.ndarray]:
+    """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second.
+
+    Args:
+        model: The simulated `mujoco.MjModel`.
+        episode: Arrays and values that `film.write_film` saves.
+        width: Width in pixels.
+        height: Height in pixels.
+        rate: Frames per second.
+    """
     rewards, seconds = episode["rewards"], float(episode["seconds"])
     bodies = poses(model, episode["positions"])
     framing = frame_episode(model, bodies, seconds)
     film = film_model(model, framing.floor, framing.size)
-    count = int(np.ceil((len(bodies) - 1) * seconds * _FRAMES_PER_SECOND)) + 1
-    steps = np.minimum((np.arange(count) / _FRAMES_PER_SECOND / seconds).astype(int), len(bodies) - 1)
+    count = int(np.ceil((len(bodies) - 1) * seconds * rate)) + 1
+    steps = np.minimum((np.arange(count) / rate / seconds).astype(int), len(bodies) - 1)
     overlay = Overlay(str(episode["title"]), rewards, seconds, bool(episode["aborted"]), width, height)
     with contextlib.closing(Painter(film, framing, width, height)) as painter:
         frame = np.zeros((height, width, 3), np.uint8)
         for step in [*steps, len(bodies) - 1]:
             frame = overlay.draw(painter.paint(bodies[step], framing.targets[step]), int(step))
             yield frame
-        for _ in range(_FRAMES_PER_SECOND):
+        for _ in range(rate):
             yield frame
 
 

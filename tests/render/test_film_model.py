@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+from pathlib import Path
 
 import mujoco
 import numpy as np
 import pytest
 
+from rlstable.render.film import write_film
 from rlstable.render.film_model import SUN, film_model
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
+from rlstable.render.recording import RecordedEpisodes, Recording
 from rlstable.render.scene import Floor, floor_of, followed_body, is_floor, poses
 from rlstable.render.shadow import SIZE, Shadow
 
@@ -200,3 +205,27 @@ def test_every_kind_of_geom_has_a_shadow_where_it_is(kind: str) -> None:
     rows, columns = np.nonzero(picture > picture.max() / 2)
     assert rows.mean() == pytest.approx(SIZE / 2, abs=2) and columns.mean() == pytest.approx(SIZE / 2, abs=2)
     assert 0.5 < np.ptp(columns) / (SIZE / 2) < 0.85
+
+
+@pytest.mark.skipif(
+    shutil.which("ldconfig") is None or "libOSMesa" not in os.popen("ldconfig -p").read(), reason="no libosmesa6 here"
+)
+def test_film_shows_every_shadow_on_the_light_floor_beneath_its_geom(tmp_path: Path) -> None:
+    from PIL import Image
+
+    geoms = '<geom type="box" size="0.1 0.1 0.1"/><geom size="0.1" pos="0.6 1 0"/>'
+    plane = '<geom type="plane" size="1 1 1"/>'
+    text = f'<mujoco><worldbody>{plane}<body pos="0 0 0.4"><freejoint/>{geoms}</body></worldbody></mujoco>'
+    model = model_of(text)
+    positions = np.tile([0, 0, 0.4, 1, 0, 0, 0], (3, 1))
+    recorded = RecordedEpisodes("ball", model, 0.1, ())
+    path = tmp_path / "film.gif"
+    write_film(recorded, Recording("one", positions, np.ones(2), aborted=False), path, 320, 240)
+    framing = frame_episode(model, poses(model, positions), 0.1)
+    below = np.array([0.6, 1, 0.4]) - SUN / SUN[2] * 0.4  # on the floor, along the sun's rays
+    points = np.array([[below, below - [0.4, 0, 0], below - [0, 1, 0]]])  # the last one: below the box's place in y
+    places = in_picture(model, framing, points, 4 / 3)[0]
+    picture = np.asarray(Image.open(path).convert("L"), int)
+    shadow, *lit = (picture[round(120 * (1 - y)), round(160 * (1 + x))] for x, y in places)
+    assert shadow < 190 and min(lit) > 200
+    assert Image.open(path).size == (320, 240)
