@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -90,11 +91,12 @@ class Recordings:
 class FilmQueue:
     """Draws a film of a recording for the services, in their thread.
 
-    While a film is drawn, no other one is queued, so that the rows of the services do not wait for many films.
+    Beside the film that is drawn, only one other waits, so that the rows of the services do not wait for many films.
     """
 
     def __init__(self) -> None:
-        self._busy = self._failed = False
+        self._room = threading.Semaphore(2)
+        self._failed = False
 
     def draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path, step: int) -> None:
         """Queues a film.
@@ -105,14 +107,13 @@ class FilmQueue:
             path: The file to write.
             step: Step of the film in the services.
         """
-        if not (self._busy or self._failed):
-            self._busy = True
+        if not self._failed and self._room.acquire(blocking=False):
             run.log.logbook.film(step, functools.partial(self._draw, run, recorded, path))
 
     def _draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> Path | None:
         """The file of a film; None if there is none."""
         try:
-            if run.log.logbook.foreign or not run.run_dir.is_dir():
+            if self._failed or run.log.logbook.foreign or not run.run_dir.is_dir():
                 return None
             path.parent.mkdir(exist_ok=True)
             write_film(recorded, recorded.recordings[0], path, _WIDTH, _HEIGHT)
@@ -123,7 +124,7 @@ class FilmQueue:
         else:
             return path
         finally:
-            self._busy = False
+            self._room.release()
 
 
 def _one_line(error: Exception) -> str:
