@@ -22,7 +22,7 @@ from rlstable.runner import loop, setup_cache
 from rlstable.runner.setup import TrainingSetup
 
 # Sections that do not change any program. The seed and the numbers of a fault are data of the training state.
-_OF_THE_HOST = ("checkpoint", "logging", "resume", "seed", "seeds", "supervise")
+_OF_THE_HOST = ("checkpoint", "logging", "render", "resume", "seed", "seeds", "supervise")
 _DATA_OF_A_FAULT = ("value", "probability", "start", "iterations", "seed")
 
 _programs: dict[Any, Future[Any]] = {}

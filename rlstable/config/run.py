@@ -172,6 +172,13 @@ class CheckpointConfig(Section, at="checkpoint"):
     asynchronous: Flag
 
 
+class RenderConfig(Section, at="render"):
+    """Recordings of the current policy while it trains."""
+
+    every: CountOrZero
+    seconds: Positive
+
+
 class Config(Section, at=""):
     """The whole configuration of a run."""
 
@@ -183,6 +190,7 @@ class Config(Section, at=""):
     eval: EvalConfig
     logging: LoggingConfig
     checkpoint: CheckpointConfig
+    render: RenderConfig
     fault: FaultConfig
     supervise: SuperviseConfig
     total_steps: Total
@@ -230,6 +238,12 @@ class Config(Section, at=""):
         if self.env.source == "object" and (self.eval.env_kwargs is not None or self.eval.randomize):
             raise KeyedError(
                 "eval.env_kwargs", "must be null and eval.randomize false: an environment object cannot be changed"
+            )
+        if self.render.every > self.eval.num_evals:
+            raise KeyedError(
+                "render.every",
+                f"{self.render.every} is more than eval.num_evals={self.eval.num_evals}, so nothing would be recorded; "
+                f"set eval.num_evals to {self.render.every} or more, or render.every=0",
             )
         if self.network.use_distributional_critic and self.ppo.clipping_epsilon_value is None:
             raise KeyedError(

@@ -96,6 +96,26 @@ class Logbook:
             self._show(step, kind, fields)
             self._write(step, kind, fields)
 
+    def run_after_rows(self, call: Callable[[], None]) -> None:
+        """Runs a short call that does not raise in the thread of the record; `wait` waits for it."""
+        if self._record is not None:
+            self._record.submit(call)
+
+    @property
+    def shows_films(self) -> bool:
+        """Whether a service shows films."""
+        return self._tensorboard is not None or self._wandb is not None
+
+    def film(self, step: int, draw: Callable[[], Path | None]) -> None:
+        """Draws a film in the thread of the services, and passes it to those that show films.
+
+        Args:
+            step: Step of the film.
+            draw: Draws the film without raising; returns its GIF file, or None without a film.
+        """
+        if self._services is not None:
+            self._services.film(step, draw)
+
     def wait(self) -> None:
         """Waits until the record is complete."""
         if self._record is not None:
@@ -179,6 +199,18 @@ class _BackgroundSinks:
         # A copy, because the caller may change the fields afterwards.
         self._writer.submit(self._event, step, kind, _copy(fields))
         return True
+
+    def film(self, step: int, draw: Callable[[], Path | None]) -> None:
+        def show() -> None:
+            if (path := draw()) is not None:
+                self._sinks.film(step, path)
+
+        self.submit(show)
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Runs a call in the writing thread."""
+        if not self._closed:
+            self._writer.submit(call)
 
     def wait(self) -> None:
         if not self._closed:

@@ -74,6 +74,12 @@ class Sinks:
             ]
         )
 
+    def film(self, step: int, path: Path) -> None:
+        """Passes a film, a GIF file, to every sink that shows films."""
+        for sink in list(self._sinks):
+            if isinstance(sink, TensorBoard | Wandb):
+                self._try(sink, step, lambda sink=sink: sink.film(step, path))  # type: ignore[misc]
+
     def close(self) -> None:
         """Closes every sink; may be called again."""
         sinks, self._sinks = self._sinks, []
@@ -154,6 +160,16 @@ class TensorBoard:
         """Writes an event as text under `events/<kind>`."""
         self._writer.add_text(f"events/{kind}", json.dumps(to_json(fields)), int(step))
 
+    def film(self, step: int, path: Path) -> None:
+        """Writes a film, a GIF file, among the images under `episode`."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        data = path.read_bytes()
+        width, height = (int.from_bytes(data[place : place + 2], "little") for place in (6, 8))
+        image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=data)
+        summary = Summary(value=[Summary.Value(tag="episode", image=image)])
+        self._writer._get_file_writer().add_summary(summary, int(step))
+
     def restore(self) -> None:
         """Starts a new file after the folder was deleted."""
         self._writer.close()
@@ -214,6 +230,12 @@ class Wandb:
         del fields
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self._send(step, {f"events/{kind}": self._counts[kind]})
+
+    def film(self, step: int, path: Path) -> None:
+        """Sends a film, a GIF file, as the video `episode`."""
+        import wandb
+
+        self._send(step, {"episode": wandb.Video(str(path), format="gif")})
 
     def close(self) -> None:
         """Ends the W&B run; may be called again."""

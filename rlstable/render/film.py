@@ -39,7 +39,7 @@ def write_film(
     height: int,
     show: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Draws an episode and writes it as mp4, in real time.
+    """Draws an episode and writes it as a film in real time: mp4, or a GIF with fewer frames if the file is a `.gif`.
 
     Args:
         recorded: Model and title of the episodes.
@@ -52,7 +52,7 @@ def write_film(
     Raises:
         ConfigError: OpenGL or ffmpeg is missing or does not work.
     """
-    require_ffmpeg()
+    require_packages("PIL") if path.suffix == ".gif" else require_ffmpeg()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
@@ -64,9 +64,10 @@ def write_film(
             aborted=recording.aborted,
             title=f"{recorded.title}, {recording.name}",
             size=(width, height),
+            film=f"film{path.suffix}",
         )
         _draw(folder, show)
-        write_atomically(path, (folder / "film.mp4").read_bytes())
+        write_atomically(path, (folder / f"film{path.suffix}").read_bytes())
 
 
 def require_ffmpeg() -> None:
@@ -75,12 +76,7 @@ def require_ffmpeg() -> None:
     Raises:
         ConfigError: ffmpeg or a Python package is not installed.
     """
-    for package in ("imageio_ffmpeg", "PIL"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"format: mp4 needs {package}, which is not installed; pip install 'rlstable[render]', or choose "
-                "format=html"
-            )
+    require_packages("imageio_ffmpeg", "PIL")
     import imageio_ffmpeg
 
     try:
@@ -90,6 +86,23 @@ def require_ffmpeg() -> None:
             "format: mp4 needs ffmpeg, and imageio-ffmpeg has none for this machine; apt-get install ffmpeg, or choose "
             "format=html"
         ) from error
+
+
+def require_packages(*packages: str) -> None:
+    """Checks that Python packages of the extra `render` are installed.
+
+    Args:
+        packages: Names of the packages.
+
+    Raises:
+        ConfigError: One of them is not installed.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"format: a film needs {package}, which is not installed; pip install 'rlstable[render]', or choose "
+                "format=html"
+            )
 
 
 def _draw(folder: Path, show: Callable[[str], None]) -> None:

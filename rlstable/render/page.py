@@ -12,26 +12,31 @@ from typing import Any
 import numpy as np
 
 from rlstable.io.page_data import embedded
+from rlstable.render.framing import Framing, frame_episode
 from rlstable.render.recording import RecordedEpisodes, Recording
-from rlstable.render.scene import Mesh, Part, Scene, make_scene, poses
+from rlstable.render.scene import Mesh, Part, followed_body, make_scene, poses
 
 _DIGITS = 5  # of a reward; the page only displays rewards
 
 
 def page(recorded: RecordedEpisodes) -> str:
     """The page of episodes, as HTML."""
-    scene = make_scene(recorded.model)
+    scene, model = make_scene(recorded.model), recorded.model
+    moved = [poses(model, recording.positions) for recording in recorded.recordings]
+    framings = [frame_episode(model, bodies, recorded.seconds) for bodies in moved]
+    widest = max(framings, key=lambda framing: framing.size)
     data = {
         "title": recorded.title,
         "seconds": recorded.seconds,
-        "bodies": int(recorded.model.nbody),
+        "bodies": int(model.nbody),
         "meshes": [_mesh(mesh) for mesh in scene.meshes],
         "parts": [_part(part) for part in scene.parts],
-        "centre": scene.centre.tolist(),
-        "extent": scene.extent,
-        "followed": scene.followed,
-        "floor": _floor(scene),
-        "episodes": [_episode(recorded.model, recording) for recording in recorded.recordings],
+        "follows": followed_body(model) is not None,
+        "azimuth": widest.azimuth,
+        "elevation": widest.elevation,
+        "half": widest.half.tolist(),
+        "floor": widest.floor._asdict(),
+        "episodes": [_episode(*one) for one in zip(recorded.recordings, moved, framings, strict=True)],
     }
     return _template().substitute(title=html.escape(recorded.title), data=embedded(data))
 
@@ -41,20 +46,13 @@ def _template() -> string.Template:
     return string.Template(Path(__file__).with_name("viewer.html").read_text(encoding="utf-8"))
 
 
-def _floor(scene: Scene) -> float | None:
-    """Height of the floor that receives shadows, in metres; None without a fixed, level floor."""
-    heights = [
-        part.position[2] for part in scene.parts if part.checkered and part.body == 0 and abs(part.turn[0]) > 0.999
-    ]
-    return float(heights[0]) if heights else None
-
-
-def _episode(model: Any, recording: Recording) -> dict[str, Any]:
+def _episode(recording: Recording, bodies: np.ndarray, framing: Framing) -> dict[str, Any]:
     return {
         "name": recording.name,
         "aborted": recording.aborted,
         "rewards": [float(f"{reward:.{_DIGITS}g}") for reward in recording.rewards],
-        "poses": _text(poses(model, recording.positions)),
+        "poses": _text(bodies),
+        "targets": _text(framing.targets.astype(np.float32)),
     }
 
 

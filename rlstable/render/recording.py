@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -9,14 +10,19 @@ import jax
 import numpy as np
 
 from rlstable.compilation.ffi import interruptible
-from rlstable.config import ConfigError
+from rlstable.compilation.programs import Programs
+from rlstable.compilation.xla import Compiling
+from rlstable.config import Config, ConfigError
 from rlstable.device.precision import level
+from rlstable.device.trees import Params
 from rlstable.envs.episodes import Episodes, watch_episodes
 from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.env import physics
 from rlstable.policy.environment import load_policy_environment
 from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
 from rlstable.policy.saved_run import SavedRun
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.normalizer import Statistics
 from rlstable.supervise.memory_plan import is_out_of_memory
 
 
@@ -71,6 +77,83 @@ class RecordedEpisodes:
     recordings: tuple[Recording, ...]
 
 
+class EpisodeRecorder:
+    """Plays and records episodes of policies; JAX compiles the program once.
+
+    Args:
+        config: The whole configuration: the episodes' length, `eval.deterministic` and the precision.
+        networks: Networks of the policies.
+        env: One environment with Brax's Env interface.
+        backend: Physics backend, for the title; None if the environment offers no choice.
+        episodes: Number of episodes to play.
+        compiling: Context manager that shows the user what is compiling.
+
+    Raises:
+        ConfigError: The environment has no MuJoCo model to draw.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        networks: Networks,
+        env: Any,
+        backend: str | None,
+        episodes: int,
+        compiling: Compiling = lambda name: contextlib.nullcontext(),
+    ):
+        name, model = config.env.name, model_of(env)
+        if model is None:
+            raise ConfigError(f"run: {name} has no MuJoCo model to draw; choose a run with a MuJoCo environment")
+        self._model, self._name = model, name
+        self._action_repeat, self._compiling = config.env.action_repeat, compiling
+        self._seconds = seconds_per_step(env, model) * config.env.action_repeat
+        self._title = name if backend is None else f"{name}, {backend}"
+        self._precision = level(config.precision)
+        self._programs = Programs(self._precision)
+        self._compiled: Any = None
+        vector = evaluation_env(config, env)
+
+        def play(params: Any, statistics: Any, key: jax.Array) -> tuple[Episodes, Any]:
+            key_policy, key_resets = jax.random.split(key)
+            with self._precision.narrow():
+                policy = make_policy(config, networks, params, statistics)
+                return watch_episodes(vector, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
+
+        self._play = jax.jit(play)
+
+    def prepare(self, params: Params, statistics: Statistics, key: jax.Array) -> None:
+        """Compiles the program of `record`, for arguments like these."""
+        if self._compiled is None:
+            with self._compiling("recording"):
+                args = params, statistics, key
+                self._compiled = self._programs.build("recording", self._play, lambda: args).result()
+
+    def record(self, params: Params, statistics: Statistics, key: jax.Array, step: int) -> RecordedEpisodes:
+        """Plays episodes and records the best, the median and the worst of them.
+
+        Args:
+            params: Network parameters.
+            statistics: Observation statistics.
+            key: Random key of the first states and the action samples.
+            step: Environment steps of training, for the title.
+
+        Raises:
+            ConfigError: The environment's positions are not those of its MuJoCo model.
+        """
+        self.prepare(params, statistics, key)
+        with self._precision.compiled(), interruptible():
+            result, (positions, rewards) = jax.device_get(self._compiled(params, statistics, key))
+        if positions.shape[-1] != self._model.nq:
+            raise ConfigError(
+                f"run: {self._name} has {positions.shape[-1]} positions and its MuJoCo model {self._model.nq}"
+            )
+        recordings = tuple(
+            _recording(label, index, result, positions, rewards, self._action_repeat)
+            for label, index in best_median_worst(result).items()
+        )
+        return RecordedEpisodes(f"{self._title}, step {step:,}", self._model, self._seconds, recordings)
+
+
 def record(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
 ) -> RecordedEpisodes:
@@ -90,37 +173,15 @@ def record(
             not enough memory.
     """
     loaded = load_policy_environment(run, episodes, deterministic, backend)
-    config, name = loaded.config, loaded.config.env.name
-    model = model_of(loaded.env)
-    if model is None:
-        raise ConfigError(f"run: {name} has no MuJoCo model to draw; choose a run with a MuJoCo environment")
-    env, precision = evaluation_env(config, loaded.env), level(config.precision)
-
-    def play(params: Any, statistics: Any, key: jax.Array) -> tuple[Episodes, Any]:
-        key_policy, key_resets = jax.random.split(key)
-        with precision.narrow():
-            policy = make_policy(config, run.policy.networks, params, statistics)
-            return watch_episodes(env, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
-
+    recorder = EpisodeRecorder(loaded.config, run.policy.networks, loaded.env, loaded.backend, episodes)
     try:
-        with precision.compiled(), interruptible():
-            played = jax.jit(play)(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))
-            result, (positions, rewards) = jax.device_get(played)
+        return recorder.record(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed), run.step)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
         raise ConfigError(
             f"episodes: the device has not enough memory to record {episodes:,} episodes; choose fewer"
         ) from error
-    if positions.shape[-1] != model.nq:
-        raise ConfigError(f"run: {name} has {positions.shape[-1]} positions and its MuJoCo model {model.nq}")
-    recordings = tuple(
-        _recording(label, index, result, positions, rewards, config.env.action_repeat)
-        for label, index in best_median_worst(result).items()
-    )
-    physics_name = "" if loaded.backend is None else f", {loaded.backend}"
-    title = f"{name}{physics_name}, step {run.step:,}"
-    return RecordedEpisodes(title, model, _seconds(loaded.env, model) * config.env.action_repeat, recordings)
 
 
 def best_median_worst(episodes: Episodes) -> dict[str, int]:
@@ -151,6 +212,6 @@ def _recording(
     )
 
 
-def _seconds(env: Any, model: Any) -> float:
+def seconds_per_step(env: Any, model: Any) -> float:
     """Simulated time per environment step."""
     return float(getattr(env, "dt", model.opt.timestep))

@@ -10,7 +10,8 @@ import mujoco
 import numpy as np
 
 _AROUND, _ALONG = 32, 16  # facets of round shapes
-_INFINITE_FLOOR = 100.0  # metres to each side that are drawn of an infinite floor
+_INFINITE_PLANE = 100.0  # metres to each side that are drawn of an infinite plane
+UNBOUNDED = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)  # kinds of geoms that are ground
 _GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 by default
 
 
@@ -38,7 +39,7 @@ class Part(NamedTuple):
         turn: Rotation in the body's frame, a unit quaternion, `[4]`.
         scale: Scale of the mesh along its axes, `[3]`.
         colour: Red, green, blue and opacity, `[4]`.
-        checkered: Whether the part is a floor, drawn with a checkered pattern.
+        checkered: Whether the part is a plane, drawn with a checkered pattern.
     """
 
     mesh: int
@@ -50,31 +51,37 @@ class Part(NamedTuple):
     checkered: bool
 
 
+class Floor(NamedTuple):
+    """The floor that is drawn, without an end.
+
+    Attributes:
+        height: Height, metres.
+        cell: Side of a cell of its grid, metres.
+    """
+
+    height: float
+    cell: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Scene:
     """Geometry of a scene.
 
     Attributes:
         meshes: Meshes of all parts.
-        parts: Meshes with body, pose and colour.
-        centre: Centre of the model, `[3]`, metres.
-        extent: Size of the model, metres.
-        followed: Number of the body that the camera follows; None if the model does not travel.
+        parts: Meshes with body, pose and colour, without the floors that `floor_of` replaces.
     """
 
     meshes: tuple[Mesh, ...]
     parts: tuple[Part, ...]
-    centre: np.ndarray
-    extent: float
-    followed: int | None
 
 
 def make_scene(model: Any) -> Scene:
     """The scene of a `mujoco.MjModel`, without sites, tendons and textures."""
     builder = _Builder(model)
-    parts = tuple(part for geom in range(model.ngeom) for part in builder.parts_of(geom))
-    centre, extent = np.array(model.stat.center), float(model.stat.extent)
-    return Scene(tuple(builder.meshes), parts, centre, extent, followed_body(model))
+    geoms = [(geom, colour) for geom, colour in visible_geoms(model) if not is_floor(model, geom)]
+    parts = tuple(part for geom, colour in geoms for part in builder.parts_of(geom, colour))
+    return Scene(tuple(builder.meshes), parts)
 
 
 def poses(model: Any, positions: np.ndarray) -> np.ndarray:
@@ -93,12 +100,51 @@ def poses(model: Any, positions: np.ndarray) -> np.ndarray:
     return result
 
 
+def visible_geoms(model: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Number and colour `[4]` of every geom that is drawn."""
+    for geom in range(model.ngeom):
+        colour = _colour(model, geom)
+        if model.geom_group[geom] < _GROUPS_SHOWN and colour[3] > 0:
+            yield geom, colour
+
+
+def kind_of(model: Any, geom: int) -> Any:
+    """The `mujoco.mjtGeom` of a geom."""
+    return mujoco.mjtGeom(model.geom_type[geom])
+
+
+def is_floor(model: Any, geom: int) -> bool:
+    """Whether a geom is a level plane of the world, which `floor_of` replaces."""
+    level = abs(model.geom_quat[geom][0]) > 0.999
+    return bool(model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE and model.geom_bodyid[geom] == 0 and level)
+
+
+def floor_of(model: Any, low: float, size: float) -> Floor:
+    """The highest floor of a model, or a floor below a scene without one.
+
+    Args:
+        model: A `mujoco.MjModel`.
+        low: Height of the lowest point of the robot, metres.
+        size: Size of the robot, metres; the cells of the grid are somewhat smaller.
+    """
+    heights = [float(model.geom_pos[geom, 2]) for geom, _ in visible_geoms(model) if is_floor(model, geom)]
+    power = 10.0 ** np.floor(np.log10(0.8 * size))
+    cell = max(step * power for step in (1, 2, 5) if step * power <= 0.8 * size)
+    return Floor(max(heights, default=low - 0.2 * size), float(cell))
+
+
 def followed_body(model: Any) -> int | None:
-    """The body that travels: the first with a free joint or two slide joints; None without such a body."""
+    """The robot that travels: the first body with a free joint or two slide joints; None without such a body.
+
+    A body without a motor, such as an object that a fixed robot pushes, is not followed.
+    """
+    in_joints = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
+    driven = {int(model.body_rootid[model.jnt_bodyid[joint]]) for joint in model.actuator_trnid[in_joints, 0]}
     for body in range(1, model.nbody):
         first, count = model.body_jntadr[body], model.body_jntnum[body]
         kinds = model.jnt_type[first : first + count].tolist()
-        if mujoco.mjtJoint.mjJNT_FREE in kinds or kinds.count(mujoco.mjtJoint.mjJNT_SLIDE) >= 2:
+        travels = mujoco.mjtJoint.mjJNT_FREE in kinds or kinds.count(mujoco.mjtJoint.mjJNT_SLIDE) >= 2
+        if travels and (not driven or int(model.body_rootid[body]) in driven):
             return body
     return None
 
@@ -111,17 +157,15 @@ class _Builder:
         self._model = model
         self._numbers: dict[Any, int] = {}
 
-    def parts_of(self, geom: int) -> Iterator[Part]:
-        """The parts of a geom; none if the geom is invisible."""
+    def parts_of(self, geom: int, colour: np.ndarray) -> Iterator[Part]:
+        """The parts of a geom."""
         model, kinds = self._model, mujoco.mjtGeom
-        kind, colour = model.geom_type[geom], _colour(model, geom)
-        if model.geom_group[geom] >= _GROUPS_SHOWN or colour[3] == 0:
-            return
+        kind = model.geom_type[geom]
         size = np.array(model.geom_size[geom])
         shapes: list[tuple[Any, np.ndarray, np.ndarray]] = []  # key of the mesh, scale, shift along the geom's axis
         no_shift = np.zeros(3)
         if kind == kinds.mjGEOM_PLANE:
-            half = np.where(size[:2] > 0, size[:2], _INFINITE_FLOOR)
+            half = np.where(size[:2] > 0, size[:2], _INFINITE_PLANE)
             shapes.append(("plane", np.array([*half, 1.0]), no_shift))
         elif kind == kinds.mjGEOM_BOX:
             shapes.append(("box", size, no_shift))
@@ -142,8 +186,8 @@ class _Builder:
         turn = np.array(model.geom_quat[geom])
         for key, scale, shift in shapes:
             position = model.geom_pos[geom] + _rotated(turn, shift)
-            floor = kind == kinds.mjGEOM_PLANE
-            yield Part(self._mesh(key), int(model.geom_bodyid[geom]), position, turn, scale, colour, floor)
+            plane = kind == kinds.mjGEOM_PLANE
+            yield Part(self._mesh(key), int(model.geom_bodyid[geom]), position, turn, scale, colour, plane)
 
     def _mesh(self, key: Any) -> int:
         if key not in self._numbers:

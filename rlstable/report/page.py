@@ -14,6 +14,7 @@ from rlstable.io.run_folder import return_of
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.changes import changed_settings
 from rlstable.report.ending import coloured_ending
+from rlstable.report.episodes import episodes
 from rlstable.report.markup import document, duration, number, swatch, table, text
 from rlstable.report.panels import CONTROLS, PANELS, curves, figure
 from rlstable.report.run_record import RunRecord, differences
@@ -43,6 +44,7 @@ def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
     parts.append(changed_settings(records))
     if len(records) > 1:
         parts.append(_over_seeds(records) if of_seeds else _differences(records))
+    parts.append(episodes(records))
     parts.append(curves(records, of_seeds))
     parts.append(_timelines(records))
     parts.append(_incidents(records))

@@ -12,7 +12,7 @@ from rlstable.config.schema import Section
 from rlstable.io.run_folder import read_settings, seed_folders
 
 # Settings that do not change training: where the run starts, logs and caches programs.
-_NO_TRAINING = frozenset({"resume", "seeds", "logging", "compile_cache"})
+_NO_TRAINING = frozenset({"resume", "seeds", "logging", "render", "compile_cache"})
 
 
 class SettingChange(NamedTuple):

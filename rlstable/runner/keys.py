@@ -41,6 +41,11 @@ class SeedKeys:
         """For the comparison of the best policy with the present one after this iteration and attempt."""
         return jax.random.fold_in(self.between(4), self._host.attempts.count)
 
+    @property
+    def recording(self) -> jax.Array:
+        """For the episode that is recorded after this iteration."""
+        return self.between(5)
+
     def between(self, purpose: int) -> jax.Array:
         """For a draw between two iterations; each purpose has a number."""
         key = jax.random.fold_in(self.rollback, self._host.iteration)

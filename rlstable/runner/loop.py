@@ -28,6 +28,7 @@ from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.evaluation import compare_with_best, evaluate
 from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
 from rlstable.runner.header import header
+from rlstable.runner.recordings import Recordings
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun, mesh_of
@@ -83,6 +84,7 @@ class TrainingLoop:
         self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
         self._stop_request = StopRequest(self._console, self._save_and_end, signals, config.supervise.max_wall_time)
         self._slots = Slots(config.each_seed)
+        self._recordings = Recordings()
         self._last_seconds = 0.0
         self._advice: str | None = None
         self.seeds: dict[int, SeedRun] = {}
@@ -127,6 +129,7 @@ class TrainingLoop:
         if any(run.schedule.evaluates_next for run in training.values()):
             # Compile before the iteration: a signal during compilation saves the present state.
             self._evaluator.prepare(list(self._slots.policies(training).values()))
+            self._recordings.prepare(training.values())
         started = time.perf_counter()
         number = max(run.host.iteration for run in training.values()) + 1
         try:
@@ -207,6 +210,7 @@ class TrainingLoop:
         if self.config.seeds == 1:
             self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
         evaluations = evaluate(self._evaluator, self._slots, training, due, self._console) if due else {}
+        self._recordings.record(training[seed] for seed in evaluations)
         suspects = [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))]
         if suspects:
             compare_with_best(self._evaluator, self._slots, training, suspects, self._console)

@@ -36,6 +36,19 @@ class Schedule:
         step = self.host.step
         return self._crossed(step, step + self.config.env_steps_per_iteration, self.config.eval.num_evals)
 
+    def records(self, before: int) -> bool:
+        """Whether an evaluation after this iteration is one whose policy is recorded.
+
+        Args:
+            before: Environment steps before this iteration.
+        """
+        return self._records(before, self.host.step)
+
+    @property
+    def records_next(self) -> bool:
+        """Whether a recording is due after the next iteration, if its state is good."""
+        return self._records(self.host.step, self.host.step + self.config.env_steps_per_iteration)
+
     def resets(self, before: int) -> bool:
         """Whether Brax's `num_resets_per_eval` asks for a reset of every environment.
 
@@ -56,7 +69,11 @@ class Schedule:
         """Whether a row is due after this iteration, with or without an evaluation."""
         return self.host.iteration % self.config.logging.log_every == 0
 
-    def _crossed(self, before: int, after: int, times: int) -> bool:
-        """Whether one of `times` equal parts of the run ended between two steps."""
+    def _records(self, before: int, after: int) -> bool:
+        every = self.config.render.every
+        return every > 0 and self._crossed(before, after, self.config.eval.num_evals, every)
+
+    def _crossed(self, before: int, after: int, times: int, every: int = 1) -> bool:
+        """Whether one of `times` equal parts of the run ended between two steps; of the parts, only each `every`th."""
         total = self.config.total_steps
-        return min(after, total) * times // total > min(before, total) * times // total
+        return min(after, total) * times // (total * every) > min(before, total) * times // (total * every)

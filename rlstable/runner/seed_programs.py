@@ -20,6 +20,7 @@ from rlstable.guards.base import MoreGuards
 from rlstable.io.versions import versions
 from rlstable.policy.evaluator import Evaluator
 from rlstable.ppo.state import Metrics, TrainState
+from rlstable.render.recording import EpisodeRecorder
 from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.runner.setup_cache import Factories, LogEvent, ProgramKey, SetupCache
@@ -100,6 +101,10 @@ class SeedPrograms:
     def evaluator(self) -> Evaluator:
         """The evaluator at the present level."""
         return self._setups.evaluator(self.level, self._host.plan)
+
+    def recorder(self) -> EpisodeRecorder:
+        """A new recorder of episodes at the present level."""
+        return self._setups.recorder(self.level, self._host.plan)
 
     @property
     def num_envs(self) -> int:

@@ -15,9 +15,10 @@ from jax.sharding import Mesh
 
 from rlstable import faults
 from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
-from rlstable.config import Config
+from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
 from rlstable.envs.capture import cause_names
+from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
@@ -128,6 +129,7 @@ class SeedRun:
         self.programs = SeedPrograms(config, mesh, more, stop_request.compiling, self.event, self.host, factories)
         self.supervisor = Supervisor(config, self.programs, self.event, self.host)
         setup = self.programs.setup  # an unusable environment is an error before the folder is made
+        _require_model(config, setup.single)
         self.checkpoints = self._open_checkpoints()
         self._lock: RunLock | None = None
         self._opened = False
@@ -181,6 +183,11 @@ class SeedRun:
         fields = read_result(self.run_dir) or {}
         reached = fields.get("stop_reason") == StopReason.target_reached.name and fields.get("step") == self.host.step
         return StopReason.target_reached if reached and stays_ended(fields, self.config) else None
+
+    @property
+    def records(self) -> bool:
+        """Whether the policy of the evaluation after this iteration is recorded."""
+        return self.schedule.records(self._step_before)
 
     @property
     def policy_snapshot(self) -> PolicySnapshot:
@@ -347,6 +354,19 @@ class SeedRun:
         """Saves at once after a rollback, so that a resume after a crash knows the attempt."""
         self.saving.save(self.state, None)
         self.checkpoints.wait()
+
+
+def _require_model(config: Config, env: Any) -> None:
+    """Checks that an environment can be drawn, if recordings are configured.
+
+    Raises:
+        ConfigError: The environment has no MuJoCo model.
+    """
+    if config.render.every and model_of(env) is None:
+        raise ConfigError(
+            f"render.every: {config.env.name} has no MuJoCo model to draw; set render.every=0, or choose an "
+            "environment of MuJoCo"
+        )
 
 
 def _log_backend(setup: TrainingSetup, event: Callable[..., None]) -> None:

@@ -10,10 +10,13 @@ from jax.sharding import Mesh
 
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
+from rlstable.envs.load import load_env
+from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.state import TrainState
+from rlstable.render.recording import EpisodeRecorder, seconds_per_step
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -86,23 +89,42 @@ class SetupCache:
     def evaluator(self, level: Level, plan: MemoryPlan) -> Evaluator:
         """The evaluator of a precision level, at the configured size, whatever the memory plan."""
         if level not in self._evaluators:
-            config, setup = self._config, self.setup(level, plan)
-            # Training and evaluation share one environment if both are the same. A user's environment may own a
-            # simulator, which both would disturb; on several devices each environment has a share of the cores.
-            same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self._mesh.size == 1
-            same = same and (config.eval.randomize or not config.env.is_randomized)
-            environments = self._factories.environments
-            single = environments.evaluate if environments is not None else setup.single if same else None
+            setup = self.setup(level, plan)
             self._evaluators[level] = self._factories.evaluator(
-                self._at(level), setup.ppo.networks, self._compiling, self._event, single
+                self._at(level), setup.ppo.networks, self._compiling, self._event, self._evaluation_env(setup)
             )
         return self._evaluators[level]
+
+    def recorder(self, level: Level, plan: MemoryPlan) -> EpisodeRecorder:
+        """A recorder of one episode of at most `render.seconds`, in the environment of evaluations."""
+        setup, config = self.setup(level, plan), self._at(level)
+        env = self._evaluation_env(setup)
+        if env is None:
+            env = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
+        per_action = seconds_per_step(env, model_of(env)) * config.env.action_repeat
+        steps = max(1, round(config.render.seconds / per_action)) * config.env.action_repeat
+        shorter = config.env.model_copy(update={"episode_length": min(steps, config.env.episode_length)})
+        config = config.model_copy(update={"env": shorter})
+        return EpisodeRecorder(config, setup.ppo.networks, env, setup.loaded.backend, 1, self._compiling)
 
     def shapes(self, level: Level, num_envs: int) -> TrainState:
         """Shapes of a training state at a precision level and a number of environments."""
         config = self._at(level)
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": num_envs})})
         return TrainingSetup(config, self._mesh, self._more_guards, single=self._train_env).shapes()
+
+    def _evaluation_env(self, setup: TrainingSetup) -> Any:
+        """The environment of evaluations, if it is loaded; None if it must be loaded.
+
+        Training and evaluation share one environment if both are the same. A user's environment may own a simulator,
+        which both would disturb; on several devices each environment has a share of the cores.
+        """
+        if self._factories.environments is not None:
+            return self._factories.environments.evaluate
+        config = self._config
+        same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self._mesh.size == 1
+        same = same and (config.eval.randomize or not config.env.is_randomized)
+        return setup.single if same else None
 
     @property
     def _train_env(self) -> Any:

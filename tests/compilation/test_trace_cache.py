@@ -303,6 +303,7 @@ OUTSIDE_THE_KEY: dict[str, Any] = {
     "seed": 7,
     "logging": {"console": "off", "log_every": 3},
     "checkpoint": {"every": 3},
+    "render": {"every": 1},
     "compile_cache": "elsewhere",
     "resume": "auto",
     "total_steps": 5_000,

@@ -44,6 +44,7 @@ SECTIONS = {
     "eval": typed.EvalConfig,
     "logging": typed.LoggingConfig,
     "checkpoint": typed.CheckpointConfig,
+    "render": typed.RenderConfig,
     "supervise": SuperviseConfig,
 }
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))

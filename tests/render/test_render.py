@@ -26,7 +26,7 @@ from rlstable.render import film
 from rlstable.render.__main__ import main
 from rlstable.render.page import page
 from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record
-from rlstable.render.scene import make_scene, poses
+from rlstable.render.scene import followed_body, make_scene, poses
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -148,7 +148,7 @@ def test_poses_equal_those_of_mujoco(recorded: RecordedEpisodes) -> None:
 def test_every_geom_becomes_triangles_of_the_right_size() -> None:
     model = mujoco.MjModel.from_xml_string(SHAPES)
     scene = make_scene(model)
-    assert (scene.followed, len(scene.parts)) == (1, 1 + 1 + 1 + 1 + 1 + 1 + 3 + 1)
+    assert (followed_body(model), len(scene.parts)) == (1, 1 + 1 + 1 + 1 + 1 + 3 + 1)  # the floor is no part
     for mesh in scene.meshes:
         assert mesh.indices.max() < len(mesh.vertices) == len(mesh.normals)
         corners = mesh.vertices[mesh.indices].reshape(-1, 3, 3)
@@ -160,8 +160,7 @@ def test_every_geom_becomes_triangles_of_the_right_size() -> None:
     assert any(np.allclose(part.colour, [1, 0, 0, 1]) for part in boxes)
     capsule = scene.parts[-4:-1]
     assert sorted(round(float(part.position[1]), 3) for part in capsule) == [-0.2, 0.0, 0.2]  # lies along y
-    floor, hills = scene.parts[0], scene.parts[1]
-    assert floor.checkered and floor.scale[0] == 100
+    hills = scene.parts[0]
     points = scene.meshes[hills.mesh].vertices
     np.testing.assert_allclose([points[:, 0].min(), points[:, 0].max(), points[:, 1].max()], [-2, 2, 1])
 
@@ -173,7 +172,7 @@ def test_page_of_episodes_is_self_contained_and_escapes_html(aborted: RecordedEp
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
     assert [episode["name"] for episode in data["episodes"]] == ["best", "median", "worst"]
     assert [episode["aborted"] for episode in data["episodes"]] == [False, False, True]
-    assert data["floor"] == 0.0 and data["title"] == "</script><b>evil"
+    assert data["floor"]["cell"] in (0.2, 0.5, 1.0) and data["title"] == "</script><b>evil"
 
 
 def test_browser_draws_the_page_of_episodes(aborted: RecordedEpisodes, tmp_path: Path) -> None:
@@ -238,7 +237,9 @@ def test_film_has_the_right_length_and_shows_the_model(run_dir: Path, tmp_path: 
     assert facts["size"] == (320, 240) and facts["fps"] == 30
     pictures = [np.frombuffer(frame, np.uint8).reshape(240, 320, 3) for frame in frames]
     assert len(pictures) == pytest.approx(0.8 * 30 + 1 + 1 + 30, abs=1)  # 40 steps of 0.02 s, and the last one held
-    assert pictures[0].std() > 10
+    assert 0.02 < np.mean(pictures[0].max(axis=2) < 140) < 0.3  # the robot and the letters; all else is light
+    sky, floor = pictures[0][4, -4:].mean(axis=0), pictures[0][205, 4:8].mean(axis=0)
+    assert sky[2] > sky[0] > 150 and floor.min() > 200
     assert np.abs(pictures[0].astype(int) - pictures[20]).mean() > 0.5  # something moves
 
 

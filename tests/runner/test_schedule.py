@@ -56,6 +56,19 @@ def test_num_resets_per_eval_spreads_resets_between_evaluations(evals: int, rese
     assert found == due
 
 
+@pytest.mark.parametrize(
+    ("every", "step", "due"),
+    [(0, 10, []), (1, 10, [30, 50, 80, 100]), (2, 10, [50, 100]), (3, 10, [80]), (2, 60, [60, 120])],
+)
+def test_recordings_come_after_every_nth_evaluation(every: int, step: int, due: list[int]) -> None:
+    host = HostState()
+    own = schedule(host, total_steps=100, eval={"num_evals": 4}, render={"every": every})
+    found = []
+    for host.step in range(step, 100 + step, step):
+        found += [host.step] * own.records(host.step - step)
+    assert found == due
+
+
 @pytest.mark.parametrize(("every", "drawn", "due"), [(5, True, [5, 10]), (5, False, []), (0, True, [])])
 def test_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, drawn: bool, due: list[int]) -> None:
     hosts = [HostState(iteration=n, drawn=drawn) for n in range(1, 13)]

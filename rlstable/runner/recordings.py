@@ -1,0 +1,131 @@
+"""Records episodes of the current policies while a run trains: pages in `<run>/episodes`, films in the services."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rlstable.io.run_folder import write_atomically
+from rlstable.policy.evaluator import PolicySnapshot
+from rlstable.render.film import write_film
+from rlstable.render.page import page
+from rlstable.render.recording import EpisodeRecorder, RecordedEpisodes
+from rlstable.runner.seed_run import SeedRun
+
+_WIDTH, _HEIGHT = 320, 240  # pixels of a film in TensorBoard and W&B
+
+
+class Recordings:
+    """Records an episode of every seed after every `render.every`th evaluation.
+
+    The keys are separate, so the training computes the same numbers with and without recordings. After an error nothing
+    more is recorded: the error is one event, and training continues.
+    """
+
+    def __init__(self) -> None:
+        self._recorder: EpisodeRecorder | None = None
+        self._failed = False
+        self._films = FilmQueue()
+
+    def prepare(self, runs: Iterable[SeedRun]) -> None:
+        """Compiles the program before an iteration after which a recording is due.
+
+        Between the iteration and the steps due after it, a signal during the compilation could not save the state.
+
+        Args:
+            runs: The seeds that the next iteration trains.
+        """
+        for run in runs:
+            if run.schedule.records_next and not self._failed:
+                with self._reporting(run):
+                    self._of(run).prepare(*self._policy(run))
+
+    def record(self, runs: Iterable[SeedRun]) -> None:
+        """Records the present policies of the seeds for which a recording is due.
+
+        Args:
+            runs: Seeds that have just been evaluated.
+        """
+        for run in runs:
+            if run.records and not self._failed:
+                with self._reporting(run):
+                    self._record(run)
+
+    def _of(self, run: SeedRun) -> EpisodeRecorder:
+        """The recorder of all seeds."""
+        if self._recorder is None:
+            self._recorder = run.programs.recorder()
+        return self._recorder
+
+    def _policy(self, run: SeedRun) -> PolicySnapshot:
+        return run.policy_snapshot._replace(key=run.keys.recording)
+
+    def _record(self, run: SeedRun) -> None:
+        recorded = self._of(run).record(*self._policy(run), run.host.step)
+        step, folder, logbook = run.host.step, run.run_dir / "episodes", run.log.logbook
+        (episode,) = recorded.recordings
+        run.event("episode_recorded", file=f"episodes/{step}.html", **{"return": episode.total})
+        logbook.run_after_rows(functools.partial(self._write_page, run, recorded, folder / f"{step}.html"))
+        if logbook.shows_films:
+            self._films.draw(run, recorded, folder / f"{step}.gif", step)
+
+    def _write_page(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> None:
+        with self._reporting(run):
+            if not run.log.logbook.foreign and run.run_dir.is_dir():
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, page(recorded))
+
+    @contextlib.contextmanager
+    def _reporting(self, run: SeedRun) -> Iterator[None]:
+        """Context manager: an error ends the recordings, but not the run."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = True
+            run.event("recording_failed", error=_one_line(error), next="no further recordings")
+
+
+class FilmQueue:
+    """Draws a film of a recording for the services, in their thread.
+
+    Beside the film that is drawn, only one other waits, so that the rows of the services do not wait for many films.
+    """
+
+    def __init__(self) -> None:
+        self._room = threading.Semaphore(2)
+        self._failed = False
+
+    def draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path, step: int) -> None:
+        """Queues a film.
+
+        Args:
+            run: The seed with the services.
+            recorded: The episode.
+            path: The file to write.
+            step: Step of the film in the services.
+        """
+        if not self._failed and self._room.acquire(blocking=False):
+            run.log.logbook.film(step, functools.partial(self._draw, run, recorded, path))
+
+    def _draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> Path | None:
+        """The file of a film; None if there is none."""
+        try:
+            if self._failed or run.log.logbook.foreign or not run.run_dir.is_dir():
+                return None
+            path.parent.mkdir(exist_ok=True)
+            write_film(recorded, recorded.recordings[0], path, _WIDTH, _HEIGHT)
+        except Exception as error:
+            self._failed = True
+            run.event("film_failed", error=_one_line(error), next="pages without films")
+            return None
+        else:
+            return path
+        finally:
+            self._room.release()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

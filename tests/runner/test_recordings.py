@@ -1,0 +1,177 @@
+"""Recordings of the current policy: pages and films while a run trains, without effect on its numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys import tiny_config
+
+from rlstable.config import Config, ConfigError
+from rlstable.render.recording import RecordedEpisodes
+from rlstable.report.page import page
+from rlstable.report.run_record import read_record, read_records
+from rlstable.runner import recordings
+from rlstable.runner.loop import TrainingLoop
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+GIF = b"GIF89a" + (320).to_bytes(2, "little") + (240).to_bytes(2, "little")
+
+
+def config(every: int, **sections: Any) -> Config:
+    """A run of four iterations of 64 steps, each with an evaluation."""
+    return tiny_config(
+        **{
+            "guards": {},
+            "devices": 1,
+            "total_steps": 256,
+            "env": {"name": "ball:Stick", "backend": "native", "episode_length": 40},
+            "eval": {"num_evals": 4, "num_envs": 2},
+            "logging": {"console": "off"},
+            "render": {"every": every, "seconds": 0.1},
+        }
+        | sections
+    )
+
+
+def trained(folder: Path, config: Config) -> TrainingLoop:
+    loop = TrainingLoop(config, folder)
+    result = loop.run()
+    assert result.stop_reason.name == "completed"
+    return loop
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return read_record(folder).of_kind(kind)
+
+
+def recorded_steps(folder: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (folder / "episodes").glob("*.html"))
+
+
+def fake_film(recorded: RecordedEpisodes, recording: Any, path: Path, *size: int) -> None:
+    assert len(recorded.recordings) == 1 and recording is recorded.recordings[0] and size == (320, 240)
+    path.write_bytes(GIF)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingLoop]:
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    return folder, trained(folder, config(2))
+
+
+def test_every_second_evaluation_is_recorded_in_a_page_of_the_configured_length(
+    recorded: tuple[Path, TrainingLoop],
+) -> None:
+    folder, _ = recorded
+    assert recorded_steps(folder) == [128, 256]
+    text = (folder / "episodes" / "256.html").read_text()
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
+    assert data["title"] == "ball:Stick, native, step 256"
+    assert [len(episode["rewards"]) for episode in data["episodes"]] == [5]  # 0.1 s of 0.02 s each
+    assert [event["file"] for event in events(folder, "episode_recorded")] == ["episodes/128.html", "episodes/256.html"]
+    assert not list(folder.rglob("*.gif"))  # no service shows films
+
+
+def test_report_at_the_end_of_a_run_links_its_last_recording(recorded: tuple[Path, TrainingLoop]) -> None:
+    text = (recorded[0] / "report.html").read_text()
+    assert text.index('href="episodes/256.html">step 256<') < text.index('href="episodes/128.html"')
+
+
+def test_training_computes_the_same_numbers_with_and_without_recordings(
+    recorded: tuple[Path, TrainingLoop], tmp_path: Path
+) -> None:
+    without = trained(tmp_path / "run", config(0))
+    assert not (tmp_path / "run" / "episodes").exists()
+    for one, other in zip(
+        jax.tree.leaves(recorded[1].single.state), jax.tree.leaves(without.single.state), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_recording_program_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = recordings.EpisodeRecorder.record
+
+    def noted(self: Any, *args: Any) -> RecordedEpisodes:
+        result = make(self, *args)
+        made.append(self._compiled)
+        return result
+
+    monkeypatch.setattr(recordings.EpisodeRecorder, "record", noted)
+    trained(tmp_path / "run", config(1))
+    assert len(made) == 4 and len({id(program) for program in made}) == 1
+
+
+def test_environment_without_a_model_is_refused_before_the_run_has_a_folder(tmp_path: Path) -> None:
+    settings = config(1, env={"name": "toys:PointMass"})
+    with pytest.raises(ConfigError, match=r"^render\.every: toys:PointMass has no MuJoCo model to draw; set render\.e"):
+        TrainingLoop(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("every", "evals"), [(1, 0), (5, 4)])
+def test_more_evaluations_between_recordings_than_there_are_is_an_error(every: int, evals: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^render\.every: {every} is more than eval\.num_evals={evals}.*=0$"):
+        config(every, eval={"num_evals": evals})
+
+
+def test_failed_recording_is_one_event_and_the_run_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED:\nout of memory")
+
+    monkeypatch.setattr(recordings.EpisodeRecorder, "record", fail)
+    trained(tmp_path / "run", config(1))
+    (event,) = events(tmp_path / "run", "recording_failed")
+    assert event["error"] == "JaxRuntimeError: RESOURCE_EXHAUSTED: out of memory"
+    assert recorded_steps(tmp_path / "run") == []
+
+
+def test_page_that_cannot_be_written_is_one_event_and_the_run_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recordings, "page", fail)
+    trained(tmp_path / "run", config(4))
+    assert [event["error"] for event in events(tmp_path / "run", "recording_failed")] == [
+        "OSError: [Errno 28] No space left on device"
+    ]
+
+
+def test_tensorboard_gets_a_film_of_every_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboardX")
+    monkeypatch.setattr(recordings, "write_film", fake_film)
+    trained(tmp_path / "run", config(4, logging={"console": "off", "tensorboard": True}))
+    (film,) = (tmp_path / "run" / "episodes").glob("*.gif")
+    assert film.name == "256.gif"
+    (written,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert GIF in written.read_bytes()
+
+
+def test_failed_film_is_one_event_and_pages_are_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboardX")
+
+    def fail(*_: Any) -> None:
+        raise ConfigError("format: no OpenGL for films")
+
+    monkeypatch.setattr(recordings, "write_film", fail)
+    trained(tmp_path / "run", config(1, logging={"console": "off", "tensorboard": True}))
+    (event,) = events(tmp_path / "run", "film_failed")
+    assert event["error"] == "ConfigError: format: no OpenGL for films"
+    assert recorded_steps(tmp_path / "run") == [64, 128, 192, 256]
+
+
+def test_every_seed_has_recordings_in_its_folder_and_links_in_the_page_of_all_seeds(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    trained(folder, config(4, seeds=2))
+    assert [recorded_steps(folder / f"seed-{seed}") for seed in (0, 1)] == [[256], [256]]
+    text = page(read_records(folder))
+    assert 'href="seed-0/episodes/256.html"' in text and 'href="seed-1/episodes/256.html"' in text
+    assert 'href="episodes/256.html"' in page([read_record(folder / "seed-1")])
