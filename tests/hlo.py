@@ -1,4 +1,4 @@
-"""Arrays that the loops of a compiled program copy."""
+"""Arrays that the loops of a compiled program copy, and kernels of its SGD step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*? ([a-z\-]+)\(")
+_KERNELS = ("fusion", "dot", "copy", "concatenate", "call", "sort", "reduce", "custom-call")
 _COPY = re.compile(r"= [a-z]+(\d+)\[([\d,]*)\]\S* copy\(")
 
 
@@ -47,3 +49,25 @@ def copies_in_loops(text: str) -> dict[int, list[int]]:
             found[depth] += copies[name]
         todo += [(other, depth + is_body) for other, is_body in called[name]]
     return dict(found)
+
+
+def kernels_of_sgd_step(text: str) -> int:
+    """Kernels of one SGD step, which is the loop body with the matrix products of `learn`.
+
+    Args:
+        text: A compiled iteration, `compiled.as_text()`.
+    """
+    kernels: collections.Counter[str] = collections.Counter()
+    products: set[str] = set()
+    bodies: set[str] = set()
+    own = ""
+    for line in text.splitlines():
+        if begins := _COMPUTATION.match(line):
+            own = begins[1]
+        elif operation := _OPERATION.match(line):
+            kernels[own] += operation[1] in _KERNELS
+            if operation[1] == "dot" and "/learn/" in line:
+                products.add(own)
+            bodies |= set(re.findall(r"body=%?([\w.\-]+)", line))
+    (step,) = products & bodies
+    return kernels[step]

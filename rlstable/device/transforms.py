@@ -1,4 +1,8 @@
-"""Function transformations on top of JAX's: run only if a traced predicate is true, and map over seeds."""
+"""Function transformations on top of JAX's: run only if a traced predicate is true, and map over seeds.
+
+On a GPU the host reads the predicate of a loop without a fixed length before every turn, and the GPU idles meanwhile.
+So inside of loops, programs for accelerators use forms that the host need not know: `select_if`, `repeat_or_skip`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ def apply_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand
     """Runs a function only when a traced predicate is true, without the copies of `lax.cond`.
 
     A while loop of at most one step: XLA updates its carry in place, while the branches of `lax.cond` copy their
-    operands.
+    operands. For a cheap function inside a loop use `select_if`.
 
     Args:
         predicate: bool scalar.
@@ -32,6 +36,41 @@ def apply_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand
         return jnp.zeros((), bool), function(carry[1])
 
     return jax.lax.while_loop(lambda carry: carry[0], once, (predicate, operand))[1]
+
+
+def select_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
+    """`apply_if` for a cheap function inside a loop: on an accelerator the function always runs, and a select decides.
+
+    Arguments and result as for `apply_if`.
+    """
+    if not _host_reads_predicates():
+        return apply_if(predicate, function, operand)
+    return jax.tree.map(lambda new, old: jnp.where(predicate, new, old), function(operand), operand)
+
+
+def repeat_or_skip(times: jax.Array, most: int, function: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
+    """Runs a function `times` times on its own result; `times` is traced, and is `most` or 0.
+
+    On an accelerator the loop has the fixed length `most`, inside an `apply_if`.
+
+    Args:
+        times: int32 scalar, `most` or 0.
+        most: Number of repetitions unless they are skipped.
+        function: From a tree to a tree of the same shapes and types.
+        operand: The function's first argument.
+    """
+
+    def repeated(times: jax.Array | int, operand: PyTree) -> PyTree:
+        return jax.lax.fori_loop(0, times, lambda _, tree: function(tree), operand)
+
+    if not _host_reads_predicates():
+        return repeated(times, operand)
+    return apply_if(times > 0, lambda tree: repeated(most, tree), operand)
+
+
+def _host_reads_predicates() -> bool:
+    """Whether loops of the program wait for the host; on a CPU a predicate costs nothing."""
+    return jax.default_backend() != "cpu"
 
 
 def vmap_seeds(function: Callable[[PyTree], PyTree]) -> Callable[[PerSeed], PerSeed]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import row
-from rlstable.device.transforms import apply_if
+from rlstable.device.transforms import select_if
 from rlstable.device.trees import EnvState, PyTree
 from rlstable.guards.base import Guard, GuardState
 from rlstable.guards.env import EnvContext, Quarantine, physics
@@ -109,7 +109,7 @@ def catch(slot: Slot, step: StepRecord, bad: jax.Array) -> Slot:
         record = _record(step, jnp.argmax(bad).astype(jnp.int32), slot.clock[0])
         return Slot(jnp.ones_like(slot.taken), slot.clock, PackedRows.of(jax.tree.map(lambda x: x[None], record)))
 
-    slot = apply_if(jnp.any(bad) & ~slot.taken[0], fill, slot)
+    slot = select_if(jnp.any(bad) & ~slot.taken[0], fill, slot)
     return dataclasses.replace(slot, clock=slot.clock + 1)
 
 

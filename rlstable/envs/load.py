@@ -96,6 +96,7 @@ def load(
         return Loaded(env, own, fallback_reason)
 
     if backend == "native":
+        _require_cpu()
         try:
             return native()
         except Unsupported as error:
@@ -113,6 +114,15 @@ def load(
             raise  # MJX would have the same error
         # The model that a user randomises is mostly of MJX.
         return in_jax(None if randomization is None else "mjx", f"{preferred} cannot simulate {config.name}: {error}")
+
+
+def _require_cpu() -> None:
+    """Raises a ConfigError if JAX uses an accelerator, whose programs cannot call C MuJoCo in their own memory."""
+    if (platform := jax.default_backend()) != "cpu":
+        raise ConfigError(
+            f"env.backend: native steps C MuJoCo on a CPU, but JAX uses a {platform} here; "
+            "set env.backend=auto for physics on that device, or JAX_PLATFORMS=cpu to train on the CPU"
+        )
 
 
 def _randomization(config: EnvConfig) -> Any:

@@ -153,13 +153,10 @@ class Pipeline:
             inputs: Arguments by name.
             names: Names of the results.
         """
-        shapes = self._shapes_of(names)
-        if jax.default_backend() == "cpu":
-            # The thread count changes no result. It is part of the name because the last function registered under a
-            # name is called: an evaluation would otherwise change the threads of training.
-            name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
-            return ffi.call(name, compute, inputs, shapes)
-        return _call_on_host(compute, inputs, shapes)
+        # The thread count changes no result. It is part of the name because the last function registered under a name
+        # is called: an evaluation would otherwise change the threads of training.
+        name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
+        return ffi.call(name, compute, inputs, self._shapes_of(names))
 
     def _randomized(self, model: Any) -> dict[str, Any]:
         """The randomised arrays of a model, by name."""
@@ -174,23 +171,6 @@ class Pipeline:
         """Shapes and types by name, as in MJX; floats are float64 if JAX's default float type is."""
         shapes, kind = self._simulations.shapes, jnp.result_type(float)
         return {name: jax.ShapeDtypeStruct(shapes[name], jnp.uint8 if name == "eq_active" else kind) for name in names}
-
-
-def _call_on_host(compute: ffi.Compute, inputs: dict[str, jax.Array], shapes: dict[str, Any]) -> dict[str, jax.Array]:
-    """Calls a NumPy function from a program on an accelerator; arrays are copied to the host and back."""
-
-    def run(inputs: dict[str, Any]) -> dict[str, np.ndarray]:
-        rows = np.shape(inputs["qpos"])[:-1]
-        results = {name: np.empty((*rows, *like.shape), like.dtype) for name, like in shapes.items()}
-        compute(_numpy(inputs), results)
-        return results
-
-    outputs: dict[str, jax.Array] = jax.pure_callback(run, shapes, inputs, vmap_method="broadcast_all")
-    return outputs
-
-
-def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(x) for name, x in arrays.items()}
 
 
 def _state(**arrays: jax.Array) -> State:

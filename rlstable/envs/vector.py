@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, shared_in, vmapped, with_shared_of, without_shared
-from rlstable.device.transforms import apply_if
+from rlstable.device.transforms import select_if
 from rlstable.device.trees import EnvState, PyTree
 from rlstable.envs import capture
 from rlstable.envs.randomized import MODEL
@@ -202,8 +202,8 @@ class VectorEnv:
         """Gives bad environments, and with `reset_from_pool` all finished ones, a first state from the pool.
 
         Only replaces the cached first state, `info` and metrics; `_reset_finished` then copies the first state into
-        the environment. Finished environments keep their metrics, which are not reported yet. Draws are rare, so
-        `apply_if` skips them if no environment needs one.
+        the environment. Finished environments keep their metrics, which are not reported yet. Draws are rare, so on
+        a CPU `select_if` skips them if no environment needs one.
         """
         if pool is None:
             return state
@@ -219,7 +219,7 @@ class VectorEnv:
             return select(~draws, parts, drawn) | {"metrics": metrics}
 
         before = _pool_parts(state)
-        parts = with_shared_of(apply_if(jnp.any(draws), draw, without_shared(before)), before)
+        parts = with_shared_of(select_if(jnp.any(draws), draw, without_shared(before)), before)
         return state.replace(info={**state.info, **parts["info"], **parts["first"]}, metrics=parts["metrics"])
 
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import Config
-from rlstable.device.transforms import apply_if
+from rlstable.device.transforms import select_if
 from rlstable.device.trees import PyTree
 from rlstable.ppo.state import Tuning
 
@@ -97,8 +97,8 @@ def close_epoch(skipped: jax.Array | None, start: PyTree, fallback: PyTree, end:
     """
     if skipped is None:
         return end, None
-    # `select` would launch a kernel per array and read all parameters and moments in every epoch.
-    state, _, next_fallback = apply_if(skipped > 0, lambda states: (states[1],) * 3, (end, fallback, start))
+    # On a CPU `select` would read all parameters and moments in every epoch.
+    state, _, next_fallback = select_if(skipped > 0, lambda states: (states[1],) * 3, (end, fallback, start))
     return state, next_fallback
 
 

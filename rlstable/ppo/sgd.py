@@ -13,6 +13,7 @@ import optax
 from rlstable.config import Config
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
+from rlstable.device.transforms import repeat_or_skip
 from rlstable.device.trees import PyTree
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, fold, select
@@ -149,10 +150,10 @@ class SGD:
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(metrics))
         carry = carry._replace(progress=carry.progress._replace(sums=sums))
-        carry, _ = jax.lax.fori_loop(
-            0,
+        carry, _ = repeat_or_skip(
             state.tuning.epochs,
-            lambda _, loop: self._epoch(loop[0], loop[1], batch, step),
+            self.config.ppo.num_updates_per_batch,
+            lambda loop: self._epoch(loop[0], loop[1], batch, step),
             (carry, None if skipped is None else carry.progress),
         )
         return carry

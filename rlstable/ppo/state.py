@@ -62,7 +62,7 @@ class Tuning:
         clip_scale: Factor on the bounds of ratio, value, gradient and update. Used only if a remedy may tighten bounds.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
         good_steps: Minibatches with finite gradients since the loss scale changed, int32.
-        epochs: Passes over the batch, int32; with 0 an iteration only collects experience.
+        epochs: Passes over the batch, int32: `ppo.num_updates_per_batch`, or 0 to only collect experience.
     """
 
     learning_rate: jax.Array

@@ -88,8 +88,8 @@ class RecordedEnv(VectorEnv):
             row = PackedRows.of(jax.tree.map(lambda x: x[None], capture.history_row(seen, self.watched)))
             return {kind: x.at[0, written % self.length].set(row.matrices[kind][0]) for kind, x in ring.items()}
 
-        # `apply_if` runs `write` in a loop, as training does for incidents: XLA computes and stores the arrays as in
-        # training. Without the loop XLA could fuse `write` with their computation, which would change the rounding.
+        # `apply_if` runs `write` in a loop, as training on a CPU does for incidents: XLA computes and stores the arrays
+        # as in training. Without the loop XLA could fuse `write` with their computation and change the rounding.
         ring = apply_if(written >= 0, write, incident.steps.matrices)
         steps = dataclasses.replace(incident.steps, matrices=ring)
         return Recording(slot.taken, slot.clock, slot.record, incident.written + 1, steps)

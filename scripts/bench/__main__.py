@@ -8,6 +8,7 @@ python -m scripts.bench race                               # whole processes: rl
 python -m scripts.bench scaling                            # cost over environments, episode length, steps done
 python -m scripts.bench seeds                              # several seeds in one program, beside one run per seed
 python -m scripts.bench kernels                            # kernels of an iteration on the device
+python -m scripts.bench host                               # the host's part of an iteration
 
 The measurements stay in docs/bench.jsonl and docs/race.jsonl, so that one part can be measured alone.
 """
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from rlstable.config import ConfigError
 from scripts import pages, results
-from scripts.bench import kernels, scaling, seeds
+from scripts.bench import host, kernels, scaling, seeds
 from scripts.bench.comparisons import COMPARISONS
 from scripts.pages import Section
 from scripts.race import page as race_page
@@ -81,7 +82,7 @@ def make_parser() -> Parser:
     for comparison in COMPARISONS:
         add(comparison.name, comparison.title, comparison, (comparison.name,), run_parts)
     add("race", "whole processes: rlstable, Brax's PPO and others", race, race_page.NAMES, run_race)
-    for module in (scaling, seeds, kernels):
+    for module in (scaling, seeds, kernels, host):
         add(module.NAME, module.HELP, module, (module.NAME,), run_parts)
     return parser
 

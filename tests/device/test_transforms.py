@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.device.transforms import apply_if, vmap_seeds
+from rlstable.device.transforms import apply_if, repeat_or_skip, select_if, vmap_seeds
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind of device that functions are traced for; they run on a CPU."""
+    monkeypatch.setattr(jax, "default_backend", lambda: request.param)
+    return str(request.param)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -35,6 +42,43 @@ def test_apply_if_uses_each_predicate_under_vmap_and_scan() -> None:
 
 def test_apply_if_keeps_bad_numbers_of_a_function_out_that_does_not_run() -> None:
     np.testing.assert_array_equal(apply_if(jnp.array(False), lambda x: x * jnp.nan, jnp.ones(2)), 1.0)
+
+
+@pytest.mark.usefixtures("device")
+def test_select_if_takes_the_result_only_where_the_predicate_is_true() -> None:
+    operand = {"x": jnp.arange(3.0), "key": jax.random.key(4), "empty": jnp.zeros((0, 2))}
+
+    def changed(tree: Any) -> Any:
+        return {"x": tree["x"] * jnp.nan, "key": jax.random.fold_in(tree["key"], 1), "empty": tree["empty"]}
+
+    for predicate, expected in ((True, changed(operand)), (False, operand)):
+        found = jax.jit(lambda p, tree: select_if(p, changed, tree))(jnp.array(predicate), operand)
+        for a, b in zip(plain(found), plain(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+    predicates = jnp.array([True, False, True, False])
+    mapped = jax.vmap(lambda p, x: select_if(p, lambda y: y * 10.0, x))(predicates, jnp.arange(1.0, 5.0))
+    np.testing.assert_array_equal(mapped, [10, 2, 30, 4])
+
+
+@pytest.mark.parametrize("times", [0, 3])
+@pytest.mark.usefixtures("device")
+def test_repeat_or_skip_repeats_the_function_or_skips_all_turns(times: int) -> None:
+    program = jax.jit(lambda times, x: repeat_or_skip(times, 3, lambda y: 2 * y + 1, x))
+    assert program(jnp.int32(times), jnp.int32(1)) == (15 if times else 1)
+
+
+@pytest.mark.parametrize("times", [0, 3])
+def test_skipped_function_does_not_run_on_an_accelerator(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    ran: list[float] = []
+
+    def recorded(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda value: ran.append(float(value)), x, ordered=True)
+        return x + 1.0
+
+    jax.block_until_ready(jax.jit(lambda times, x: repeat_or_skip(times, 3, recorded, x))(jnp.int32(times), 5.0))
+    jax.effects_barrier()
+    assert ran == [5.0, 6.0, 7.0][:times]
 
 
 def walk(state: dict[str, Any]) -> dict[str, Any]:

@@ -189,15 +189,21 @@ def test_thousands_of_native_steps_do_not_deadlock(devices):
     stress(devices, 10_000)
 
 
-def test_native_steps_by_copy_equal_those_in_place(monkeypatch):
-    """Programs on an accelerator copy their arguments; the test does so on a CPU."""
-    env = stick()
-    start = first(env, 8)
-    expected = jax.jit(functools.partial(play, env))(start)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    program = jax.jit(functools.partial(play, env)).lower(start)
-    assert "xla_ffi_python_cpu_callback" in program.as_text()
-    assert_same(program.compile()(start), expected)
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize("where", ["env.backend", "env.kwargs"])
+def test_native_physics_on_an_accelerator_is_rejected_before_anything_is_traced(platform, where, monkeypatch):
+    def traced(*_: Any) -> Any:
+        raise AssertionError("traced")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(native, "with_native_physics", traced)
+    chosen = {"backend": "native"} if where == "env.backend" else {"backend": None, "kwargs": {"backend": "native"}}
+    with pytest.raises(ConfigError) as rejected:
+        load(EnvConfig(name="ant", **chosen))
+    assert str(rejected.value) == (
+        f"env.backend: native steps C MuJoCo on a CPU, but JAX uses a {platform} here; "
+        "set env.backend=auto for physics on that device, or JAX_PLATFORMS=cpu to train on the CPU"
+    )
 
 
 def test_native_physics_may_be_carried_in_float64():

@@ -1,0 +1,253 @@
+"""Programs of a run for accelerators, without one: they lower, leave XLA for linear algebra only, and keep budgets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hlo import kernels_of_sgd_step
+from jax._src.array import ArrayImpl  # no public API counts transfers
+from jax.experimental import io_callback
+from lowering import PLATFORMS, TINY, boundary, host_decisions, on_accelerator, outside_calls, programs_of_run
+
+from rlstable.cli.compose import compose
+from rlstable.compilation import ffi
+from rlstable.compilation.xla import quick_options
+from rlstable.device.transforms import apply_if, repeat_or_skip, select_if
+from rlstable.runner.loop import TrainingLoop
+from scripts import pages
+from scripts.bench.host import use_empty_program
+
+# Cholesky factorisations of MJX's mass matrix and constraint solver. XLA for TPUs has an operation for them.
+LINEAR_ALGEBRA = {"cuda": {"cusolver_potrf_ffi"}, "tpu": set[str]()}
+MJX = ("env=inverted_pendulum", "env.backend=auto")
+
+
+class Run(NamedTuple):
+    """Overrides, number of devices, and whether the environment is simulated by MJX."""
+
+    overrides: tuple[str, ...]
+    devices: int = 1
+    mjx: bool = False
+
+    @property
+    def programs(self) -> Any:
+        return programs_of_run(*self.overrides, devices=self.devices)
+
+
+RUNS = {
+    "default": Run(("env=fast",)),
+    "guards off": Run(("env=fast", "guards=off")),
+    "strict, float16": Run(("env=fast", "guards=strict", "precision=float16")),
+    "two seeds": Run(("env=fast", "seeds=2")),
+    "eight devices, pool, normalised values": Run(("env=fast", "env.reset=pool", "ppo.normalize_values=true"), 8),
+    "mjx": Run(MJX, mjx=True),
+    "mjx, x64": Run((*MJX, "precision.matmul=x64"), mjx=True),
+}
+HUMANOID = Run(("env=humanoid", "env.backend=auto"), mjx=True)
+
+
+# --- lowering
+
+
+def allowed_calls(run: Run, program: str, platform: str) -> set[str]:
+    """The calls out of XLA that a program may make: networks need none, MJX needs linear algebra."""
+    return LINEAR_ALGEBRA[platform] if run.mjx and program != "untrained" else set()
+
+
+def require_lowering(run: Run) -> None:
+    """Lowers all programs of a run for all platforms; compares their calls out of XLA with the allowed ones."""
+    seeds = compose([*run.overrides, *TINY]).seeds
+    assert set(run.programs) == {"resets", "untrained", f"training {seeds}", f"evaluation {seeds} 4"}
+    for name, program in run.programs.items():
+        for platform in PLATFORMS:
+            assert outside_calls(program.module(platform)) == allowed_calls(run, name, platform), (name, platform)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_programs_of_a_run_lower_for_accelerators_without_a_callback(name: str) -> None:
+    require_lowering(RUNS[name])
+
+
+@pytest.mark.slow
+def test_programs_of_the_humanoid_lower_for_accelerators_without_a_callback() -> None:
+    require_lowering(HUMANOID)
+
+
+def debugged(x: jax.Array) -> jax.Array:
+    jax.debug.callback(lambda _: None, x)
+    return x
+
+
+CALLBACKS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "debug": debugged,
+    "pure": lambda x: jax.pure_callback(lambda y: y, x, x),
+    "io": lambda x: io_callback(lambda y: y, x, x),
+    "in a loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, y: debugged(y), x),
+    "in a function": lambda x: jax.jit(debugged)(x) + jax.jit(debugged)(2 * x),
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_check_of_lowered_programs_finds_a_callback(name: str) -> None:
+    """JAX lowers callbacks for the present device only, so the check already ends there."""
+    (target,) = outside_calls(module_of(CALLBACKS[name], "cpu", jnp.ones(3)))
+    assert "callback" in target
+    for platform in PLATFORMS:
+        with pytest.raises(ValueError, match="different from the lowering platform"):
+            module_of(CALLBACKS[name], platform, jnp.ones(3))
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_check_of_lowered_programs_finds_native_physics(platform: str) -> None:
+    """It lowers for any platform, although its target exists on a CPU alone."""
+
+    def native(x: jax.Array) -> jax.Array:
+        return ffi.call("nothing", lambda inputs, results: None, {"x": x}, {"y": x})["y"]
+
+    assert outside_calls(module_of(native, platform, jnp.ones(3))) == {ffi.TARGET}
+
+
+def module_of(function: Callable[..., Any], platform: str, *arguments: Any) -> Any:
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+
+
+# --- loops that the host of a GPU decides
+
+
+def test_host_decides_loops_without_a_fixed_length_and_branches_only() -> None:
+    def double(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    def in_scan(conditional: Callable[..., jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        return lambda x: jax.lax.scan(lambda y, _: (conditional(y[0] > 0, double, y), None), x, None, length=3)[0]
+
+    def decisions(function: Callable[..., Any], *arguments: Any) -> dict[int, int]:
+        return host_decisions(module_of(function, "cuda", *arguments))
+
+    x, times = jnp.ones(3), jnp.int32(2)
+    assert decisions(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: double(y), x), x) == {}
+    assert decisions(lambda x, n: jax.lax.fori_loop(0, n, lambda _, y: double(y), x), x, times) == {0: 1}
+    assert decisions(lambda x: jax.lax.cond(x[0] > 0, double, jnp.sin, x), x) == {0: 1}
+    assert decisions(in_scan(jax.jit(apply_if, static_argnums=1)), x) == {1: 1}
+    assert decisions(in_scan(select_if), x) == {1: 1}
+    assert decisions(lambda x, n: repeat_or_skip(n, 2, double, x), x, times) == {0: 1}
+    with on_accelerator():
+        assert decisions(in_scan(select_if), x) == {}
+        # Whether to loop at all; the loop inside has a fixed length.
+        assert decisions(lambda x, n: repeat_or_skip(n, 2, lambda y: in_scan(select_if)(y), x), x, times) == {0: 1}
+
+
+# --- budgets
+
+
+class Budget(NamedTuple):
+    """Limits of a program.
+
+    Attributes:
+        inputs: Arrays into the program. Each costs the host about a microsecond per call.
+        outputs: Arrays out of the program.
+        decisions: Loops and branches whose predicate a GPU asks of the host, by the number of enclosing loops.
+    """
+
+    inputs: int
+    outputs: int
+    decisions: dict[int, int]
+
+
+# In an iteration, outside of its loops: the reference of the first batch, the bound on the normaliser, the trust
+# region and whether to learn at all; with normalised values also their first statistics. In a loop only MJX's solver.
+OURS = {0: 4}
+# An array more is a leaf more in the training state, in the metrics or in the state of the environment. MJX's state
+# has about 100 arrays, and an environment holds the state and its first state.
+BUDGETS: dict[tuple[str, str], Budget] = {
+    ("default", "resets"): Budget(0, 22, {}),
+    ("default", "untrained"): Budget(1, 75, {}),
+    ("default", "training 1"): Budget(103, 117, OURS),
+    ("default", "evaluation 1 4"): Budget(8, 3, {}),
+    ("guards off", "training 1"): Budget(82, 92, {0: 1}),
+    ("strict, float16", "training 1"): Budget(103, 117, OURS),
+    ("two seeds", "training 2"): Budget(206, 234, OURS),
+    ("eight devices, pool, normalised values", "training 1"): Budget(108, 122, {0: 5}),
+    ("mjx", "resets"): Budget(1, 219, {0: 1}),
+    ("mjx", "training 1"): Budget(302, 316, OURS | {3: 1}),
+    ("mjx", "evaluation 1 4"): Budget(10, 3, {0: 1, 2: 1}),
+}
+
+
+@pytest.mark.parametrize(("run", "program"), BUDGETS)
+def test_program_keeps_its_budget_of_arrays_and_of_decisions_on_the_host(run: str, program: str) -> None:
+    module = RUNS[run].programs[program].module("cuda")
+    assert Budget(*boundary(module), host_decisions(module)) == BUDGETS[run, program]
+
+
+def test_page_of_benchmarks_has_the_table_of_budgets() -> None:
+    header = (
+        "run", "program", "custom calls on `cuda`", "decided by the host, per iteration", "in loops", "arrays in",
+        "arrays out",
+    )  # fmt: skip
+    rows = []
+    for (run, program), (inputs, outputs, decisions) in BUDGETS.items():
+        calls = ", ".join(f"`{call}`" for call in sorted(allowed_calls(RUNS[run], program, "cuda"))) or "none"
+        numbers = (decisions.get(0, 0), sum(decisions.values()) - decisions.get(0, 0), inputs, outputs)
+        rows.append((run, f"`{program}`", calls, *map(str, numbers)))
+    table = "\n".join(pages.table(header, rows, left=(0, 1, 2)))
+    assert table in (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(), table
+
+
+@pytest.mark.parametrize(("run", "most"), [("guards off", 127), ("default", 153)])
+def test_sgd_step_keeps_its_budget_of_kernels(run: str, most: int) -> None:
+    """XLA for CPUs stands in for XLA for GPUs, which fuses more; another jaxlib may fuse differently.
+
+    Guards add a reduction, a select and counters each; limiters add metrics.
+    """
+    compiled = RUNS[run].programs["training 1"].lowered().compile(quick_options())
+    kernels = kernels_of_sgd_step(compiled.as_text())
+    assert most // 2 < kernels <= most
+
+
+# Arrays from the device to the host: the metrics in one request after every iteration, and the parameters, moments and
+# counters to roll back to after every `supervise.recovery.every` iterations.
+METRICS, SNAPSHOT = 14, 75
+
+
+@contextlib.contextmanager
+def counting_transfers() -> Iterator[list[str]]:
+    """Lists requests for arrays and fetched arrays. NumPy reads arrays of a CPU unseen; `device_get` does not."""
+    found: list[str] = []
+    value, get = ArrayImpl._value, jax.device_get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArrayImpl, "_value", property(lambda array: found.append("array") or value.fget(array)))
+        patch.setattr(jax, "device_get", lambda tree: found.append("request") or get(tree))
+        yield found
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_iteration_fetches_its_metrics_and_at_times_a_snapshot(tmp_path: Path) -> None:
+    quiet = ("logging=quiet", "checkpoint=off", "eval.num_evals=0", "supervise.recovery.every=3", "devices=1")
+    counts = []
+    with on_accelerator():
+        loop = TrainingLoop(compose(["env=fast", *TINY, *quiet]), tmp_path)
+        try:
+            use_empty_program(loop)
+            for _ in range(6):
+                with counting_transfers() as found:
+                    loop.advance()
+                counts.append((found.count("request"), found.count("array")))
+        finally:
+            loop.close()
+    usual, third = (1, METRICS), (2, METRICS + SNAPSHOT)
+    assert counts == [usual, usual, third, usual, usual, third]
+
+
+def test_counting_of_transfers_finds_a_number_that_is_read() -> None:
+    with counting_transfers() as found:
+        assert float(jnp.float32(2.0)) == 2.0
+        assert bool(jnp.any(jnp.ones(3) > 0))
+        jax.device_get(jnp.ones(3))
+    assert found == ["array", "array", "request", "array"]
