@@ -64,7 +64,7 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
         mesh: The devices that run the programs.
         env: The environment; only read for a task of Playground.
     """
-    precision, options = level(config.precision), compiler_options(config.deterministic)
+    precision, options = level(config.precision), compiler_options(config.deterministic, config.compiles_quickly)
     folder = program_cache_folder() if config.compile_cache is not None else None
     supported = jax.default_backend() == "cpu" and mesh.size == 1 and not precision.x64
     plain = _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)

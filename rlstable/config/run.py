@@ -200,6 +200,7 @@ class Config(Section, at=""):
     devices: Count | None
     deterministic: Flag
     compile_cache: Annotated[str, Field(min_length=1)] | None
+    quick_compile_iterations: CountOrZero
     resume: str | None
     # Only valid for the command it is typed for, so it is never saved.
     trust: Annotated[Flag, Field(exclude=True)]
@@ -282,6 +283,12 @@ class Config(Section, at=""):
     def env_steps_per_iteration(self) -> int:
         """Environment steps of one iteration, including action repeat."""
         return self.ppo.env_steps_per_iteration(self.env.action_repeat)
+
+    @property
+    def compiles_quickly(self) -> bool:
+        """Whether the run is too short for programs that are compiled with all optimisations."""
+        iterations = -(-self.total_steps // self.env_steps_per_iteration) * self.seeds
+        return iterations <= self.quick_compile_iterations
 
     @property
     def may_tighten_clipping(self) -> bool:

@@ -121,7 +121,7 @@ class TrainingSetup:
         if has_fault:
             self.ppo = faults.arm(self.ppo)
         # A guard given as an object has no key for the trace cache.
-        uncached = Programs(self.precision, compiler_options(config.deterministic))
+        uncached = Programs(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
         self._programs = uncached if more else programs_of(config, mesh, single)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None

@@ -18,6 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
 from toys import mesh, tiny_config
 
+from rlstable.cli.compose import compose
 from rlstable.compilation import background, xla
 from rlstable.compilation.xla import compiler_options, enable_program_cache, program_cache_folder, quick_options
 from rlstable.config import Config
@@ -65,6 +66,28 @@ def test_only_rarely_used_programs_are_compiled_without_optimisation(monkeypatch
     quick = quick_options()
     assert quick["xla_backend_optimization_level"] == 0
     assert options_used(tiny_config(eval={"num_envs": 3}), monkeypatch) == [quick, quick, None, None]
+
+
+@quickly()
+def test_every_program_of_a_short_run_is_compiled_quickly_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = quick_options()
+    short = tiny_config(quick_compile_iterations=100, eval={"num_envs": 3})
+    assert options_used(short, monkeypatch) == [quick] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "quickly"),
+    [
+        (["env=inverted_pendulum"], True),
+        (["env=inverted_pendulum", "total_steps=204_800"], True),
+        (["env=inverted_pendulum", "total_steps=204_801"], False),
+        (["env=inverted_pendulum", "seeds=2"], False),
+        (["env=inverted_pendulum", "quick_compile_iterations=0"], False),
+        (["env=ant", "total_steps=8192"], False),
+    ],
+)
+def test_only_short_runs_with_a_recipe_for_it_compile_quickly(words: list[str], quickly: bool) -> None:
+    assert compose(["recipe_for=cpu", *words]).compiles_quickly == quickly
 
 
 @pytest.fixture
