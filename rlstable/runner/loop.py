@@ -39,7 +39,7 @@ from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory, smallest
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import StopReason, nothing_to_train
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train
 
 _OUT_OF_MEMORY = (
     "The device of a process refused memory for an iteration. Several processes cannot continue with a smaller plan: "
@@ -167,15 +167,15 @@ class TrainingLoop:
             stop_reason = None  # each seed has a stop reason
         except OutOfMemory as error:
             ending = hosts.announce(StopReason.out_of_memory.name, StopReason.out_of_memory.exit_code, str(error))
-            self._advice, stop_reason = ending.message, StopReason[ending.stop_reason]
+            self._advice, stop_reason = str(error), StopReason[ending.stop_reason]
+            self._advise(ending)
         except KeyboardInterrupt:
             stop_reason = StopReason.interrupted  # the second signal does not wait for the iteration
             raise
         except Exception as error:
             ending = hosts.cause_of(error, StopReason.error.name, StopReason.error.exit_code)
             stop_reason = StopReason[ending.stop_reason]
-            if hosts.count() > 1:
-                self._advice = ending.message
+            self._advise(ending)
             for log_event in (self._folder.event, *(run.event for run in self._unfinished.values())):
                 log_event("error", message=f"{type(error).__name__}: {error}")
             if stop_reason is StopReason.error:
@@ -342,8 +342,13 @@ class TrainingLoop:
         if stop_reason is StopReason.error:
             for run in self._unfinished.values():
                 run.event("error", message=ending.message)
-        self._advice = ending.message
+        self._advise(ending)
         self._finish(stop_reason)
+
+    def _advise(self, ending: hosts.Ending) -> None:
+        """Explains a failure of another process, or of all; a signal explains itself."""
+        if hosts.count() > 1 and StopReason[ending.stop_reason] not in FROM_OUTSIDE:
+            self._advice = ending.message
 
     def _require_same_start(self, devices: int) -> None:
         """Checks that several processes train the same configuration, of one seed.
