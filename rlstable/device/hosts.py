@@ -34,7 +34,9 @@ from rlstable.config.distributed import DistributedConfig
 _CONNECT_SECONDS = 60  # until all processes must have started
 _HEARTBEAT_SECONDS = 25  # after which a silent process counts as lost
 _GRACE_SECONDS = 5.0  # for the main thread to end by itself
-_FAREWELL_SECONDS = 15  # of the coordinator for the others, after they have ended or one has failed
+_FAREWELL_SECONDS = 15  # in which the others end after a failure
+_EXIT_SECONDS = 5  # in which a process that has left exits
+_CONFIG_ERROR = 2  # exit code
 _FOREVER = 24 * 3600 * 1000  # milliseconds; the threads end a process that waits for a lost one
 _PREFIX = "rlstable"
 
@@ -152,12 +154,15 @@ def _connect(config: DistributedConfig) -> None:
     # Without this flag JAX aborts every process when one vanishes, before the run folder has the stop reason.
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is rlstable's
+    late = threading.Timer(_CONNECT_SECONDS, _give_up)
+    late.daemon = True
+    late.start()
     try:
         jax.distributed.initialize(
             config.coordinator,
             config.num_processes,
             config.process_id,
-            initialization_timeout=_CONNECT_SECONDS,
+            initialization_timeout=2 * _CONNECT_SECONDS,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_FAREWELL_SECONDS,
         )
@@ -168,10 +173,20 @@ def _connect(config: DistributedConfig) -> None:
         ) from None
     except Exception as error:
         text = " ".join(str(error).split())
-        raise ConfigError(
-            f"distributed: the processes have not found each other within {_CONNECT_SECONDS} s; start all of them, "
-            f"check distributed.coordinator, or set distributed=false ({text[:200]})"
-        ) from None
+        raise ConfigError(f"distributed.coordinator: cannot connect the processes: {text[:200]}") from None
+    finally:
+        late.cancel()
+
+
+def _give_up() -> None:
+    """Ends the process with one line, because JAX would abort it when the processes do not find each other."""
+    print(
+        f"rlstable: distributed: the processes have not found each other within {_CONNECT_SECONDS} s; start all of "
+        "them, check distributed.coordinator and distributed.num_processes, or set distributed=false",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(_CONFIG_ERROR)
 
 
 def count() -> int:
@@ -308,21 +323,29 @@ def cause_of(error: Exception, stop_reason: str, exit_code: int) -> Ending:
 
 def leave() -> None:
     """Disconnects this process; may be called again. The writer waits for the others, because it is the coordinator."""
-    team = _team
-    if team is None or team.left:
-        return
-    claim_end()
+    if _team is not None and not _team.left:
+        claim_end()
+        _say_farewell(_team)
+        with contextlib.suppress(Exception):
+            jax.distributed.shutdown()
+
+
+def _say_farewell(team: _Team) -> None:
+    """Tells the others that this process leaves. The coordinator must exit last, since JAX aborts the others then."""
     team.left = True
     with contextlib.suppress(Exception):  # the coordinator is lost
         team.client.key_value_set(f"{_PREFIX}/left/{team.index}", "1")
-    if team.index == 0:
-        deadline: float | None = None
-        while team.live != {0} and (deadline is None or time.monotonic() < deadline):
-            if deadline is None and (team.ending is not None or not team.remaining()):
-                deadline = time.monotonic() + _FAREWELL_SECONDS
-            time.sleep(0.1)
-    with contextlib.suppress(Exception):
-        jax.distributed.shutdown()
+    if team.index > 0:
+        return
+    failed_at = time.monotonic() if team.ending is not None else None
+    while team.remaining():
+        failed_at = failed_at or (time.monotonic() if team.ending is not None else None)
+        if failed_at is not None and time.monotonic() - failed_at > _FAREWELL_SECONDS:
+            break
+        time.sleep(0.1)
+    all_left = time.monotonic()
+    while team.live != {0} and time.monotonic() - all_left < _EXIT_SECONDS:
+        time.sleep(0.1)
 
 
 def _wait_for_ending(team: _Team) -> None:
@@ -368,7 +391,8 @@ def _end(team: _Team, ending: Ending) -> None:
         if team.finish is not None:
             team.finish(team.ending)
     finally:
-        leave()
+        # Connected to the end, because the main thread would fail if its call of the client were cancelled.
+        _say_farewell(team)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
