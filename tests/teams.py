@@ -35,6 +35,10 @@ class Team:
         processes: Number of processes; 1 starts an ordinary run.
         devices: CPU devices of each process.
         moments: Moment of `deadly.py` of some processes, by their number.
+        own_args: Arguments of single processes, by their number.
+
+    Attributes:
+        seconds_after_first_end: Seconds from the first to the last end of a process.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Team:
         processes: int = 2,
         devices: int = 2,
         moments: dict[int, dict[str, Any]] | None = None,
+        own_args: dict[int, list[str]] | None = None,
     ):
+        self.seconds_after_first_end = 0.0
         address = f"localhost:{free_port()}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_NO_CLUSTER)}
         environment |= ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
@@ -62,17 +68,27 @@ class Team:
                     subprocess.Popen(
                         [
                             sys.executable, str(ROOT / "tests" / "deadly.py"), moment, *TINY, "total_steps=320",
-                            "eval.num_evals=2", *team, *args, f"hydra.run.dir={run_dir}",
+                            "eval.num_evals=2", *team, *args, *(own_args or {}).get(i, []), f"hydra.run.dir={run_dir}",
                         ],
                         env=environment, stdout=output, stderr=subprocess.STDOUT,
                     )
                 )  # fmt: skip
 
-    def ends(self) -> list[int]:
-        """The exit codes of the processes; a negative number is a signal."""
-        deadline = time.monotonic() + _PATIENCE
+    def ends(self, patience: float = _PATIENCE) -> list[int]:
+        """The exit codes of the processes; a negative number is a signal.
+
+        Args:
+            patience: Seconds after which the processes are killed.
+        """
+        deadline, first = time.monotonic() + patience, None
         try:
-            return [process.wait(max(deadline - time.monotonic(), 0.1)) for process in self.processes]
+            while any(running := [process.poll() is None for process in self.processes]):
+                if first is None and not all(running):
+                    first = time.monotonic()
+                assert time.monotonic() < deadline, "\n".join(self.texts())
+                time.sleep(0.1)
+            self.seconds_after_first_end = 0.0 if first is None else time.monotonic() - first
+            return [int(process.returncode) for process in self.processes]
         finally:
             for process in self.processes:
                 process.kill()

@@ -27,7 +27,7 @@ class DistributedConfig(Section, at="distributed"):
     def _check(self) -> DistributedConfig:
         if self.enabled is False and self.by_hand:
             raise KeyedError(
-                "enabled", "false trains in one process, but coordinator, process_id or num_processes is set; remove it"
+                "enabled", "false trains in one process, so coordinator, process_id and num_processes must be null"
             )
         if self.coordinator is not None and not re.fullmatch(r".+:\d+", self.coordinator):
             raise KeyedError("coordinator", f"{self.coordinator!r} must have the form <host of process 0>:<port>")

@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -36,6 +36,7 @@ _HEARTBEAT_SECONDS = 25  # after which a silent process counts as lost
 _GRACE_SECONDS = 5.0  # for the main thread to end by itself
 _FAREWELL_SECONDS = 15  # in which the others end after a failure
 _EXIT_SECONDS = 5  # in which a process that has left exits
+_WATCH_SECONDS = 1.0  # between two questions for lost processes
 _CONFIG_ERROR = 2  # exit code
 _FOREVER = 24 * 3600 * 1000  # milliseconds; the threads end a process that waits for a lost one
 _PREFIX = "rlstable"
@@ -73,6 +74,8 @@ class _Team:
         live: The processes that JAX has seen last.
         lost: The processes that have vanished.
         left: Whether this process is leaving.
+        closed: Set when this process is disconnected.
+        threads: The threads that watch the other processes.
     """
 
     client: Any
@@ -86,6 +89,8 @@ class _Team:
     live: set[int] = dataclasses.field(default_factory=set)
     lost: set[int] = dataclasses.field(default_factory=set)
     left: bool = False
+    closed: threading.Event = dataclasses.field(default_factory=threading.Event)
+    threads: list[threading.Thread] = dataclasses.field(default_factory=list)
 
     def remaining(self) -> set[int]:
         """The other processes that have neither left nor vanished."""
@@ -117,7 +122,8 @@ def start(config: DistributedConfig) -> None:
         _team = _Team(client, state.process_id, state.num_processes)
         client.key_value_set(f"{_PREFIX}/host/{_team.index}", socket.gethostname(), allow_overwrite=True)
         for watch in (_wait_for_ending, _wait_for_lost_processes):
-            threading.Thread(target=watch, args=(_team,), daemon=True).start()
+            _team.threads.append(threading.Thread(target=watch, args=(_team,), daemon=True))
+            _team.threads[-1].start()
         atexit.register(leave)
 
 
@@ -256,18 +262,17 @@ def largest(value: int) -> int:
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
-def require_same(name: str, settings: dict[str, Any], own: Sequence[str] = ()) -> None:
+def require_same(name: str, settings: dict[str, Any]) -> None:
     """Checks that this process has the settings of the writer.
 
     Args:
-        name: Name of the settings, for the error.
+        name: Name of the exchange, as for `from_writer`.
         settings: Nested JSON data.
-        own: Top-level keys that may differ.
 
     Raises:
         ConfigError: They differ; names the first key.
     """
-    flat = dict(_flat({key: value for key, value in settings.items() if key not in own}))
+    flat = dict(_flat(settings))
     theirs = from_writer(name, lambda: flat)
     for key in flat.keys() | theirs.keys():
         if flat.get(key) != theirs.get(key):
@@ -328,6 +333,9 @@ def leave() -> None:
         _say_farewell(_team)
         with contextlib.suppress(Exception):
             jax.distributed.shutdown()
+        _team.closed.set()
+        for thread in _team.threads:  # Python's exit would abort in a thread that is inside JAX's client
+            thread.join(_EXIT_SECONDS)
 
 
 def _say_farewell(team: _Team) -> None:
@@ -358,7 +366,7 @@ def _wait_for_ending(team: _Team) -> None:
 def _wait_for_lost_processes(team: _Team) -> None:
     """Ends this process after another process has vanished. Every process must ask again and again."""
     everyone = list(range(team.count))
-    while True:
+    while not team.closed.wait(_WATCH_SECONDS):
         try:
             team.live = set(team.client.get_live_nodes(everyone))
         except Exception:
@@ -369,7 +377,6 @@ def _wait_for_lost_processes(team: _Team) -> None:
             message = f"{' and '.join(names)} vanished: no heartbeat for {_HEARTBEAT_SECONDS} s"
             threading.Thread(target=_end, args=(team, Ending("error", 1, message)), daemon=True).start()
             team.lost.update(lost)
-        time.sleep(1.0)
 
 
 def _name(team: _Team, index: int) -> str:
