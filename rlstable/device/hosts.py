@@ -69,7 +69,8 @@ class _Team:
         calls: Number of exchanges so far, by name.
         ending: Why all processes end; None until that is known.
         known: Set when `ending` is known.
-        ends: Held by the thread that ends this process.
+        ends: Held by the thread that ends the run.
+        ender: Identifier of this thread; None before the end.
         finish: Ends the run in another thread; None if there is no run.
         live: The processes that JAX has seen last.
         lost: The processes that have vanished.
@@ -84,7 +85,8 @@ class _Team:
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     ending: Ending | None = None
     known: threading.Event = dataclasses.field(default_factory=threading.Event)
-    ends: Any = dataclasses.field(default_factory=threading.RLock)
+    ends: Any = dataclasses.field(default_factory=threading.Lock)
+    ender: int | None = None
     finish: Callable[[Ending], None] | None = None
     live: set[int] = dataclasses.field(default_factory=set)
     lost: set[int] = dataclasses.field(default_factory=set)
@@ -112,9 +114,16 @@ def start(config: DistributedConfig) -> None:
     """Connects the processes if the configuration or the cluster says so. Must run before JAX is initialised.
 
     Raises:
-        ConfigError: A setting is missing, or the processes do not find each other.
+        ConfigError: A setting is missing, the processes do not find each other, or an earlier run of them has failed.
     """
     global _team
+    if _team is not None and _team.ending is not None:
+        raise ConfigError(
+            f"distributed: these processes have ended an earlier run as {_team.ending.stop_reason}; start new processes"
+        )
+    if _team is not None and _team.ender == threading.get_ident():  # a second run of the same processes
+        _team.ender = None
+        _team.ends.release()
     if _team is None and _is_wanted(config):
         _connect(config)
         state = distributed.global_state
@@ -296,8 +305,9 @@ def on_ending(finish: Callable[[Ending], None] | None) -> None:
 
 def claim_end() -> None:
     """Must be called by the thread that ends the run. If another thread already ends the process, it never returns."""
-    if _team is not None:
+    if _team is not None and _team.ender != threading.get_ident():
         _team.ends.acquire()
+        _team.ender = threading.get_ident()
 
 
 def announce(stop_reason: str, exit_code: int, message: str) -> Ending:
@@ -393,6 +403,7 @@ def _end(team: _Team, ending: Ending) -> None:
     time.sleep(_GRACE_SECONDS)
     if team.left or not team.ends.acquire(blocking=False):
         return
+    team.ender = threading.get_ident()
     try:
         print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr)
         if team.finish is not None:

@@ -236,7 +236,8 @@ class TrainingLoop:
         is_last = all(own_reasons.values()) and (requested is not None or not waiting)
         if not waiting and self._folder.row(training, self._unfinished.values(), is_last):
             requested = requested or StopReason.stopped
-        requested = requested or self._stop_request.agreed(self._last_seconds)  # while the state was saved
+        if hosts.count() == 1:
+            requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
         stop_reasons = {seed: own_reasons.get(seed) or requested for seed in self._unfinished}
         # Save every seed before the first one ends, since ending takes time. Waiting seeds are saved already.
         for seed, run in training.items():
