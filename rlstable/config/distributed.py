@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from rlstable.config.schema import Count, CountOrZero, KeyedError, Section
+
+
+def _word(value: Any) -> Any:
+    """A switch as a word: YAML reads `true` and `false` as truth values."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 class DistributedConfig(Section, at="distributed"):
     """Processes that train one run together, connected by `jax.distributed`."""
 
-    enabled: Literal["auto", True, False]
+    enabled: Annotated[Literal["auto", "true", "false"], BeforeValidator(_word)]
     coordinator: str | None
     process_id: CountOrZero | None
     num_processes: Count | None
@@ -25,7 +30,7 @@ class DistributedConfig(Section, at="distributed"):
 
     @model_validator(mode="after")
     def _check(self) -> DistributedConfig:
-        if self.enabled is False and self.by_hand:
+        if self.enabled == "false" and self.by_hand:
             raise KeyedError(
                 "enabled", "false trains in one process, so coordinator, process_id and num_processes must be null"
             )

@@ -140,7 +140,7 @@ def _is_wanted(config: DistributedConfig) -> bool:
     """Whether this process is one of several."""
     if config.enabled == "auto" and not config.by_hand:
         return distributed.global_state.client is not None or _count_in_cluster() > 1
-    return bool(config.enabled)
+    return config.enabled != "false"
 
 
 def _count_in_cluster() -> int:

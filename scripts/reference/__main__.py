@@ -134,7 +134,7 @@ def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
         words = [_values(arg, metadata) for arg in args if arg is not type(None)]
         return " or ".join([*words, *(["`null`"] if type(None) in args else [])])
     if origin is Literal:
-        return ", ".join(f"`{str(arg).lower() if isinstance(arg, bool) else arg}`" for arg in args)
+        return ", ".join(f"`{arg}`" for arg in args)
     if origin is tuple:
         inner = _values(args[0], ())
         return f"a list of {inner[0].lower()}{inner[1:]}"

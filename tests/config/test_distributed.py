@@ -14,9 +14,9 @@ def mistake(*words: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("true", True), ("false", False)])
-def test_short_form_sets_whether_several_processes_train(word: str, value: object) -> None:
-    assert compose(["env=fast", f"distributed={word}"]).distributed.enabled == value
+@pytest.mark.parametrize("word", ["auto", "true", "false"])
+def test_short_form_sets_whether_several_processes_train(word: str) -> None:
+    assert compose(["env=fast", f"distributed={word}"]).distributed.enabled == word
 
 
 def test_processes_are_not_saved_with_a_run() -> None:
@@ -44,5 +44,5 @@ def test_address_of_the_coordinator_needs_a_port() -> None:
 
 def test_unknown_switch_names_what_is_allowed() -> None:
     assert mistake("distributed=sometimes") == (
-        "distributed.enabled: input should be 'auto', True or False, got 'sometimes'"
+        "distributed.enabled: input should be 'auto', 'true' or 'false', got 'sometimes'"
     )
