@@ -29,9 +29,10 @@ from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.evaluation import compare_with_best, evaluate
 from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
 from rlstable.runner.header import header
+from rlstable.runner.processes import connect
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
-from rlstable.runner.seed_run import SeedRun, mesh_of
+from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.runner.setup_cache import DEFAULT_FACTORIES, Factories, LogEvent
 from rlstable.runner.slots import Slots
@@ -83,8 +84,7 @@ class TrainingLoop:
         environments: Environments | None = None,
     ):
         self.config = config
-        mesh = mesh_of(config)
-        self._require_same_start(mesh.size)
+        mesh = connect(config)
         self.run_dir = Path(hosts.from_writer("run_dir", lambda: str(run_dir)))  # its name may contain the time
         several = config.seeds > 1
         title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
@@ -350,21 +350,6 @@ class TrainingLoop:
         """Explains a failure of another process, or of all; a signal explains itself."""
         if hosts.count() > 1 and StopReason[ending.stop_reason] not in FROM_OUTSIDE:
             self._advice = ending.message
-
-    def _require_same_start(self, devices: int) -> None:
-        """Checks that several processes train the same configuration, of one seed.
-
-        Raises:
-            ConfigError: They do not.
-        """
-        if hosts.count() == 1:
-            return
-        if self.config.seeds > 1:
-            raise ConfigError(
-                f"seeds: {self.config.seeds} seeds train together on one device, not on {devices} of {hosts.count()} "
-                "processes; set seeds=1, or distributed=false"
-            )
-        hosts.require_same("configuration", self.config.model_dump(mode="json"))
 
     def _finish(self, stop_reason: StopReason | None) -> Result:
         """Ends the unfinished seeds and the run."""

@@ -52,14 +52,11 @@ _NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event 
 
 
 def mesh_of(config: Config) -> Mesh:
-    """The devices of a configuration, after connecting the processes of the run.
-
-    Must run before JAX is initialised; JAX ignores the dispatch flag afterwards.
+    """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards.
 
     Raises:
-        ConfigError: The devices or the other processes are not available.
+        ConfigError: The devices are not available.
     """
-    hosts.start(config.distributed)
     kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
     if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
         disable_async_dispatch()
@@ -350,9 +347,8 @@ class SeedRun:
 
     def _open_checkpoints(self) -> Checkpoints:
         args = (self.run_dir, self.config.checkpoint, self._on_checkpoint_event)
-        if self.config.fault.site == "disk":
-            return faults.FailingCheckpoints(self._fault, *args)
-        checkpoints = Checkpoints(*args)
+        fails = self.config.fault.site == "disk"
+        checkpoints = faults.FailingCheckpoints(self._fault, *args) if fails else Checkpoints(*args)
         if not hosts.is_writer():
             checkpoints.abandon()  # reads only
         return checkpoints
