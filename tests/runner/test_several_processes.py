@@ -71,7 +71,9 @@ def test_signal_to_one_of_two_processes_ends_both_as_preempted_with_one_checkpoi
     result = read_result(tmp_path / "pair")
     assert result is not None
     assert result["stop_reason"] == "preempted"
-    assert steps_in(tmp_path / "pair" / "checkpoints") == [3]
+    # A thread receives the signal, perhaps after the processes have agreed to continue.
+    assert steps_in(tmp_path / "pair" / "checkpoints") in ([3], [4])
+    assert result["step"] == 64 * steps_in(tmp_path / "pair" / "checkpoints")[0]
 
 
 @pytest.mark.slow
