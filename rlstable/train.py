@@ -6,6 +6,7 @@ code 2. A job of a sweep never ends the process, because Hydra would skip the re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -121,6 +122,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     if in_sweep:
         print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
         write_overrides(run_dir, overrides)
+    writes = True
     try:
         if str(options.sweeper.get("direction")).endswith("minimize"):
             raise ConfigError(
@@ -132,27 +134,46 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             print(notice, flush=True)
         with Signals(owns_process=not in_sweep) as signals:
             # Importing JAX and Brax takes seconds; a configuration error is printed before.
+            from rlstable.device import hosts
             from rlstable.runner.loop import TrainingLoop
 
-            stop_reason = TrainingLoop(config, run_dir, signals=signals).run().stop_reason
+            loop = TrainingLoop(config, run_dir, signals=signals)
+            if loop.run_dir != run_dir:  # of the writer; Hydra made another one for this process
+                _remove_if_empty(run_dir)
+                run_dir = loop.run_dir
+            writes = hosts.is_writer()
+            stop_reason = loop.run().stop_reason
         if stop_reason in (StopReason.interrupted, StopReason.preempted):
             _stopped_by_signal.append(stop_reason)
     except ConfigError as error:
         _print_error(str(error))
-        stop_reason = StopReason.config_error
-    except Exception:
+        stop_reason = _announced(StopReason.config_error, str(error))
+    except Exception as error:
         traceback.print_exc()
-        stop_reason = StopReason.error
+        stop_reason = _announced(StopReason.error, str(error))
     result = read_result(run_dir) or {"stop_reason": stop_reason.name, "exit_code": stop_reason.exit_code, "step": 0}
-    if in_sweep:
+    if in_sweep and writes:
         try:
             write_result(run_dir, result | {"overrides": overrides})
         except OSError as error:  # the remaining jobs may still be able to write
             _print_error(f"{run_dir}: result.json could not be written: {error}")
-    elif stop_reason is StopReason.config_error and run_dir.is_dir() and not any(run_dir.iterdir()):
-        run_dir.rmdir()  # Hydra made the folder; a configuration error leaves no empty folder
+    elif stop_reason is StopReason.config_error:
+        _remove_if_empty(run_dir)  # Hydra made the folder; a configuration error leaves no empty folder
     score = return_of(result)
     return stop_reason.exit_code, WORST_SCORE if score is None else score
+
+
+def _announced(stop_reason: StopReason, message: str) -> StopReason:
+    """Tells the other processes of the run that this one ends; returns the first cause of all."""
+    hosts = sys.modules.get("rlstable.device.hosts")
+    if hosts is None:
+        return stop_reason
+    return StopReason[hosts.announce(stop_reason.name, stop_reason.exit_code, message).stop_reason]
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _print_error(message: str) -> None:

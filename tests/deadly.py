@@ -8,6 +8,8 @@ The process sends SIGKILL to itself, so the moment is exact:
 - `{"at": "write", "n": 2, "step": 5}`: before the fifth file operation of Python in the second save of a checkpoint;
 - `{"at": "rollback", "n": 1, "step": 5}`: the same in the save after the first rollback; step 0 is before the save;
 - `{"at": "end"}`: never.
+
+With `"how": "SIGTERM"` the process sends itself this signal instead, with `"how": "error"` or `"memory"` it raises.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from rlstable import train
 from rlstable.policy import evaluator
-from rlstable.runner import saving, seed_run, stopping, supervisor
+from rlstable.runner import saving, seed_run, setup, stopping, supervisor
 
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
 
@@ -31,6 +35,21 @@ _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rm
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()
+
+
+def fail() -> None:
+    raise RuntimeError("a fault on purpose")
+
+
+def run_out_of_memory() -> None:
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: a fault on purpose")
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+HOW = {"SIGKILL": die, "SIGTERM": terminate, "error": fail, "memory": run_out_of_memory}
 
 
 def counted(call: Callable[..., Any], n: int, before: bool, then: Callable[[], None]) -> Callable[..., Any]:
@@ -77,9 +96,11 @@ def alone(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plant(moment: dict[str, Any]) -> None:
-    at = moment["at"]
-    if at == "iteration":
-        seed_run.SeedRun.record_iteration = counted(seed_run.SeedRun.record_iteration, moment["n"], False, die)
+    at, then = moment["at"], HOW[moment.get("how", "SIGKILL")]
+    if at == "iteration" and then is run_out_of_memory:
+        setup.Program.each = counted(setup.Program.each, moment["n"], True, then)
+    elif at == "iteration":
+        seed_run.SeedRun.record_iteration = counted(seed_run.SeedRun.record_iteration, moment["n"], False, then)
     elif at == "evaluation":
         evaluator.summarize = counted(evaluator.summarize, moment["n"], True, die)
     elif at == "write":
@@ -97,7 +118,7 @@ def plant(moment: dict[str, Any]) -> None:
         @contextlib.contextmanager
         def timed(self: Any, name: str) -> Iterator[None]:
             if name == moment["what"]:
-                threading.Timer(moment["seconds"], die).start()
+                threading.Timer(moment["seconds"], then).start()
             with compiling(self, name):
                 yield
 

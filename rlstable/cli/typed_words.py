@@ -23,8 +23,8 @@ _FOLDERS = ("resume", "hydra.run.dir")
 def prepared(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of a command line as Hydra reads them.
 
-    An existing folder after `resume=` or `hydra.run.dir=` is quoted in Hydra's grammar, and `resume=latest` becomes the
-    newest run folder.
+    An existing folder after `resume=` or `hydra.run.dir=` is quoted in Hydra's grammar, `resume=latest` becomes the
+    newest run folder, and `distributed=true` becomes `distributed.enabled=true`.
 
     Returns:
         The words, and one line of warning for each renamed key.
@@ -41,7 +41,7 @@ def prepared(words: Sequence[str]) -> tuple[list[str], list[str]]:
         _reject_other_spelling(word, words[index + 1] if index + 1 < len(words) else "")
     _reject_unknown_flags(words)
     renamed, warnings = with_new_names(words)
-    return [_with_folder(word) for word in renamed], warnings
+    return [_as_hydra_reads(word) for word in renamed], warnings
 
 
 def folder_in_pieces(words: Sequence[str], index: int) -> tuple[str, str] | None:
@@ -103,8 +103,10 @@ def _reject_unknown_flags(words: Sequence[str]) -> None:
         )
 
 
-def _with_folder(word: str) -> str:
+def _as_hydra_reads(word: str) -> str:
     key, equals, folder = word.partition("=")
+    if key == "distributed" and equals:
+        return f"distributed.enabled={folder}"
     if key not in _FOLDERS or not equals:
         return word
     if word == "resume=latest":

@@ -52,6 +52,8 @@ def exit_process(end: SystemExit) -> NoReturn:
     Args:
         end: The exception with the exit code, a number.
     """
+    if (hosts := sys.modules.get("rlstable.device.hosts")) is not None:
+        hosts.leave()
     if all(build.done() for build in list(_builds)):
         raise end
     try:

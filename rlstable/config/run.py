@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlstable.config.defaults import defaults
+from rlstable.config.distributed import DistributedConfig
 from rlstable.config.faults import FaultConfig
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.networks import NetworkConfig
@@ -202,8 +203,9 @@ class Config(Section, at=""):
     compile_cache: Annotated[str, Field(min_length=1)] | None
     quick_compile_iterations: CountOrZero
     resume: str | None
-    # Only valid for the command it is typed for, so it is never saved.
+    # Only valid for the command they are typed for, so they are never saved.
     trust: Annotated[Flag, Field(exclude=True)]
+    distributed: Annotated[DistributedConfig, Field(exclude=True)]
 
     @model_validator(mode="before")
     @classmethod

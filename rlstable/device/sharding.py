@@ -7,6 +7,7 @@ differentiation already sums over devices, and an explicit mean makes the gradie
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -24,7 +25,7 @@ SPLIT = PartitionSpec(AXIS)
 
 
 def make_mesh(count: int | None = None) -> Mesh:
-    """The mesh of the first `count` devices, or of all devices if None.
+    """The mesh of the first `count` devices, or of all devices of all processes if None.
 
     Raises:
         ConfigError: There are fewer than `count` devices, or none of the platform that `JAX_PLATFORMS` names.
@@ -73,10 +74,28 @@ def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
 
     def put(sharding: NamedSharding, subtree: Any) -> Any:
         # `device_put`, because a compiled copy would need one program per shape.
-        return jax.tree.map(lambda x: jax.device_put(_strong(x), _of(x, sharding), may_alias=False), subtree)
+        return jax.tree.map(lambda x: _put(_strong(x), _of(x, sharding)), subtree)
 
     with jax.enable_x64(True):  # otherwise float64 would silently become float32
         return jax.tree.map(put, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
+
+
+def _put(x: Any, sharding: NamedSharding) -> Any:
+    """A copy of an array on devices. If other processes have some of the devices, each process puts its own shards."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding, may_alias=False)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        if not x.sharding.is_equivalent_to(sharding, x.ndim):
+            return jax.device_put(x, sharding, may_alias=False)
+        own = [(shard.device, shard.data) for shard in x.addressable_shards]
+    else:
+        # `device_put` would compare the values of all processes, leaf by leaf.
+        whole = np.asarray(x)
+        own = [(device, whole[part]) for device, part in sharding.addressable_devices_indices_map(x.shape).items()]
+    shards = [jax.device_put(part, device, may_alias=False) for device, part in own]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
 
 def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
@@ -98,6 +117,27 @@ def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
 def fetch(tree: Any) -> Any:
     """Copies arrays to the host. On a CPU nothing is copied, and `jax.device_get` would take four times as long."""
     return jax.tree.map(np.asarray, tree) if jax.default_backend() == "cpu" else jax.device_get(tree)
+
+
+def gathered(tree: Any) -> Any:
+    """The tree with whole arrays in every process, where an array is split over processes. All processes must call it.
+
+    In a process that trains alone the tree itself.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    split = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not x.is_fully_addressable]
+    split = [i for i in split if not leaves[i].is_fully_replicated]
+    if split:
+        with jax.enable_x64(True):  # otherwise float64 would silently become float32
+            whole = _gathering(leaves[split[0]].sharding.mesh)([leaves[i] for i in split])
+        for i, x in zip(split, whole, strict=True):
+            leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)
+
+
+@functools.cache
+def _gathering(mesh: Mesh) -> Any:
+    return jax.jit(lambda leaves: leaves, out_shardings=NamedSharding(mesh, REPLICATED))
 
 
 def copy_arrays(tree: Any) -> Any:

@@ -20,6 +20,7 @@ from rlstable.envs import playground
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
+from rlstable.envs.own_devices import use_own_devices
 from rlstable.envs.randomized import RandomizedEnv
 
 
@@ -63,6 +64,7 @@ def load(
             f"env.source: this run was trained on an environment object of {config.name}; pass the object in Python: "
             "rlstable.fit(env, overrides=['resume=<folder>'])"
         )
+    use_own_devices()
     randomization = _randomization(config) if randomize and config.is_randomized else None
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     if config.source == "playground":

@@ -88,14 +88,23 @@ def place(array: np.ndarray, like: Any) -> Any:
     """
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array
+    sharding = like.sharding
+    if sharding is not None and not sharding.is_fully_addressable:  # each process puts its own shards
+        own = jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+        return jax.random.wrap_key_data(own, impl=_implementation(like)) if is_key(like) else own
     value: Any = array
     if is_key(like):
-        implementations: list[Any] = []
-        struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
-        jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), struct)
-        value = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=implementations[0])
+        value = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_implementation(like))
     committed = like.committed if isinstance(like, jax.Array) else like.sharding is not None
     return jax.device_put(value, like.sharding if committed else None)
+
+
+def _implementation(like: Any) -> Any:
+    """The implementation of typed random keys."""
+    implementations: list[Any] = []
+    struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), struct)
+    return implementations[0]
 
 
 def require_fit(saved: list[Leaf], wanted: list[Leaf], folder: Path) -> None:

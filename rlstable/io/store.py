@@ -50,6 +50,8 @@ def open_manager(
         # Renames before deleting, so that a crash leaves no incomplete checkpoint under its number.
         todelete_subdir=None if config is None else RETIRED,
         enable_async_checkpointing=config is not None and config.asynchronous,
+        # Each process uses the manager alone; orbax would wait for the other processes.
+        multiprocessing_options=_alone() if jax.process_count() > 1 else ocp.options.MultiprocessingOptions(),
     )
 
     class Manager(ocp.CheckpointManager):
@@ -57,6 +59,13 @@ def open_manager(
             """Returns None, because orbax would read the metrics of format 0 and fail if they are damaged."""
 
     return Manager(_path_of(directory), options=options)
+
+
+def _alone() -> Any:
+    import orbax.checkpoint as ocp
+
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(own, {own}, f"process-{own}")
 
 
 def _path_of(directory: Path) -> Any:

@@ -253,7 +253,7 @@ def make_evaluator(
 
     programs = programs_of(config, sharding.make_mesh(1), env.env)
     own = config.supervise.memory
-    limit = memory.limit(jax.devices()[0], own.limit_gib) if own.adapt else None
+    limit = memory.limit(jax.local_devices()[0], own.limit_gib) if own.adapt else None
     return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit)
 
 

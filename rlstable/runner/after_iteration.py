@@ -94,7 +94,7 @@ def _continue(
         run.supervisor.keep(run.state)
     if learned:
         run.return_check.keep(run.state)
-    if healthy and (run.checkpoints.due(host.iteration) or row or stop_reason is not None):
+    if healthy and (run.saving.due(host.iteration) or row or stop_reason is not None):
         run.saving.save(run.state, score)
     return stop_reason
 

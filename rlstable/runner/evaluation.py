@@ -1,12 +1,20 @@
-"""Evaluates the policies of all slots: the evaluation program is compiled for the number of seeds."""
+"""Evaluates the policies of all slots: the evaluation program is compiled for the number of seeds.
+
+Of several processes only the writer plays; all of them get its numbers, so that they decide alike.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
+import numpy as np
+
+from rlstable.device import hosts
 from rlstable.io.console import Console
-from rlstable.policy.evaluator import EvaluationMetrics, Evaluator
+from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot, returns_of
 from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.slots import Slots
 from rlstable.supervise.memory_plan import OutOfMemory
@@ -30,7 +38,7 @@ def evaluate(
     policies = slots.policies(training)
     try:
         with console.busy("evaluating the policy"):
-            metrics = evaluator.evaluate(list(policies.values()))
+            metrics = _played("evaluation", lambda: evaluator.evaluate(list(policies.values())))
     except OutOfMemory:
         for run in training.values():
             run.saving.save_if_good(run.state)  # the run ends with everything that it has learned
@@ -56,9 +64,37 @@ def compare_with_best(
     pairs = {seed: training[seed].return_check.policy_pair(training[seed].state) for seed in seeds}
     with contextlib.suppress(OutOfMemory), console.busy("comparing the policy with the best one"):
         best, present = (
-            evaluator.play(list((policies | {seed: pair[side] for seed, pair in pairs.items()}).values()))
+            _played("comparison", functools.partial(_returns, evaluator, policies | _side(pairs, side)))
             for side in (0, 1)
         )
-        for seed, best_episodes, present_episodes in zip(policies, best, present, strict=True):
+        for seed, best_returns, present_returns in zip(policies, best, present, strict=True):
             if seed in seeds:
-                training[seed].return_check.compare(best_episodes, present_episodes)
+                training[seed].return_check.compare(np.array(best_returns), np.array(present_returns))
+
+
+def _side(pairs: Mapping[int, tuple[PolicySnapshot, PolicySnapshot]], side: int) -> dict[int, PolicySnapshot]:
+    return {seed: pair[side] for seed, pair in pairs.items()}
+
+
+def _returns(evaluator: Evaluator, policies: Mapping[int, PolicySnapshot]) -> list[list[float]]:
+    """The returns of the episodes of each policy, NaN where an episode does not count."""
+    return [returns_of(episodes).tolist() for episodes in evaluator.play(list(policies.values()))]
+
+
+def _played(name: str, play: Callable[[], Any]) -> Any:
+    """The numbers that the writer has played.
+
+    Raises:
+        OutOfMemory: The writer has not enough memory for one episode.
+    """
+
+    def played_or_refused() -> tuple[Any, str | None]:
+        try:
+            return play(), None
+        except OutOfMemory as error:
+            return None, str(error)
+
+    played, refused = hosts.from_writer(name, played_or_refused)
+    if refused is not None:
+        raise OutOfMemory(refused)
+    return played

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from rlstable.config import Config
-from rlstable.device import machine, sharding
+from rlstable.device import hosts, machine, sharding
 from rlstable.runner.seed_run import SeedRun
 from rlstable.supervise import memory
 from rlstable.supervise.stop_reasons import short_path
@@ -41,7 +41,9 @@ def _device(run: SeedRun) -> str:
         device = f"{machine.name()}, {machine.share_of_cores(1)} cores"
     else:
         device = f"{mesh.size} x {sharding.device_kind(mesh)}"
-    limit = memory.limit(mesh.devices.flat[0])
+    if hosts.count() > 1:
+        device += f", {mesh.size} devices of {hosts.count()} processes"
+    limit = memory.limit(mesh.local_devices[0])
     return device if limit is None else f"{device}, {memory.readable(limit)} of memory"
 
 

@@ -15,6 +15,7 @@ from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
+from rlstable.device import hosts
 from rlstable.device.sharding import fetch
 from rlstable.device.shared import has_shared
 from rlstable.envs.objects import Environments
@@ -28,10 +29,11 @@ from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.evaluation import compare_with_best, evaluate
 from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
 from rlstable.runner.header import header
+from rlstable.runner.processes import connect
 from rlstable.runner.recordings import Recordings
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
-from rlstable.runner.seed_run import SeedRun, mesh_of
+from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.runner.setup_cache import DEFAULT_FACTORIES, Factories, LogEvent
 from rlstable.runner.slots import Slots
@@ -39,7 +41,12 @@ from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory, smallest
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import StopReason, nothing_to_train
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train
+
+_OUT_OF_MEMORY = (
+    "The device of a process refused memory for an iteration. Several processes cannot continue with a smaller plan: "
+    "resume with a larger ppo.gradient_accumulation or a smaller env.envs_per_pass."
+)
 
 
 class TrainingLoop:
@@ -78,17 +85,18 @@ class TrainingLoop:
         environments: Environments | None = None,
     ):
         self.config = config
-        self.run_dir = Path(run_dir)
+        mesh = connect(config)
+        self.run_dir = Path(hosts.from_writer("run_dir", lambda: str(run_dir)))  # its name may contain the time
         several = config.seeds > 1
         title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
-        self._console = Console(config.logging.console, config.total_steps, title, verbose=config.logging.verbose)
+        shown = config.logging.console if hosts.is_writer() else "off"
+        self._console = Console(shown, config.total_steps, title, verbose=config.logging.verbose)
         self._stop_request = StopRequest(self._console, self._save_and_end, signals, config.supervise.max_wall_time)
         self._slots = Slots(config.each_seed)
         self._recordings = Recordings()
         self._last_seconds = 0.0
         self._advice: str | None = None
         self.seeds: dict[int, SeedRun] = {}
-        mesh = mesh_of(config)
         if several and mesh.size > 1:
             raise ConfigError(
                 f"seeds: {config.seeds} seeds train together on one device, not on {mesh.size}; set devices=1"
@@ -103,6 +111,7 @@ class TrainingLoop:
             return SeedRun(config, folder, callback, more_guards, console, self._stop_request, factories)
 
         self.seeds = self._folder.open(open_seed)
+        hosts.on_ending(self._end_with_others)
         try:
             if several:
                 self._refuse_shared_leaves()
@@ -126,7 +135,7 @@ class TrainingLoop:
         """Runs one iteration and the steps due after it; returns the stop reasons of the seeds that have ended."""
         training = self._training
         iterate = self._slots.program(training, self._unfinished)
-        if any(run.schedule.evaluates_next for run in training.values()):
+        if hosts.is_writer() and any(run.schedule.evaluates_next for run in training.values()):
             # Compile before the iteration: a signal during compilation saves the present state.
             self._evaluator.prepare(list(self._slots.policies(training).values()))
             self._recordings.prepare(training.values())
@@ -139,6 +148,8 @@ class TrainingLoop:
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            if hosts.count() > 1:  # the other processes wait in the iteration, and a collective cannot be interrupted
+                raise OutOfMemory(_OUT_OF_MEMORY) from error
             for run in training.values():
                 run.shrink_after_oom()
             self._slots.take_plan_of(training, self._unfinished)
@@ -158,15 +169,20 @@ class TrainingLoop:
             self._train()
             stop_reason = None  # each seed has a stop reason
         except OutOfMemory as error:
-            self._advice = str(error)
-            stop_reason = StopReason.out_of_memory
+            ending = hosts.announce(StopReason.out_of_memory.name, StopReason.out_of_memory.exit_code, str(error))
+            self._advice, stop_reason = str(error), StopReason[ending.stop_reason]
+            self._advise(ending)
         except KeyboardInterrupt:
             stop_reason = StopReason.interrupted  # the second signal does not wait for the iteration
             raise
         except Exception as error:
+            ending = hosts.cause_of(error, StopReason.error.name, StopReason.error.exit_code)
+            stop_reason = StopReason[ending.stop_reason]
+            self._advise(ending)
             for log_event in (self._folder.event, *(run.event for run in self._unfinished.values())):
                 log_event("error", message=f"{type(error).__name__}: {error}")
-            raise
+            if stop_reason is StopReason.error:
+                raise
         finally:
             result = self._finish(stop_reason)
         return result
@@ -182,12 +198,12 @@ class TrainingLoop:
         training = self._training
         self._console.header(header(self.config, next(iter(training.values())), self.run_dir))
         self._slots.fill(training)
-        if any(run.schedule.evaluates for run in training.values()):
+        if hosts.is_writer() and any(run.schedule.evaluates for run in training.values()):
             # Compiles while the iteration is traced.
             self._evaluator.begin(list(self._slots.policies(training).values()))
         self._slots.program(training, self._unfinished)
         self._evaluate_untrained(training)
-        requested = self._stop_request.stop_reason  # before or during the compilation
+        requested = self._stop_request.agreed(float("-inf"))  # before or during the compilation
         if requested is not None:
             self._end(dict.fromkeys(self._unfinished, requested))
         while self._unfinished:
@@ -207,15 +223,16 @@ class TrainingLoop:
         self._folder.wait()
         self._folder.ensure()
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
-        if self.config.seeds == 1:
+        if self.config.seeds == 1 and hosts.count() == 1:  # an error in one process would hold up the others
             self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
         evaluations = evaluate(self._evaluator, self._slots, training, due, self._console) if due else {}
-        self._recordings.record(training[seed] for seed in evaluations)
+        if hosts.is_writer():
+            self._recordings.record(training[seed] for seed in evaluations)
         suspects = [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))]
         if suspects:
             compare_with_best(self._evaluator, self._slots, training, suspects, self._console)
         # Asked once for all seeds, so that all of them stop after the same iteration.
-        requested = self._stop_request.requested(self._last_seconds)
+        requested = self._stop_request.agreed(self._last_seconds)
         own_reasons = {
             seed: self._finish_iteration_of(run, metrics[seed], evaluations.get(seed, {}), requested) or requested
             for seed, run in training.items()
@@ -224,7 +241,8 @@ class TrainingLoop:
         is_last = all(own_reasons.values()) and (requested is not None or not waiting)
         if not waiting and self._folder.row(training, self._unfinished.values(), is_last):
             requested = requested or StopReason.stopped
-        requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
+        if hosts.count() == 1:
+            requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
         stop_reasons = {seed: own_reasons.get(seed) or requested for seed in self._unfinished}
         # Save every seed before the first one ends, since ending takes time. Waiting seeds are saved already.
         for seed, run in training.items():
@@ -252,7 +270,7 @@ class TrainingLoop:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
         stop_reasons = {seed: self.seeds[seed].final_stop_reason(reason) for seed, reason in stop_reasons.items()}
         runs = [self.seeds[seed] for seed, reason in stop_reasons.items() if reason in CONFIRMED_AT]
-        if runs:
+        if runs and hosts.is_writer():
             # The evaluation program takes `config.seeds` policies at a time.
             requested = self._stop_request.requested
             with self._console.busy("confirming the best policy in fresh episodes"):
@@ -312,15 +330,35 @@ class TrainingLoop:
         """The evaluator of all seeds; its events are logged for the whole run."""
         return make_evaluator(config, networks, compiling, self._folder.event, single)
 
-    def _save_and_end(self, stop_reason: StopReason) -> None:
-        """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation."""
+    def _save_and_end(self, stop_reason: StopReason) -> StopReason:
+        """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation.
+
+        Several processes save nothing here, because the others may not be ready to give their parts of a state.
+        """
+        ending = hosts.announce(stop_reason.name, stop_reason.exit_code, stop_reason.meaning)
         self._folder.wait()
-        for run in self._unfinished.values():
-            run.saving.save_if_due(run.state)
+        if hosts.count() == 1:
+            for run in self._unfinished.values():
+                run.saving.save_if_due(run.state)
+        return self._finish(StopReason[ending.stop_reason]).stop_reason
+
+    def _end_with_others(self, ending: hosts.Ending) -> None:
+        """Ends the run because another process has ended or vanished. Another thread may call this."""
+        stop_reason = StopReason[ending.stop_reason]
+        if stop_reason is StopReason.error:
+            for run in self._unfinished.values():
+                run.event("error", message=ending.message)
+        self._advise(ending)
         self._finish(stop_reason)
+
+    def _advise(self, ending: hosts.Ending) -> None:
+        """Explains a failure of another process, or of all; a signal explains itself."""
+        if hosts.count() > 1 and StopReason[ending.stop_reason] not in FROM_OUTSIDE:
+            self._advice = ending.message
 
     def _finish(self, stop_reason: StopReason | None) -> Result:
         """Ends the unfinished seeds and the run."""
+        hosts.claim_end()
         with contextlib.closing(self):
             for seed in self._unfinished:
                 self._end_seed(seed, stop_reason or StopReason.error)

@@ -11,6 +11,7 @@ import jax
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.renamed import updated
+from rlstable.device import hosts
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
@@ -70,7 +71,17 @@ def resume(
         _read_host_state(saved, new, folder, programs, host)
         return _template(saved, programs, first_state)
 
-    tree, saved = checkpoints.restore(template_of, later=_LATER)
+    read: dict[str, Any] = {}
+
+    def newest() -> int:
+        read["tree"], read["saved"] = checkpoints.restore(template_of, later=_LATER)
+        return host.iteration
+
+    # The writer first, because it renames damaged checkpoints; the other processes read the same one.
+    iteration = hosts.from_writer("resumed", newest)
+    if not hosts.is_writer():
+        read["tree"], read["saved"] = checkpoints.restore(template_of, iteration, later=_LATER)
+    tree, saved = read["tree"], read["saved"]
     if renamed_guards.has_old_names(saved["config"]):
         tree = renamed_guards.under_new_names(tree)
     saved = {**saved, "config": updated(saved["config"])}

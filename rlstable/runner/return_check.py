@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rlstable.config import Config
-from rlstable.envs.episodes import Episodes
-from rlstable.policy.evaluator import PolicySnapshot, returns_of, snapshot_of
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.keys import SeedKeys
@@ -83,9 +82,13 @@ class ReturnCheck:
         params, statistics = self._snapshots.best.policy
         return PolicySnapshot(params, statistics, key), snapshot_of(state, key)
 
-    def compare(self, best: Episodes, present: Episodes) -> None:
-        """Decides whether the return has collapsed, from paired episodes of the policies of `policy_pair`."""
-        best_returns, present_returns = returns_of(best), returns_of(present)
+    def compare(self, best_returns: np.ndarray, present_returns: np.ndarray) -> None:
+        """Decides whether the return has collapsed, from paired episodes of the policies of `policy_pair`.
+
+        Args:
+            best_returns: Returns of the best policy `[B]`, NaN where an episode does not count.
+            present_returns: Returns of the present policy in the same episodes.
+        """
         returns = {
             "best_return": _mean(best_returns),
             "return": _mean(present_returns),

@@ -1,4 +1,8 @@
-"""Saves the states of one seed, and counts the steps that are not saved."""
+"""Saves the states of one seed, and counts the steps that are not saved.
+
+Of several processes only the writer saves. The others call the same methods, because a split state is gathered from all
+of them, and because all decide alike.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import numpy as np
 
 from rlstable import __version__
 from rlstable.config import Config, ConfigError
+from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.folder_check import FolderCheck
 from rlstable.io.space import free_bytes, size_of
@@ -31,9 +36,6 @@ NOTHING_SAVED = "nothing_saved"
 class Saving:
     """Saves the states of one seed, and counts the steps that are not saved.
 
-    Attributes:
-        folder_check: Checks that the run folder is in place.
-
     Args:
         config: The whole configuration.
         host: The run's host state, saved beside the training state.
@@ -41,7 +43,7 @@ class Saving:
         snapshots: The states that the run may roll back to, saved with the training state.
         log: Logs events; its record is complete before a state is saved.
         checkpoints: The checkpoints on disk.
-        folder_check: Checks that the run folder is in place.
+        folder_check: Checks that the run folder is in place; None in a process that does not write.
     """
 
     def __init__(
@@ -52,9 +54,9 @@ class Saving:
         snapshots: Snapshots,
         log: SeedLog,
         checkpoints: Checkpoints,
-        folder_check: FolderCheck,
+        folder_check: FolderCheck | None,
     ):
-        self.folder_check = folder_check
+        self._folder_check = folder_check
         self._config = config
         self._host = host
         self._programs = programs
@@ -68,6 +70,16 @@ class Saving:
         self._last_score: float | None = None
         self._steps: dict[int, int] = {}  # environment steps by iteration, of the checkpoints of this process
         self._first_step = host.step
+
+    @property
+    def taken(self) -> bool:
+        """Whether another run uses a folder with the same name, so that nothing is written there any more."""
+        return self._folder_check is not None and self._folder_check.taken
+
+    def due(self, iteration: int) -> bool:
+        """Whether to save after this iteration. Of several processes, none saves sooner after a failed save."""
+        due = self._checkpoints.due(iteration)
+        return due if hosts.count() == 1 else iteration % self._config.checkpoint.every == 0
 
     def record_iteration(self, healthy: bool) -> None:
         """Records an iteration, not saveable yet: the evaluation and reset due after it have not happened."""
@@ -101,24 +113,26 @@ class Saving:
         host, logbook = self._host, self._log.logbook
         host.wandb_run_id = logbook.wandb_run_id
         saved, origins = self._snapshots.save(state, host.iteration)
-        saved = dataclasses.replace(saved, incident=None)
+        saved = sharding.gathered(dataclasses.replace(saved, incident=None))
+        self._last_good = host.iteration, host.step
+        self._last_score, self._unsaved = score, False
+        if self._folder_check is None:
+            return
         policy, metadata = policy_arrays(state), {**self._metadata(score), **origins}
         logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
-        self._last_good = host.iteration, host.step
         self._checkpoints.wait()
         on_disk = self._checkpoints.on_disk()
         self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {host.iteration: host.step}
         try:
-            if self.folder_check.ensure():
+            if self._folder_check.ensure():
                 self._checkpoints.reopen()
         except (OSError, ConfigError) as error:
-            if self.folder_check.taken:
+            if self._folder_check.taken:
                 self._checkpoints.abandon()
             self._checkpoints.refuse(host.iteration, error)
         else:
             self.warn_if_disk_nearly_full(saved)
             self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
-        self._last_score, self._unsaved = score, False
 
     def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""
@@ -144,7 +158,7 @@ class Saving:
         Args:
             state: The training state, by whose size the first checkpoint is estimated.
         """
-        if not self._config.checkpoint.enabled:
+        if not self._config.checkpoint.enabled or self._folder_check is None:
             return
         iterations = self._checkpoints.on_disk()
         sizes = [size_of(self._checkpoints.directory / str(iteration)) for iteration in iterations[-1:]]
@@ -180,11 +194,15 @@ class Saving:
     def vanished(self) -> bool:
         """Whether files of the run folder were deleted or moved; waits until a running save ends."""
         self._checkpoints.wait()
-        return not self._checkpoints.failing and (bool(self._since_saved()) or not self.folder_check.whole)
+        return not self._checkpoints.failing and (bool(self._since_saved()) or self._folder_is_damaged)
+
+    @property
+    def _folder_is_damaged(self) -> bool:
+        return self._folder_check is not None and not self._folder_check.whole
 
     def unsaved_steps(self) -> int:
         """Environment steps up to the last good state that no checkpoint has; waits until a running save ends."""
-        if not self._config.checkpoint.enabled:
+        if not self._config.checkpoint.enabled or self._folder_check is None:
             return 0
         self._checkpoints.wait()
         return self._since_saved()
@@ -199,9 +217,11 @@ class Saving:
             state: The last training state.
         """
         if self._config.checkpoint.enabled:
-            if stop_reason in SAVED and self._healthy and self.vanished:
+            if stop_reason in SAVED and self._healthy and hosts.from_writer("vanished", lambda: self.vanished):
                 self.save(state, self._last_score)  # writes the run folder again
-            stop_reason = self._unless_not_saved(stop_reason)
+            if stop_reason in SAVED:
+                name = hosts.from_writer("final_stop_reason", lambda: self._unless_not_saved(stop_reason).name)
+                stop_reason = StopReason[name]
         if stop_reason.succeeded and not finite(policy_arrays(state)):
             stop_reason = StopReason.state_not_finite
         return stop_reason
@@ -212,7 +232,7 @@ class Saving:
         If the last state was bad, so that it was not saved, a best policy in the folder is enough. If no state
         was ever good, nothing is saved.
         """
-        if stop_reason not in SAVED or not (self.unsaved_steps() or self._nothing_on_disk):
+        if not (self.unsaved_steps() or self._nothing_on_disk):
             return stop_reason
         # A job that is queued again after exit code 75 resumes from the newest checkpoint.
         resumes = stop_reason is StopReason.time_limit and not self._nothing_on_disk
@@ -237,7 +257,7 @@ class Saving:
         return not self._on_disk()
 
     def _on_disk(self) -> list[int]:
-        return [] if self.folder_check.taken else [*self._checkpoints.on_disk()]
+        return [] if self.taken else [*self._checkpoints.on_disk()]
 
     def _since_saved(self) -> int:
         """Environment steps from the newest checkpoint on disk to the last good state."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlstable import faults
 from rlstable.config import Config
+from rlstable.device import hosts
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
 from rlstable.io.thinning import History
@@ -43,7 +44,7 @@ class SeedLog:
     Args:
         config: The whole configuration.
         run_dir: The run folder.
-        callback: Called as `callback(step, row)` with every row; returning True stops the run.
+        callback: Called as `callback(step, row)` with every row, in the writer; returning True stops the run.
         console: The console.
         host: The run's host state.
         alone: Whether the run has no other seed; several seeds share one live page.
@@ -76,7 +77,7 @@ class SeedLog:
         self._warned_of_evaluation = False
 
     def start(self, ppo: PPO) -> None:
-        """Opens the outputs. Must run when the first step of the run is known.
+        """Opens the outputs, in the writer. Must run when the first step of the run is known.
 
         Args:
             ppo: For the names of guards and causes.
@@ -84,11 +85,13 @@ class SeedLog:
         self._update_guards = ppo.update_guards
         self.telemetry = Telemetry(self._config, ppo)
         self._before = (self._host.elapsed, self._host.evaluated)
-        self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
+        if hosts.is_writer():
+            self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Logs one event."""
-        self.logbook.event(self._host.logged_step, kind, fields)
+        """Logs one event, in the writer."""
+        if hosts.is_writer():
+            self.logbook.event(self._host.logged_step, kind, fields)
 
     def iteration(self, metrics: Metrics) -> None:
         """Logs the trips of an iteration and looks for signs of trouble.
@@ -161,7 +164,8 @@ class SeedLog:
         step = self._host.logged_step
         self.logbook.log(step, row)
         self.history.append({"step": step, **row})
-        if self._callback is not None and self._callback(step, row) is True:
+        callback = self._callback
+        if callback is not None and hosts.from_writer("callback", lambda: callback(step, row) is True):
             self.stopped_by_callback = True
 
     def result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
 from rlstable.config.supervise import X64
-from rlstable.device import sharding
+from rlstable.device import hosts, sharding
 from rlstable.envs.float64 import computes_in_float64
 from rlstable.guards.base import MoreGuards
 from rlstable.io.versions import versions
@@ -68,6 +69,7 @@ class SeedPrograms:
         self._host = host
         self._setups = SetupCache(config, mesh, more_guards, compiling, event, factories)
         self._memory = MemoryPlanner(config, mesh, event)
+        self._distinct: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.reload_ladder()
 
     def reload_ladder(self) -> None:
@@ -78,7 +80,10 @@ class SeedPrograms:
         def distinct(levels: tuple[str, ...]) -> tuple[str, ...]:
             if X64 in levels[1:] and not computes_in_float64(self._setups.setup(start, self._host.plan).single):
                 levels = tuple(level for level in levels if level != X64)
-            return _distinct_levels(self._compiling, self._event, levels)
+            if levels not in self._distinct:  # measured once, because all processes must ask equally often
+                measure = functools.partial(_distinct_levels, self._compiling, self._event, levels)
+                self._distinct[levels] = tuple(hosts.from_writer("levels", measure))
+            return self._distinct[levels]
 
         self.ladder = Ladder(ladder, start, self._host.rungs, distinct, self.shared)
 
@@ -141,14 +146,17 @@ class SeedPrograms:
         Returns:
             The bytes that the program needs, if known, and the program, or None if the program does not fit.
         """
+        program: Program | None = None
+        needed: int | None = None
         try:
             program = compile_program()
+            needed = self._memory.needed(program)
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return None, None
-        needed = self._memory.needed(program)
-        return needed, program if self._memory.fits(needed) else None
+        # A program that does not fit in one process is smaller in all of them.
+        fits = hosts.gather("fits", program is not None and self._memory.fits(needed))
+        return needed, program if all(fits) else None
 
     def smaller_plan(self, needed: int | None) -> MemoryPlan:
         """The next smaller memory plan.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from rlstable import faults
 from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
-from rlstable.device import sharding
+from rlstable.device import hosts, sharding
 from rlstable.envs.capture import cause_names
 from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.base import MoreGuards, check_more
@@ -53,11 +53,21 @@ _NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event 
 
 
 def mesh_of(config: Config) -> Mesh:
-    """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards."""
+    """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards.
+
+    Raises:
+        ConfigError: The devices are not available.
+    """
     kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
     if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
         disable_async_dispatch()
-    return sharding.make_mesh(config.devices)
+    mesh = sharding.make_mesh(config.devices if hosts.count() == 1 else None)
+    if config.devices not in (None, mesh.size):
+        raise ConfigError(
+            f"devices: {config.devices} requested, but {hosts.count()} processes train on all of their {mesh.size} "
+            "devices; set devices=null, and start each process with fewer devices"
+        )
+    return mesh
 
 
 class SeedRun:
@@ -134,8 +144,8 @@ class SeedRun:
         self._lock: RunLock | None = None
         self._opened = False
         try:
-            resumes, self._lock = open_run_dir(run_dir, config.resume, 1)
-            if self._lock.unsupported is not None:
+            resumes = hosts.from_writer("resumes", self._open_folder)
+            if self._lock is not None and self._lock.unsupported is not None:
                 self.event("lock_unsupported", error=self._lock.unsupported)
             if cache_error is not None:
                 self.event("compile_cache_unusable", error=cache_error)
@@ -147,6 +157,11 @@ class SeedRun:
         except BaseException:
             self.close()
             raise
+
+    def _open_folder(self) -> bool:
+        """Creates and locks the run folder; returns whether the run resumes."""
+        resumes, self._lock = open_run_dir(self.run_dir, self.config.resume, 1)
+        return resumes
 
     def _initialize_state(self, setup: TrainingSetup, resumes: bool) -> None:
         """Makes the first state of a new run, or reads the state of a resumed one."""
@@ -160,16 +175,18 @@ class SeedRun:
         else:
             self.supervisor.keep(self.state)
 
-    def _open_files(self, lock: RunLock) -> None:
+    def _open_files(self, lock: RunLock | None) -> None:
         """Writes the first files of the run folder and opens the log."""
         config, host, programs, snapshots = self.config, self.host, self.programs, self.supervisor.snapshots
         self.return_check = ReturnCheck(config, host, self.keys, snapshots, self.event)
         causes = cause_names(programs.setup.env.guards)
         self._incidents = Incidents(self.run_dir, config, causes, programs.versions, host.incidents, self.event)
-        settings = config.model_dump(mode="json")
-        folder_check = FolderCheck(self.run_dir, lock, self.log.logbook, settings, programs.machine, self.event)
+        folder_check = None
+        if lock is not None:
+            settings = config.model_dump(mode="json")
+            folder_check = FolderCheck(self.run_dir, lock, self.log.logbook, settings, programs.machine, self.event)
         self.saving = Saving(config, host, programs, snapshots, self.log, self.checkpoints, folder_check)
-        trust_error = remember(self.run_dir / "config.yaml", config)
+        trust_error = None if lock is None else remember(self.run_dir / "config.yaml", config)
         if trust_error is not None:
             self.event("folder_not_remembered", error=trust_error)
         self.log.start(programs.setup.ppo)
@@ -180,7 +197,7 @@ class SeedRun:
         """The stop reason of a resumed seed with nothing left to train; None for a seed to train."""
         if self.schedule.finished:
             return StopReason.completed
-        fields = read_result(self.run_dir) or {}
+        fields = hosts.from_writer("result", lambda: read_result(self.run_dir)) or {}
         reached = fields.get("stop_reason") == StopReason.target_reached.name and fields.get("step") == self.host.step
         return StopReason.target_reached if reached and stays_ended(fields, self.config) else None
 
@@ -229,7 +246,8 @@ class SeedRun:
         evaluates = self.schedule.evaluates_next and healthy
         if not self._has_iterated:
             self._has_iterated = True
-            forget_result(self.run_dir)  # not sooner: a run that cannot start loses nothing
+            if hosts.is_writer():
+                forget_result(self.run_dir)  # not sooner: a run that cannot start loses nothing
             self.confirmed = {}
         host = self.host
         self._step_before, host.step = host.step, int(metrics.counters.env_steps)
@@ -309,31 +327,38 @@ class SeedRun:
             self.checkpoints.close()
             more = {**self.confirmed, **({"unsaved_steps": unsaved} if unsaved else {})}
             fields = self.log.result(stop_reason, self.cause, self.advice, more)
+            step, history = self.host.step, self.log.history
+            result = Result(stop_reason, self.run_dir, step, self.log.last_evaluation, history)
+            if not hosts.is_writer():
+                return fields, result
             self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             self.log.logbook.wait()  # the report page reads it
             self.log.live_page.stop()
             saved = self.checkpoints.latest() is not None
-            taken = self.saving.folder_check.taken
+            taken = self.saving.taken
             report = self.config.logging.report
             options = {"report": report, "saved": saved, "taken": taken}
             options["env_by_name"] = self.config.env.source != "object"
             finish_files(stop_reason, fields, self.run_dir, self._console, **options)
-            step, history = self.host.step, self.log.history
-            return fields, Result(stop_reason, self.run_dir, step, self.log.last_evaluation, history)
+            return fields, result
 
     def close(self) -> None:
         """Releases the folder, as `finish` does, for a seed that is not run. May be called again."""
         with contextlib.ExitStack() as closing:  # even if interrupted, so that the next run finds the folder free
             if self._lock is not None:
                 closing.callback(self._lock.release)
-                if not self._opened or not self.saving.folder_check.taken:
+                if not self._opened or not self.saving.taken:
                     closing.callback(free_reserve, self.run_dir)
             closing.callback(self.log.logbook.close)
             closing.callback(self.checkpoints.close)
 
     def _open_checkpoints(self) -> Checkpoints:
         args = (self.run_dir, self.config.checkpoint, self._on_checkpoint_event)
-        return faults.FailingCheckpoints(self._fault, *args) if self.config.fault.site == "disk" else Checkpoints(*args)
+        fails = self.config.fault.site == "disk"
+        checkpoints = faults.FailingCheckpoints(self._fault, *args) if fails else Checkpoints(*args)
+        if not hosts.is_writer():
+            checkpoints.abandon()  # reads only
+        return checkpoints
 
     def _on_checkpoint_event(self, kind: str, fields: dict[str, Any]) -> None:
         self.event(kind, **fields)
@@ -345,7 +370,14 @@ class SeedRun:
         iteration, at = self.host.iteration, self.host.iteration + self.host.attempts.lost_iterations
         if bad and self._incidents.wanted(at):
             num_envs = self.state.env_state.done.shape[0]
-            self._incidents.write(jax.device_get(slot), iteration, at, self.programs.level._asdict(), num_envs)
+            captured = jax.device_get(sharding.gathered(slot))
+            memory = self.host.incidents
+
+            def write() -> int:
+                self._incidents.write(captured, iteration, at, self.programs.level._asdict(), num_envs)
+                return memory.count
+
+            memory.count, memory.last = hosts.from_writer("incidents", write), at
         if self._incidents.opens_after(at):
             empty = sharding.place(np.zeros(slot.taken.shape, bool), self.programs.mesh, sharding.SPLIT)
             self.state = dataclasses.replace(self.state, incident=dataclasses.replace(slot, taken=empty))

@@ -292,7 +292,7 @@ def _with_models_of(before: Any, after: Any) -> Any:
     lost = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(models))  # after out of memory
     if lost or before.done.shape != after.done.shape:
         return after
-    return after.replace(info={**after.info, MODEL: jax.device_get(models)})
+    return after.replace(info={**after.info, MODEL: jax.device_get(sharding.gathered(models))})
 
 
 def _blank(x: jax.ShapeDtypeStruct) -> Any:

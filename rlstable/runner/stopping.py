@@ -9,9 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from rlstable.device import hosts
 from rlstable.io.console import Console
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
+
+# Requests in the order in which several processes agree on one.
+_REQUESTS = (None, StopReason.time_limit, StopReason.interrupted, StopReason.preempted)
 
 
 class StopRequest:
@@ -19,7 +23,8 @@ class StopRequest:
 
     Args:
         console: Shows the name of the program that compiles.
-        save_and_end: Saves and ends the run; called by another thread while XLA compiles in the main thread.
+        save_and_end: Saves and ends the run and returns the final stop reason; called by another thread while XLA
+            compiles in the main thread.
         signals: Signals that are already caught; None to catch them in `listening`.
         limit: Seconds from now; an iteration that would end later is not started. None for no limit.
     """
@@ -27,7 +32,7 @@ class StopRequest:
     def __init__(
         self,
         console: Console,
-        save_and_end: Callable[[StopReason], None],
+        save_and_end: Callable[[StopReason], StopReason],
         signals: Signals | None = None,
         limit: float | None = None,
     ):
@@ -45,8 +50,16 @@ class StopRequest:
             return None
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
+    def agreed(self, next_seconds: float = 0.0) -> StopReason | None:
+        """The stop reason that a signal or the clock of any process requests. All processes must call it together.
+
+        Args:
+            next_seconds: Expected seconds of the next iteration.
+        """
+        return _REQUESTS[hosts.largest(_REQUESTS.index(self.requested(next_seconds)))]
+
     def requested(self, next_seconds: float) -> StopReason | None:
-        """The stop reason that a signal or the clock requests after an iteration.
+        """The stop reason that a signal or the clock requests after an iteration, in this process.
 
         Args:
             next_seconds: Expected seconds of the next iteration.
@@ -80,10 +93,11 @@ class StopRequest:
         """Saves the run and ends the process."""
         stop_reason = self.stop_reason or StopReason.interrupted
         try:
-            self._save_and_end(stop_reason)
+            stop_reason = self._save_and_end(stop_reason)
             if self._signals is not None:
                 self._signals.call_previous_handler()
         finally:
+            hosts.leave()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(stop_reason.exit_code)

@@ -65,10 +65,10 @@ def footprint(compiled: Any) -> Footprint | None:
 
 
 def needed(program: Footprint | None, devices: Mesh) -> int | None:
-    """Bytes that a program needs of the limit; several CPU devices of JAX share one memory."""
+    """Bytes that a program needs of the limit; several CPU devices of one process share one memory."""
     if program is None:
         return None
-    return program.peak * (devices.size if devices.devices.flat[0].platform == "cpu" else 1)
+    return program.peak * (len(devices.local_devices) if devices.local_devices[0].platform == "cpu" else 1)
 
 
 def limit(device: Any, configured: float | None = None) -> int | None:

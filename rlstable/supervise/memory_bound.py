@@ -70,7 +70,7 @@ def require_memory(config: Config, mesh: Mesh, env_state: Any, observation: Any,
     """
     if not config.supervise.memory.adapt:
         return
-    ppo, device = config.ppo, mesh.devices.flat[0]
+    ppo, device = config.ppo, mesh.local_devices[0]
     share = 1 if device.platform == "cpu" else mesh.size  # CPU devices share one memory
     batch, step = experience_bytes(config, observation, action_size)
     limit = memory.limit(device, config.supervise.memory.limit_gib)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import divisors
+from rlstable.device import hosts
 from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, readable
 
@@ -132,7 +133,10 @@ class MemoryPlanner:
         self._config = config
         self._event = event
         self._mesh = mesh
-        self._limit = memory.limit(mesh.devices.flat[0], config.supervise.memory.limit_gib)
+        limit = memory.limit(mesh.local_devices[0], config.supervise.memory.limit_gib)
+        # The same in all processes, because their programs must be the same.
+        limits = [one for one in hosts.gather("memory_limit", limit) if one is not None]
+        self._limit = min(limits, default=None)
         self._lever = 0
         self._needed_before: int | None = None
         self._tight_logged = False

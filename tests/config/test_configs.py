@@ -186,11 +186,12 @@ def test_config_yaml_has_the_typed_keys_and_values() -> None:
         "override hydra/hydra_logging",
     }
     assert groups == set(GROUPS)
-    own = {key: value for key, value in written.items() if key not in ("defaults", "hydra", "env")}
-    assert set(own) | groups - {"sweep"} == set(typed.Config.model_fields)  # only Hydra reads it
+    own = {key: value for key, value in written.items() if key not in ("defaults", "hydra", "env", "distributed")}
+    assert set(own) | {"distributed"} | groups - {"sweep"} == set(typed.Config.model_fields)  # only Hydra reads it
     plain = typed.Config(env=typed.EnvConfig(name="ant"))
     assert read("recipe_for/auto.yaml") == {"recipe_for": plain.recipe_for}
     assert own == {key: getattr(plain, key) for key in own}
+    assert typed.DistributedConfig(**written["distributed"]) == plain.distributed
     assert flat_keys(written["env"]) == model_keys(typed.EnvConfig)
     assert typed.EnvConfig(**{**written["env"], "name": "ant"}) == plain.env
 

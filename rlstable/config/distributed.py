@@ -1,0 +1,44 @@
+"""Configuration of a run with several processes, usually one per host."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+
+from rlstable.config.schema import Count, CountOrZero, KeyedError, Section
+
+
+def _word(value: Any) -> Any:
+    """A switch as a word: YAML reads `true` and `false` as truth values."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+class DistributedConfig(Section, at="distributed"):
+    """Processes that train one run together, connected by `jax.distributed`."""
+
+    enabled: Annotated[Literal["auto", "true", "false"], BeforeValidator(_word)]
+    coordinator: str | None
+    process_id: CountOrZero | None
+    num_processes: Count | None
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the user names the processes, instead of a cluster."""
+        return any(value is not None for value in (self.coordinator, self.process_id, self.num_processes))
+
+    @model_validator(mode="after")
+    def _check(self) -> DistributedConfig:
+        if self.enabled == "false" and self.by_hand:
+            raise KeyedError(
+                "enabled", "false trains in one process, so coordinator, process_id and num_processes must be null"
+            )
+        if self.coordinator is not None and not re.fullmatch(r".+:\d+", self.coordinator):
+            raise KeyedError("coordinator", f"{self.coordinator!r} must have the form <host of process 0>:<port>")
+        if self.process_id is not None and self.num_processes is not None and self.process_id >= self.num_processes:
+            raise KeyedError(
+                "process_id",
+                f"{self.process_id} must be less than num_processes={self.num_processes}; the first process is 0",
+            )
+        return self

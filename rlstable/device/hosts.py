@@ -1,0 +1,244 @@
+"""Several processes that train one run together, usually one per host, connected by `jax.distributed`.
+
+Every process runs the same host loop and takes the same decisions in the same iteration. Process 0 is the writer: only
+this process writes the run folder, evaluates and prints. In a process that trains alone every function is free.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax._src import clusters, distributed, xla_bridge  # no public API for the detection and for the client
+
+from rlstable.config import ConfigError
+from rlstable.config.distributed import DistributedConfig
+from rlstable.device.team import FAREWELL_SECONDS, FOREVER, HEARTBEAT_SECONDS, Ending, Team
+
+_CONNECT_SECONDS = 60  # until all processes must have started
+_CONFIG_ERROR = 2  # exit code
+
+Value = TypeVar("Value")
+
+_team: Team | None = None
+
+
+def start(config: DistributedConfig) -> None:
+    """Connects the processes if the configuration or the cluster says so. Must run before JAX is initialised.
+
+    Raises:
+        ConfigError: A setting is missing, the processes do not find each other, or an earlier run of them has failed.
+    """
+    global _team
+    if _team is not None and _team.ending is not None:
+        raise ConfigError(
+            f"distributed: these processes have ended an earlier run as {_team.ending.stop_reason}; start new processes"
+        )
+    if _team is None and _is_wanted(config):
+        _connect(config)
+        state = distributed.global_state
+        _team = Team(state.client, state.process_id, state.num_processes)
+        atexit.register(leave)
+    if _team is not None:
+        _team.begin_run()
+
+
+def _is_wanted(config: DistributedConfig) -> bool:
+    """Whether this process is one of several."""
+    if config.enabled == "auto" and not config.by_hand:
+        return distributed.global_state.client is not None or _count_in_cluster() > 1
+    return config.enabled != "false"
+
+
+def _count_in_cluster() -> int:
+    """Number of processes of a cluster that JAX detects: Slurm, Open MPI, Kubernetes, TPU pods; 1 outside of one."""
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # a pod that belongs to no job, for instance
+        warnings.simplefilter("ignore")  # of a missing package `kubernetes`
+        kinds = (kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+        cluster = next((kind for kind in kinds if kind.is_env_present()), None)
+        return 1 if cluster is None else cluster.get_process_count()
+    return 1
+
+
+def _connect(config: DistributedConfig) -> None:
+    """Calls `jax.distributed.initialize`, unless the user's script has called it.
+
+    Raises:
+        ConfigError: A setting is missing, or the processes do not find each other.
+    """
+    if distributed.global_state.client is not None:
+        return
+    if xla_bridge.backends_are_initialized():
+        raise ConfigError(
+            "distributed: JAX is in use already, so that the processes cannot be connected; call rlstable.fit before "
+            "any other computation with JAX, or set distributed=false"
+        )
+    # Without this flag JAX aborts every process when one vanishes, before the run folder has the stop reason.
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is rlstable's
+    late = threading.Timer(_CONNECT_SECONDS, _give_up)
+    late.daemon = True
+    late.start()
+    try:
+        jax.distributed.initialize(
+            config.coordinator,
+            config.num_processes,
+            config.process_id,
+            initialization_timeout=2 * _CONNECT_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=FAREWELL_SECONDS,
+        )
+    except ValueError:
+        raise ConfigError(
+            "distributed.coordinator: must be set together with distributed.process_id and distributed.num_processes, "
+            "because JAX detects no cluster here; or set distributed=false"
+        ) from None
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ConfigError(f"distributed.coordinator: cannot connect the processes: {text[:200]}") from None
+    finally:
+        late.cancel()
+
+
+def _give_up() -> None:
+    """Ends the process with one line, because JAX would abort it when the processes do not find each other."""
+    print(
+        f"rlstable: distributed: the processes have not found each other within {_CONNECT_SECONDS} s; start all of "
+        "them, check distributed.coordinator and distributed.num_processes, or set distributed=false",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(_CONFIG_ERROR)
+
+
+def count() -> int:
+    """Number of processes of the run."""
+    return 1 if _team is None else _team.count
+
+
+def index() -> int:
+    """Number of this process, from 0."""
+    return 0 if _team is None else _team.index
+
+
+def is_writer() -> bool:
+    """Whether this process writes the run folder, evaluates and prints."""
+    return index() == 0
+
+
+def from_writer(name: str, value: Callable[[], Value]) -> Value:
+    """Calls a function in the writer only, and returns its result in every process.
+
+    Args:
+        name: Name of the exchange; the processes make the calls of a name in the same order.
+        value: Function to call; its result is JSON data.
+
+    Raises:
+        ConfigError: The function raised it; every process raises it.
+    """
+    if _team is None:
+        return value()
+    key = _team.key(name)
+    if is_writer():
+        try:
+            result: Any = {"value": value()}
+        except ConfigError as error:
+            result = {"mistake": str(error)}
+        text = json.dumps(result)
+        _team.client.key_value_set(key, text)
+    else:
+        text = _team.client.blocking_key_value_get(key, FOREVER)
+    result = json.loads(text)  # also in the writer, because JSON turns a tuple into a list
+    if "mistake" in result:
+        raise ConfigError(result["mistake"])
+    received: Value = result["value"]
+    return received
+
+
+def gather(name: str, value: Value) -> list[Value]:
+    """The values of all processes, in their order, for rare exchanges.
+
+    Args:
+        name: As for `from_writer`.
+        value: JSON data.
+    """
+    if _team is None:
+        return [value]
+    key = _team.key(name)
+    _team.client.key_value_set(f"{key}/{_team.index}", json.dumps(value))
+    return [json.loads(_team.client.blocking_key_value_get(f"{key}/{i}", FOREVER)) for i in range(_team.count)]
+
+
+def largest(value: int) -> int:
+    """The largest value of any process, an int32, by a collective of JAX: fast enough for every iteration."""
+    if _team is None:
+        return value
+    from jax.experimental import multihost_utils
+
+    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+
+
+def require_same(name: str, settings: dict[str, Any]) -> None:
+    """Checks that this process has the settings of the writer.
+
+    Args:
+        name: Name of the exchange, as for `from_writer`.
+        settings: Nested JSON data.
+
+    Raises:
+        ConfigError: They differ; names the first key.
+    """
+    flat = dict(_flat(settings))
+    theirs = from_writer(name, lambda: flat)
+    for key in flat.keys() | theirs.keys():
+        if flat.get(key) != theirs.get(key):
+            raise ConfigError(
+                f"{key}: is {flat.get(key)!r} in process {index()} and {theirs.get(key)!r} in process 0; start all "
+                "processes with the same command"
+            )
+
+
+def _flat(settings: Any, path: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(settings, dict):
+        return [(path, json.loads(json.dumps(settings)))]
+    return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
+
+
+def on_ending(finish: Callable[[Ending], None]) -> None:
+    """Sets the function that ends the run in another thread, while the main thread waits for the other processes."""
+    if _team is not None:
+        _team.finish = finish
+
+
+def claim_end() -> None:
+    """Must be called by the thread that ends the run. If another thread already ends the process, it never returns."""
+    if _team is not None:
+        _team.claim_end()
+
+
+def announce(stop_reason: str, exit_code: int, message: str) -> Ending:
+    """Tells all processes to end. Returns the first cause, which another process may have announced before."""
+    ending = Ending(stop_reason, exit_code, message)
+    return ending if _team is None else _team.announce(ending)
+
+
+def cause_of(error: Exception, stop_reason: str, exit_code: int) -> Ending:
+    """The first cause of an error: what another process has announced or lost, or the error itself, announced now."""
+    if _team is not None and isinstance(error, jax.errors.JaxRuntimeError):
+        _team.wait_for_cause()
+    return announce(stop_reason, exit_code, f"process {index()}: {type(error).__name__}: {error}")
+
+
+def leave() -> None:
+    """Disconnects this process; may be called again. The writer waits for the others, because it is the coordinator."""
+    if _team is not None:
+        _team.leave()

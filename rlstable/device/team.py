@@ -1,0 +1,198 @@
+"""The processes of a run and their end: all of them end for the first cause, in any process.
+
+A process that fails, or that a signal stops during compilation, announces its `Ending` to the others. A thread of every
+process waits for this word, and another thread for processes that vanish. The thread gives the main thread a few
+seconds and then ends the process, because a collective of JAX that waits for a missing process cannot be interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+HEARTBEAT_SECONDS = 25  # after which a silent process counts as lost
+FAREWELL_SECONDS = 15  # in which the others end after a failure
+FOREVER = 24 * 3600 * 1000  # milliseconds; a thread ends a process that waits for a lost one
+_GRACE_SECONDS = 5.0  # for the main thread to end by itself
+_EXIT_SECONDS = 5.0  # in which a process that has left exits
+_WATCH_SECONDS = 1.0  # between two questions for lost processes
+_PREFIX = "rlstable"
+_ENDING = f"{_PREFIX}/ending"
+
+
+class Ending(NamedTuple):
+    """The first cause for which all processes end.
+
+    Attributes:
+        stop_reason: Name of the stop reason.
+        exit_code: Its exit code.
+        message: One line that explains it.
+    """
+
+    stop_reason: str
+    exit_code: int
+    message: str
+
+
+class Team:
+    """The processes of a run, as this process knows them.
+
+    Attributes:
+        client: JAX's client of the coordination service.
+        index: Number of this process, from 0.
+        count: Number of processes.
+        ending: Why all processes end; None until that is known.
+        finish: Ends the run in another thread; None if there is no run.
+
+    Args:
+        client: JAX's client of the coordination service.
+        index: Number of this process, from 0.
+        count: Number of processes.
+    """
+
+    def __init__(self, client: Any, index: int, count: int):
+        self.client = client
+        self.index = index
+        self.count = count
+        self.ending: Ending | None = None
+        self.finish: Callable[[Ending], None] | None = None
+        self._calls: Counter[str] = Counter()
+        self._known = threading.Event()  # whether `ending` is known
+        self._ends = threading.Lock()  # held by the thread that ends the run
+        self._ender: int | None = None  # identifier of this thread
+        self._live: set[int] = set()
+        self._lost: set[int] = set()
+        self._left = False
+        self._closed = threading.Event()
+        client.key_value_set(f"{_PREFIX}/host/{index}", socket.gethostname(), allow_overwrite=True)
+        watches = (self._wait_for_ending, self._wait_for_lost_processes)
+        self._threads = [threading.Thread(target=watch, daemon=True) for watch in watches]
+        for thread in self._threads:
+            thread.start()
+
+    def key(self, name: str) -> str:
+        """A new key for an exchange; every process makes the same calls of a name in the same order."""
+        self._calls[name] += 1
+        return f"{_PREFIX}/{name}/{self._calls[name]}"
+
+    def begin_run(self) -> None:
+        """Must be called before every run of these processes."""
+        if self._ender == threading.get_ident():
+            self._ender = None
+            self._ends.release()
+
+    def claim_end(self) -> None:
+        """Must be called by the thread that ends the run. If another thread ends the process already, never returns."""
+        if self._ender != threading.get_ident():
+            self._ends.acquire()
+            self._ender = threading.get_ident()
+
+    def announce(self, ending: Ending) -> Ending:
+        """Tells all processes to end. Returns the first cause, which another process may have announced before."""
+        if self.ending is None:
+            with contextlib.suppress(Exception):  # another process was first, or the coordinator is lost
+                self.client.key_value_set(_ENDING, json.dumps(ending))
+            with contextlib.suppress(Exception):
+                ending = Ending(*json.loads(self.client.blocking_key_value_get(_ENDING, 1000 * FAREWELL_SECONDS)))
+            self._learn(ending)
+        return self.ending or ending
+
+    def wait_for_cause(self) -> None:
+        """Waits until it is known whether another process has ended; a collective fails before that is known."""
+        self._known.wait(HEARTBEAT_SECONDS + _GRACE_SECONDS)
+
+    def leave(self) -> None:
+        """Disconnects this process; may be called again."""
+        if self._left:
+            return
+        self.claim_end()
+        self._say_farewell()
+        with contextlib.suppress(Exception):
+            jax.distributed.shutdown()
+        self._closed.set()
+        for thread in self._threads:  # Python's exit would abort in a thread that is inside JAX's client
+            thread.join(_EXIT_SECONDS)
+
+    def _learn(self, ending: Ending) -> None:
+        self.ending = self.ending or ending
+        self._known.set()
+
+    def _say_farewell(self) -> None:
+        """Tells the others that this process leaves. The coordinator exits last, because JAX aborts the others then."""
+        self._left = True
+        with contextlib.suppress(Exception):  # the coordinator is lost
+            self.client.key_value_set(f"{_PREFIX}/left/{self.index}", "1")
+        if self.index > 0:
+            return
+        deadline: float | None = None
+        while self._remaining() and (deadline is None or time.monotonic() < deadline):
+            if deadline is None and self.ending is not None:
+                deadline = time.monotonic() + FAREWELL_SECONDS
+            time.sleep(0.1)
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while self._live != {0} and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _remaining(self) -> set[int]:
+        """The other processes that have neither left nor vanished."""
+        left: set[int] = set()
+        with contextlib.suppress(Exception):  # no process has left
+            left = {int(key.rsplit("/", 1)[1]) for key, _ in self.client.key_value_dir_get(f"{_PREFIX}/left/")}
+        return set(range(self.count)) - left - self._lost - {self.index}
+
+    def _wait_for_ending(self) -> None:
+        """Ends this process after another process has announced that all end."""
+        with contextlib.suppress(Exception):  # the connection is closed
+            text = self.client.blocking_key_value_get(_ENDING, FOREVER)
+            self._end(Ending(*json.loads(text)))
+
+    def _wait_for_lost_processes(self) -> None:
+        """Ends this process after another process has vanished. Every process must ask again and again."""
+        everyone = list(range(self.count))
+        while not self._closed.wait(_WATCH_SECONDS):
+            try:
+                self._live = set(self.client.get_live_nodes(everyone))
+            except Exception:
+                return  # the connection is closed
+            lost = sorted(self._remaining() - self._live)
+            self._lost.update(lost)
+            if lost and not self._left:
+                names = " and ".join(map(self._name, lost))
+                ending = Ending("error", 1, f"{names} vanished: no heartbeat for {HEARTBEAT_SECONDS} s")
+                threading.Thread(target=self._end, args=(ending,), daemon=True).start()
+
+    def _name(self, index: int) -> str:
+        host = "an unknown host"
+        with contextlib.suppress(Exception):
+            host = self.client.key_value_try_get(f"{_PREFIX}/host/{index}")
+        return f"process {index} on {host}"
+
+    def _end(self, ending: Ending) -> None:
+        """Ends this process, unless the main thread does so within the grace period."""
+        self._learn(ending)
+        ending = self.ending or ending
+        time.sleep(_GRACE_SECONDS)
+        if self._left or not self._ends.acquire(blocking=False):
+            return
+        self._ender = threading.get_ident()
+        try:
+            print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr)
+            if self.finish is not None:
+                self.finish(ending)
+        finally:
+            # Connected to the end, because the main thread would fail if its call of the client were cancelled.
+            self._say_farewell()
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(ending.exit_code)

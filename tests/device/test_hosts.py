@@ -1,0 +1,78 @@
+"""Processes that train one run together: when they are detected, and that a single process pays nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlstable.config import ConfigError
+from rlstable.config.distributed import DistributedConfig
+from rlstable.config.schema import validate
+from rlstable.device import hosts
+
+CLUSTERS = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CLUSTERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def slurm(monkeypatch: pytest.MonkeyPatch, tasks: int) -> None:
+    environment = {"JOB_ID": "7", "STEP_NODELIST": "node[1-2]", "NTASKS": str(tasks), "PROCID": "0", "LOCALID": "0"}
+    for name, value in environment.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+
+def wanted(**settings: object) -> bool:
+    return hosts._is_wanted(validate(DistributedConfig, settings))
+
+
+def test_process_outside_of_a_cluster_trains_alone() -> None:
+    assert not wanted()
+
+
+@pytest.mark.parametrize(("tasks", "several"), [(1, False), (2, True)])
+def test_slurm_step_with_more_than_one_task_is_several_processes(
+    monkeypatch: pytest.MonkeyPatch, tasks: int, several: bool
+) -> None:
+    slurm(monkeypatch, tasks)
+    assert wanted() is several
+    assert not wanted(enabled=False)
+
+
+def test_open_mpi_with_two_ranks_is_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1:34911")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert wanted()
+
+
+def test_coordinator_on_the_command_line_means_several_processes() -> None:
+    assert wanted(coordinator="node1:1234")
+
+
+def test_processes_are_not_connected_after_jax_is_in_use() -> None:
+    hosts.jax.devices()
+    with pytest.raises(ConfigError, match=r"^distributed: JAX is in use already") as caught:
+        hosts.start(validate(DistributedConfig, {"enabled": True}))
+    assert "\n" not in str(caught.value)
+    assert hosts.count() == 1
+
+
+def test_process_that_trains_alone_decides_alone() -> None:
+    assert hosts.is_writer()
+    assert hosts.from_writer("name", lambda: (1, 2)) == (1, 2)
+    assert hosts.gather("name", 3) == [3]
+    assert hosts.largest(4) == 4
+    hosts.claim_end()
+    hosts.leave()
+    assert hosts.announce("error", 1, "a message") == ("error", 1, "a message")
+
+
+def test_different_settings_name_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "from_writer", lambda name, value: {**value(), "ppo.learning_rate": 1.0})
+    with pytest.raises(ConfigError) as caught:
+        hosts.require_same("configuration", {"ppo": {"learning_rate": 2.0, "num_envs": 4}})
+    assert str(caught.value) == (
+        "ppo.learning_rate: is 2.0 in process 0 and 1.0 in process 0; start all processes with the same command"
+    )
