@@ -2,6 +2,7 @@
 #
 #   make train ARGS="env=ant seed=1"      pass arguments on (also: make test ARGS="-k gae -x")
 #   make train PYTHON=python3.12          choose the interpreter that makes .venv (3.11 or newer)
+#   make race MINUTES=90                  limit the time (also: make gpu MINUTES=30)
 
 PYTHON ?= python3
 ARGS ?=
@@ -61,16 +62,16 @@ bench: $(STAMP) ## Measure guards, supervision, physics, growth and seeds, into 
 	@for benchmark in guards supervision physics scaling seeds; do \
 	  $(BIN)/python -m scripts.bench $$benchmark || exit; done
 
-race: $(STAMP) ## Race whole processes: Brax's, SB3's, SBX's PPO, on a GPU RSL-RL's; hours, goes on where it stopped
-	$(BIN)/python -m scripts.bench race $(ARGS)
+# With MINUTES a new sitting starts; without it the newest is continued.
+LIMIT = $(if $(MINUTES),--minutes $(MINUTES))
 
-gpu: $(STAMP) ## On a machine with an NVIDIA GPU with CUDA 12: race, profile and bench there; hours
+race: $(STAMP) ## Race whole processes beside Brax's, SB3's, SBX's PPO in one sitting: make race MINUTES=90; without, hours
+	$(BIN)/python -m scripts.bench race $(LIMIT) $(ARGS)
+
+gpu: MINUTES ?= 60
+gpu: $(STAMP) ## Measure an NVIDIA GPU with CUDA 12 within an hour, most telling first; MINUTES= continues after a cut
 	$(BIN)/python $(PIP_INSTALL) -e ".[cuda12]"
-	@$(BIN)/python -c "import jax; jax.devices('gpu')" 2>/dev/null || \
-	  { echo "rlstable: jax finds no GPU here; nvidia-smi says whether there is a driver" >&2; exit 1; }
-	$(BIN)/python -m scripts.bench kernels
-	$(BIN)/python -m scripts.bench race
-	@for benchmark in guards supervision scaling seeds; do $(BIN)/python -m scripts.bench $$benchmark || exit; done
+	$(BIN)/python -m scripts.bench gpu $(LIMIT) $(ARGS)
 
 docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
 	$(BIN)/python -m scripts.reference

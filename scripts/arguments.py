@@ -15,9 +15,11 @@ def study_parser(doc: str | None, results: Path) -> argparse.ArgumentParser:
     return parser
 
 
-def add_choice(parser: argparse.ArgumentParser, name: str, choices: Iterable[str], **more: Any) -> None:
-    """Adds an option that selects some of the choices. The option can be repeated; its default is all choices."""
-    parser.add_argument(name, action="append", choices=choices, help="can be repeated; default: all", **more)
+def add_choice(
+    parser: argparse.ArgumentParser, name: str, choices: Iterable[str], default: str = "all", **more: Any
+) -> None:
+    """Adds an option that selects some of the choices. The option can be repeated; `default` describes its default."""
+    parser.add_argument(name, action="append", choices=choices, help=f"can be repeated; default: {default}", **more)
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -31,12 +33,16 @@ def whole(least: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(text: str) -> float:
-    """Type of an option that is a positive, finite number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0")
-    return value
+def positive(unit: str) -> Callable[[str], float]:
+    """Returns the type of an option that is a positive, finite number of a unit."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a number of {unit}, more than 0")
+        return value
+
+    return parse

@@ -97,11 +97,23 @@ def cut(page: str, name: str) -> tuple[str, str, dict[str, str], str]:
     return before, inside.partition(first)[0].strip(), dict(found), after
 
 
-def updated(page: str, section: Section, kind: str, part: str) -> str:
-    """Returns the page with a section's part for one kind of device replaced or added; prose stays."""
+def updated(page: str, section: Section, kind: str, part: str, without: str | None = None) -> str:
+    """Returns the page with a section's part for one kind of device replaced or added; prose stays.
+
+    Args:
+        page: Text of the page.
+        section: The section.
+        kind: Kind of device.
+        part: Text of the part; if empty, the part leaves the page.
+        without: Platform whose other parts leave the page; None keeps all other parts.
+    """
+    if not part and BEGIN.format(section.name) not in page:
+        return page
     before, prose, parts, after = cut(page, section.name)
+    parts = {key: text for key, text in parts.items() if key == kind or f"platform {without}," not in text}
+    parts = {key: text for key, text in (parts | {kind: part}).items() if text}
     blocks = [f"{prose or f'## {section.title}'}\n"]
-    blocks += [_marked(f"{section.name} on {key}", text) for key, text in (parts | {kind: part}).items()]
+    blocks += [_marked(f"{section.name} on {key}", text) for key, text in parts.items()]
     return before + _marked(section.name, "\n".join(blocks)).rstrip("\n") + after
 
 

@@ -36,7 +36,7 @@ from rlstable.io.private_folder import make_private, user_id, writable_by_others
 from rlstable.io.versions import versions
 
 # Configuration keys and JAX flags that do not change a program's text.
-_IRRELEVANT_KEYS = {"seed", "logging", "checkpoint", "render", "compile_cache", "resume"}
+_IRRELEVANT_KEYS = {"seed", "logging", "checkpoint", "render", "compile_cache", "quick_compile_iterations", "resume"}
 _IRRELEVANT_FLAGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _PLAYGROUND = "mujoco_playground"

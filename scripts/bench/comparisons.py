@@ -4,20 +4,23 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from scripts import results
 from scripts.arguments import add_choice, whole
 from scripts.bench import side
 from scripts.bench.parts import Parts
 from scripts.pages import Section
 from scripts.results import Row
+from scripts.sittings import Sitting
 
 _PENDULUM = ("env=inverted_pendulum", "env.backend=generalized")
 # Overrides by the name that --env takes. An iteration takes about a second on two CPU cores.
@@ -33,6 +36,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "ppo.num_minibatches=4", "ppo.num_updates_per_batch=8", "ppo.unroll_length=10",
     ),
 }  # fmt: skip
+# Published hyperparameters, which fill an accelerator.
+ON_ACCELERATOR: dict[str, tuple[str, ...]] = {
+    "ant, published": ("env=ant", "ppo=ant", "env.backend=mjx"),
+    "humanoid, published": ("env=humanoid", "ppo=humanoid", "env.backend=mjx"),
+}
 COMMON = ("seed=0", "devices=1")
 WARM_UP = 4  # a run measures how its time divides in its third iteration
 _RESAMPLES = 10_000
@@ -47,16 +55,20 @@ class Comparison:
     sides: dict[str, str]  # overrides by side, separated by spaces
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        add_choice(parser, "--env", SETTINGS, dest="task")
+        add_choice(parser, "--env", SETTINGS | ON_ACCELERATOR, "those for this device", dest="task")
         parser.add_argument("--pairs", type=whole(2), default=30, help="pairs of calls; default: 30")
 
     def parts(self, args: argparse.Namespace, console: Console) -> Parts:
-        settings = {name: (*own, *COMMON, *self.sides.values()) for name, own in SETTINGS.items()}
+        every = SETTINGS | ON_ACCELERATOR
+        settings = {name: (*own, *COMMON, *self.sides.values()) for name, own in every.items()}
+        usual = SETTINGS if results.device()["platform"] == "cpu" else ON_ACCELERATOR
 
-        def measure(name: str) -> list[Row]:
-            return [compare(self, name, args.pairs, console)]
+        def measure(name: str, sitting: Sitting) -> list[Row]:
+            pairs = itertools.takewhile(lambda n: n < 2 or sitting.remaining > 0, range(args.pairs))
+            return [compare(self, name, every[name], track(pairs, name, args.pairs, console=console), console)]
 
-        return Parts(self.name, settings, {"pairs": args.pairs}, measure, functools.partial(section, self))
+        asked = {"pairs": args.pairs}
+        return Parts(self.name, settings, args.task or [*usual], asked, measure, functools.partial(section, self))
 
 
 COMPARISONS = (
@@ -77,9 +89,9 @@ COMPARISONS = (
 )
 
 
-def compare(comparison: Comparison, name: str, pairs: int, console: Console) -> Row:
-    """Times one environment in both configurations."""
-    settings = [*SETTINGS[name], *COMMON]
+def compare(comparison: Comparison, name: str, own: Sequence[str], numbers: Iterable[int], console: Console) -> Row:
+    """Times one environment in both configurations, a pair per number."""
+    settings = [*own, *COMMON]
     sides: dict[str, side.Side] = {}
     with contextlib.ExitStack() as stack:
         for choice, overrides in comparison.sides.items():
@@ -90,13 +102,13 @@ def compare(comparison: Comparison, name: str, pairs: int, console: Console) -> 
                 stack.callback(sides[choice].close)
             console.print(f"{name}: {overrides} is ready after {time.perf_counter() - started:.1f} s")
         (first, baseline), (second, other) = sides.items()
-        seconds, seconds_other = time_in_turn(baseline, other, track(range(pairs), name, console=console))
+        seconds, seconds_other = time_in_turn(baseline, other, numbers)
     ratio, low, high = median_and_interval(seconds / seconds_other)
     return {
         "env": name, "settings": settings, "ratio": ratio, "interval": [low, high],
         f"sps_{first}": baseline.steps / float(np.median(seconds)),
         f"sps_{second}": other.steps / float(np.median(seconds_other)),
-        "pairs": pairs, "steps": baseline.steps, "trips": other.trips,
+        "pairs": len(seconds), "steps": baseline.steps, "trips": other.trips,
         f"seconds_{first}": np.round(seconds, 6).tolist(),
         f"seconds_{second}": np.round(seconds_other, 6).tolist(),
     }  # fmt: skip

@@ -17,6 +17,7 @@ from scripts.bench.parts import Parts
 from scripts.bench.side import QUIET
 from scripts.pages import Section
 from scripts.results import Row
+from scripts.sittings import Sitting
 
 NAME, HELP = "host", "the host's part of an iteration"
 # The number of arrays in the training state decides the time, and few environments fill memory as fast as many.
@@ -37,11 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parts(args: argparse.Namespace, console: Console) -> Parts:
-    def measure(task: str) -> list[Row]:
+    def measure(task: str, sitting: Sitting) -> list[Row]:
+        del sitting  # a part takes seconds
         with console.status(f"{task}: tracing and timing"):
             return [run(task, args.iterations)]
 
-    return Parts(NAME, PARTS, {"iterations": args.iterations}, measure, section)
+    return Parts(NAME, PARTS, args.task or [*TASKS], {"iterations": args.iterations}, measure, section)
 
 
 def run(task: str, iterations: int) -> Row:

@@ -20,6 +20,7 @@ from scripts.bench.parts import Parts
 from scripts.bench.side import Side
 from scripts.pages import Section
 from scripts.results import Row
+from scripts.sittings import Sitting
 
 NAME, HELP = "kernels", "kernels of an iteration on the device"
 # Published hyperparameters, whose loop over minibatches decides the speed on an accelerator, and a small task.
@@ -46,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parts(args: argparse.Namespace, console: Console) -> Parts:
-    def measure(task: str) -> list[Row]:
+    def measure(task: str, sitting: Sitting) -> list[Row]:
         with console.status(f"{task}: compiling and profiling"):
             return [run(task, Side)]
 
-    return Parts(NAME, PARTS, {}, measure, section)
+    return Parts(NAME, PARTS, args.task or [*TASKS], {}, measure, section)
 
 
 def run(task: str, start: Callable[[Sequence[str], Path], Any]) -> Row:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from scripts.bench.parts import Parts
 from scripts.bench.side import Side
 from scripts.pages import Section
 from scripts.results import Row
+from scripts.sittings import Sitting
 
 Start = Callable[[Sequence[str], Path], Any]  # makes a `Side`
 NAME, HELP = "scaling", "cost over environments, episode length and steps done"
@@ -32,47 +34,6 @@ _OVER = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_choice(parser, "--task", TASKS)
-    parser.add_argument("--seconds", type=arguments.seconds, default=6.0, help="of measuring per point; default: 6")
-
-
-def parts(args: argparse.Namespace, console: Console) -> Parts:
-    def measure(task: str) -> list[Row]:
-        return run(task, args.seconds, Side, console.print)
-
-    def make_section(rows: list[Row]) -> Section:
-        return section(rows, results.device()["kind"], args.out.parent)
-
-    return Parts(NAME, PARTS, {"seconds": args.seconds}, measure, make_section)
-
-
-def run(task: str, seconds: float, start: Start, say: Callable[[str], None]) -> list[Row]:
-    """Measures every point of a task.
-
-    A row has what varies (`over`: `envs`, `length` or `done`), its value (`at`) and the steps per second by quarter of
-    the iterations (`sps`).
-    """
-    points = []
-    for over, at, sps in _points(task, seconds, start):
-        say(f"{task}: {over} {at:,}: {np.median(sps):,.0f} steps/s")
-        points.append({"task": task, "over": over, "at": at, "sps": sps})
-    return points
-
-
-def _points(task: str, seconds: float, start: Start) -> Iterator[tuple[str, int, list[float]]]:
-    for envs in ENVS:
-        with _running(start, settings(task, envs, 1000)) as side:
-            yield "envs", envs, _rates(side, _iterations(side, seconds))
-    for length in LENGTHS:
-        with _running(start, settings(task, AMONG, length)) as side:
-            yield "length", length, _rates(side, _iterations(side, seconds))
-    with _running(start, settings(task, AMONG, 1000)) as side:
-        count = _iterations(side, AGES * seconds)
-        for age in range(AGES):
-            yield "done", side.steps * (1 + age * count // AGES), _rates(side, count // AGES)
-
-
 def settings(task: str, envs: int, length: int) -> tuple[str, ...]:
     """Returns the overrides of a point, in which an iteration has `UNROLL` steps of every environment."""
     return (
@@ -82,7 +43,71 @@ def settings(task: str, envs: int, length: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-PARTS = {task: settings(task, AMONG, 1000) for task in TASKS}
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A run of a task; `over` varies (`envs`, `length` or `done`), and the run has its value `at`."""
+
+    task: str
+    over: str
+    at: int = 0  # 0 for `done`, whose run has all values
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.over}" + (f" {self.at}" if self.at else "")
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        envs = self.at if self.over == "envs" else AMONG
+        return settings(self.task, envs, self.at if self.over == "length" else 1000)
+
+
+POINTS = {
+    str(point): point
+    for task in TASKS
+    for point in (
+        *(Point(task, "envs", envs) for envs in ENVS),
+        *(Point(task, "length", length) for length in LENGTHS),
+        Point(task, "done"),
+    )
+}
+PARTS = {name: point.settings for name, point in POINTS.items()}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_choice(parser, "--task", TASKS)
+    parser.add_argument(
+        "--seconds", type=arguments.positive("seconds"), default=6.0, help="of measuring per point; default: 6"
+    )
+
+
+def parts(args: argparse.Namespace, console: Console) -> Parts:
+    chosen = [name for task in args.task or TASKS for name, point in POINTS.items() if point.task == task]
+
+    def measure(name: str, sitting: Sitting) -> list[Row]:
+        return run(POINTS[name], args.seconds, Side, console.print)
+
+    def make_section(rows: list[Row]) -> Section:
+        return section(rows, results.device()["kind"], args.out.parent)
+
+    return Parts(NAME, PARTS, chosen, {"seconds": args.seconds}, measure, make_section)
+
+
+def run(point: Point, seconds: float, start: Start, say: Callable[[str], None]) -> list[Row]:
+    """Measures a point; steps done have `AGES` rows.
+
+    A row has what varies (`over`), its value (`at`) and the steps per second by quarter of the iterations (`sps`).
+    """
+    rows = []
+    with _running(start, point.settings) as side:
+        if point.over == "done":
+            count = _iterations(side, AGES * seconds)
+            steps = [side.steps * (1 + age * count // AGES) for age in range(AGES)]
+            measured = [(at, _rates(side, count // AGES)) for at in steps]
+        else:
+            measured = [(point.at, _rates(side, _iterations(side, seconds)))]
+    for at, sps in measured:
+        say(f"{point.task}: {point.over} {at:,}: {np.median(sps):,.0f} steps/s")
+        rows.append({"task": point.task, "over": point.over, "at": at, "sps": sps})
+    return rows
 
 
 @contextlib.contextmanager
@@ -108,22 +133,30 @@ def _rates(side: Any, count: int) -> list[float]:
     return [side.steps / float(np.median(part)) for part in np.array_split(times, _QUARTERS)]
 
 
+def cells_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Returns the table: a row per task and value that varies."""
+    cells = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        for over, (name, _) in _OVER.items():
+            own = results.matching(rows, task=task, over=over)
+            if not own:
+                continue
+            rates = [float(np.median(row["sps"])) for row in own]
+            ends = f"{rates[0]:,.0f}\n{rates[-1]:,.0f}"
+            span = (f"{own[0]['at']:,}", f"{own[-1]['at']:,}")
+            cells.append((task, name, *span, ends, f"{min(rates):,.0f}", f"{max(rates):,.0f}"))
+    return cells
+
+
 def section(rows: Sequence[Row], kind: str, folder: Path) -> Section:
     """Returns the section of the page for a kind of device, and draws its picture into the page's folder."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     picture = pages.file_name("scaling", kind)
     _draw(rows, tasks, folder / picture)
     header = ("task", "over", "from", "to", "steps/s\nat its ends", "least", "greatest")
-    cells = []
-    for task in tasks:
-        for over, (name, _) in _OVER.items():
-            own = results.matching(rows, task=task, over=over)
-            rates = [float(np.median(row["sps"])) for row in own]
-            ends = f"{rates[0]:,.0f}\n{rates[-1]:,.0f}"
-            span = (f"{own[0]['at']:,}", f"{own[-1]['at']:,}")
-            cells.append((task, name, *span, ends, f"{min(rates):,.0f}", f"{max(rates):,.0f}"))
-    notes = [f"{task}: `{' '.join(PARTS[task])}`" for task in tasks]
-    return Section(NAME, "How cost grows", header, cells, notes, list(rows), [f"![how cost grows]({picture})"])
+    notes = [f"{task}: `{' '.join(settings(task, AMONG, 1000))}`" for task in tasks]
+    pictures = [f"![how cost grows]({picture})"]
+    return Section(NAME, "How cost grows", header, cells_of(rows), notes, list(rows), pictures)
 
 
 def _draw(rows: Sequence[Row], tasks: Sequence[str], path: Path) -> None:
@@ -132,6 +165,8 @@ def _draw(rows: Sequence[Row], tasks: Sequence[str], path: Path) -> None:
         for panel, (over, (_, label)) in zip(panels, _OVER.items(), strict=True):
             for task in tasks:
                 own = results.matching(rows, task=task, over=over)
+                if not own:
+                    continue
                 at, rates = [row["at"] for row in own], np.array([row["sps"] for row in own])
                 panel.plot(at, np.median(rates, axis=1), marker="o", markersize=3, label=task)
                 panel.fill_between(at, rates.min(axis=1), rates.max(axis=1), alpha=0.2)

@@ -7,8 +7,7 @@ import json
 import sys
 import time
 
-import rlstable.runner.runner
-
+import rlstable.runner.loop
 import rlstable.train  # noqa: F401
 from rlstable.cli.compose import compose
 from rlstable.envs.load import load_env

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,17 @@ class Leg:
         return json.dumps(self.settings) if isinstance(self.settings, Mapping) else " ".join(self.settings)
 
 
+class OutOfTime(ConfigError):
+    """A process was stopped before it had measured anything."""
+
+
 class Workshop:
     """Runs legs, and owns the folders of compiled programs."""
 
-    def __init__(self, venvs: Path, gpu: bool):
+    def __init__(self, venvs: Path, gpu: bool, remaining: Callable[[], float] = lambda: math.inf):
         self._venvs = venvs
         self._gpu = gpu
+        self._remaining = remaining  # seconds that are left for all legs
         self._caches: dict[tuple[str, str], str] = {}  # by side and settings
 
     def close(self) -> None:
@@ -86,18 +91,26 @@ class Workshop:
             self._caches[key] = tempfile.mkdtemp()
             print(f"race: {leg}: an extra run first, to compile", file=sys.stderr, flush=True)
             self._run(leg, seed, self._caches[key])
+            if self._remaining() <= 0:
+                raise OutOfTime(f"race: {leg}: no time is left after the run that compiles")
         return self._run(leg, seed, self._caches[key])
 
     def _run(self, leg: Leg, seed: int, cache: str) -> Row:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             env = environment(**caching(leg, cache))
-            outcome = watch(self._command(leg, seed, folder), env, folder, leg.limit)
+            limit = min(leg.limit, self._remaining())
+            outcome = watch(self._command(leg, seed, folder), env, folder, limit)
             if leg.measure == "floor":
                 return _printed(leg, outcome)
             points = read_points(leg, folder)
             ending = ending_of(leg, points, outcome, folder)
-        common = {"ending": ending, "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
+        common = {
+            "ending": ending,
+            "limit": round(limit, 2),
+            "ran": round(outcome.seconds, 2),
+            "cpu": round(outcome.cpu, 2),
+        }
         platform = next((row["platform"] for row in points if "platform" in row), None)
         common |= {"peak_mb": outcome.peak_mb, "platform": platform}
         if leg.measure == "threshold":
@@ -127,6 +140,8 @@ class Workshop:
         Our command imports modules late and does not log when, so that another process imports them.
         """
         if leg.side != "ours":
+            if not points:
+                raise OutOfTime(f"race: {leg} was not imported after {outcome.seconds:,.0f} s")
             return {"at": points[0]["time"] - outcome.started, "mb": points[0]["imported_mb"]}
         command = [sys.executable, "-m", "scripts.race.imports", *leg.settings]
         with tempfile.TemporaryDirectory() as folder:
@@ -284,6 +299,8 @@ def _first_at(points: Sequence[Row], threshold: float) -> int | None:
 
 def _printed(leg: Leg, outcome: Outcome) -> Row:
     """Returns the JSON in the last line of a process."""
+    if outcome.code is None:
+        raise OutOfTime(f"race: {leg} was stopped after {outcome.seconds:,.0f} s")
     try:
         if outcome.code == 0:
             return dict(json.loads(outcome.last_line))

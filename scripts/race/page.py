@@ -22,20 +22,44 @@ COLOURS = {"ours": "tab:blue", "brax": "tab:orange", "sb3": "tab:green", "sbx": 
 STROKES = {"": "-", "published": "-.", "mjx": ":"}
 
 SETTINGS = "Settings, all but SB3's and SBX's as `python -m rlstable.train` takes them:"
+# The value that a section compares: measure of its legs, column, name and whether more is better.
+COMPARED = {
+    NAMES[0]: ("start", "first", "first iteration", False),
+    NAMES[1]: ("start", "steady_sps", "steps/s", True),
+    NAMES[2]: ("threshold", "seconds", "", False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Median:
+    """A leg's median over the rounds of a sitting."""
+
+    what: str  # task and value
+    side: str  # label of the side
+    value: float  # infinite if a threshold was not reached
+    ratio: float | None  # how many times better rlstable is, below 1 rlstable is behind; None for rlstable
 
 
 def spread(values: Sequence[float | None], least: float = math.inf) -> str:
     """Returns the median, and in the next line the range; "–" without measurements."""
     known = [value for value in values if value is not None]
+    middle = median(values)
 
     def show(value: float) -> str:
         return f"> {digits(least)}" if math.isinf(value) else digits(value)
 
-    if not known:
+    if middle is None:
         return "–"
-    # The upper of the two middle values, because the mean of a number and infinity is not a time.
-    middle = sorted(known)[len(known) // 2] if math.inf in known else float(np.median(known))
     return show(middle) + ("" if len(known) == 1 else f"\n[{show(min(known))}, {show(max(known))}]")
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    """Returns the median of the values that are not None; None without values."""
+    known = [value for value in values if value is not None]
+    if math.inf in known:
+        # The upper of the two middle values, because the mean of a number and infinity is not a time.
+        return sorted(known)[len(known) // 2]
+    return float(np.median(known)) if known else None
 
 
 def digits(value: float) -> str:
@@ -96,8 +120,7 @@ def threshold_section(results: Results) -> Section:
         if leg.measure != "threshold" or not rows:
             continue
         every += rows
-        seconds = [math.inf if row["seconds"] is None else row["seconds"] for row in rows]
-        least = min((row["ran"] for row in rows if row["seconds"] is None), default=math.inf)
+        seconds, least = times(rows)
         steps = [row["steps"] for row in rows if row["seconds"] is not None]
         names = (f"{leg.task},\n{leg.threshold:,.0f}", _label(leg).replace(", ", ",\n"))
         numbers = (spread(seconds, least), spread(steps), *(spread(column(rows, n)) for n in ("evaluating", "peak_mb")))
@@ -109,21 +132,63 @@ def threshold_section(results: Results) -> Section:
     return Section(NAMES[2], title, header, cells, notes, every)
 
 
+def times(rows: Sequence[Row]) -> tuple[list[float], float]:
+    """Returns the seconds to a threshold, infinite if it was not reached, and the least time without reaching it."""
+    seconds = [math.inf if row["seconds"] is None else row["seconds"] for row in rows]
+    return seconds, min((row["ran"] for row in rows if row["seconds"] is None), default=math.inf)
+
+
+def medians(results: Results, section: str) -> list[Median]:
+    """Returns the medians that a section compares; ratios are between the same kind of start and physics."""
+    measure, key, name, more = COMPARED[section]
+    own = [(leg, rows) for leg, rows in results if leg.measure == measure and not (more and leg.warm)]
+    ours = {_key(leg): _median(rows, key) for leg, rows in own if leg.side == "ours"}
+    found = []
+    for leg, rows in own:
+        mine, value = ours.get(_key(leg)), _median(rows, key)
+        if value is None:
+            continue
+        ratio = None
+        if leg.side != "ours" and mine and value and not mine == value == math.inf:
+            ratio = mine / value if more else value / mine
+        found.append(Median(f"{leg.task}, {name or digits(leg.threshold or 0.0)}", _label(leg), value, ratio))
+    return found
+
+
+def _median(rows: Sequence[Row], key: str) -> float | None:
+    return median(times(rows)[0] if key == "seconds" else column(rows, key))
+
+
+def _key(leg: Leg) -> tuple[str, str, bool]:
+    """Returns the values that a rival's leg has in common with our leg."""
+    return leg.task, leg.case if leg.measure == "start" else "", leg.warm
+
+
+def behind(found: Sequence[Median]) -> str:
+    """Returns a sentence that lists where rlstable is behind; empty without other sides."""
+    ratios = [(f"{one.what}: {one.side}", one.ratio) for one in found if one.ratio is not None]
+    ahead = "; ".join(f"{name} {ratio:.2f}" for name, ratio in ratios if ratio < 1)
+    if ahead:
+        return f"rlstable is behind where its speed over the other side's is below 1: {ahead}."
+    return "No other side is ahead of rlstable here." if ratios else ""
+
+
 def sections(results: Results, kind: str, folder: Path) -> list[Section]:
-    """Returns the sections that have rows for a kind of device, and draws their pictures into the page's folder."""
+    """Returns the sections for a kind of device, also those without rows, and draws their pictures into a folder."""
     found = []
     versions = {leg.side: row["versions"] for leg, rows in results for row in rows if leg.side in LABELS}
+    began = next((row["sitting"] for _, rows in results for row in rows if row.get("sitting")), None)
     for make, draw in ((start_section, draw_start), (speed_section, None), (threshold_section, draw_threshold)):
         section, pictures = make(results), []
-        if not section.cells:
-            continue
-        if draw is not None:
+        if draw is not None and section.cells:
             name = pages.file_name(section.name.replace("-", "_"), kind)
             draw(results, folder / name)
             pictures = [f"![{section.title.lower()}]({name})"]
         notes = [f"{LABELS[side]} in {', '.join(f'{n} {v}' for n, v in own.items())}" for side, own in versions.items()]
         notes = [*section.notes, *notes]
-        found.append(dataclasses.replace(section, notes=notes, pictures=pictures, before_notes=SETTINGS))
+        before = [f"One sitting, begun {began[:16]} UTC." if began else "", behind(medians(results, section.name))]
+        text = "\n\n".join(filter(None, (*before, SETTINGS)))
+        found.append(dataclasses.replace(section, notes=notes, pictures=pictures, before_notes=text))
     return found
 
 

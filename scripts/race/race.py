@@ -1,152 +1,51 @@
 """Races whole processes as a user starts them: rlstable, and the PPO of Brax, SB3, SBX and RSL-RL.
 
-python -m scripts.bench race                                          # all legs, hours; resumes where it stopped
+python -m scripts.bench race --minutes 90                             # a new sitting: the README's rows first
+python -m scripts.bench race                                          # the rest of the newest sitting; hours
 python -m scripts.bench race --task ant --side ours --side brax       # some tasks, some sides
 python -m scripts.bench race --measure threshold --rounds 5
 
-Every leg is a line of docs/race.jsonl when it ends. A leg with a line for this kind of device, these versions and
-settings is not run again. To measure a leg again, delete its line.
+Every leg is a line of docs/race.jsonl when it ends. A sitting does not run a leg again that has a line of this sitting,
+of these versions and settings. To measure a leg again, delete its line.
 """
 
 import argparse
 import contextlib
-import dataclasses
+import functools
 import hashlib
 import json
 import platform
+import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
-from scripts import arguments, results
+from scripts import arguments, results, sittings
+from scripts.pages import Section
 from scripts.process import pins, python_of
-from scripts.race.legs import ON_GPU, Leg, Workshop
+from scripts.race import page, readme, tasks
+from scripts.race.legs import ON_GPU, Leg, OutOfTime, Workshop
+from scripts.race.page import Results
+from scripts.race.tasks import RIVALS, SIDES
 from scripts.results import Row
+from scripts.sittings import Sitting
 
-RIVALS = ("brax", "sb3", "sbx", "rsl_rl")
-SIDES = ("ours", *RIVALS, "floor")
 MEASURES = ("start", "threshold")
-LIMIT = 1800.0
 VENVS = Path(".rivals")
-# Sides that are also measured with the compiled programs of an earlier process.
-WARM = {"start": ("ours", "brax"), "threshold": ("ours",)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """The same task, hyperparameters and networks for every side."""
-
-    settings: tuple[str, ...]  # overrides of `rlstable.train`
-    cut: tuple[str, ...] = ()  # further overrides on a CPU, where a published iteration takes long
-    iterations: int = 24  # number of iterations
-    # our values of `env.backend`, native only on a CPU. Brax has the first. Empty: the default
-    ours: tuple[str, ...] = ("mjx", "native")
-    rsl_rl: bool = False  # whether RSL-RL's PPO runs, too, on Brax's backend and only on a GPU
-
-
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    """A return that each side must reach with its own settings."""
-
-    threshold: float  # mean return of a deterministic evaluation
-    # settings by side and case; a missing side does not run
-    sides: Mapping[tuple[str, str], tuple[str, ...] | Mapping[str, Any]]
-    limit: float = LIMIT  # seconds from the start of the process
-
-
-START = {
-    "fast": Start(("env=fast",), iterations=48, ours=()),
-    "inverted_pendulum": Start(("env=inverted_pendulum", "ppo=inverted_pendulum_brax"), ("ppo.batch_size=128",)),
-    "ant": Start(("env=ant", "ppo=ant"), ("ppo.num_envs=256", "ppo.batch_size=64"), rsl_rl=True),
-    "humanoid": Start(
-        ("env=humanoid", "ppo=humanoid"),
-        ("ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4"),
-        rsl_rl=True,
-    ),
-}
-
-# Every evaluation has ten or more episodes and takes less time than the training between two evaluations.
-_OURS = ("recipe_for=cpu", "eval.num_envs=10")
-_BRAX = ("total_steps=10_000_000", "eval.num_evals=100", "eval.num_envs=10", "ppo.num_envs=256")
-# The published settings, with an evaluation after every iteration.
-_PUBLISHED = ("total_steps=50_000_000", "eval.num_evals=200", "eval.num_envs=10")
-
-# RL Baselines3 Zoo, hyperparams/ppo.yml, commit 00128b5d: "tuned" for HalfCheetah-v3 and Hopper-v3, and its
-# defaults of SB3 with normalisation for Ant-v3.
-_NETWORKS = {
-    "log_std_init": -2, "ortho_init": False, "activation_fn": "relu", "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-}  # fmt: skip
-_EPISODES = {"episodes": 10}
-_PENDULUM = _EPISODES | {
-    "env": "InvertedPendulum-v5", "num_envs": 8, "normalize": False, "evaluate_every": 2,
-    "ppo": {"n_steps": 256, "batch_size": 256, "n_epochs": 10, "learning_rate": 1e-3},
-}  # fmt: skip
-_ANT = _EPISODES | {"env": "Ant-v5", "num_envs": 1, "normalize": True, "evaluate_every": 10, "ppo": {}}
-_CHEETAH = _EPISODES | {
-    "env": "HalfCheetah-v5", "num_envs": 1, "normalize": True, "evaluate_every": 40,
-    "ppo": {
-        "batch_size": 64, "n_steps": 512, "gamma": 0.98, "learning_rate": 2.0633e-05, "ent_coef": 0.000401762,
-        "clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.92, "max_grad_norm": 0.8, "vf_coef": 0.58096,
-        "policy_kwargs": _NETWORKS,
-    },
-}  # fmt: skip
-_HOPPER = _EPISODES | {
-    "env": "Hopper-v5", "num_envs": 1, "normalize": True, "evaluate_every": 40,
-    "ppo": {
-        "batch_size": 32, "n_steps": 512, "gamma": 0.999, "learning_rate": 9.80828e-05, "ent_coef": 0.00229519,
-        "clip_range": 0.2, "n_epochs": 5, "gae_lambda": 0.99, "max_grad_norm": 0.7, "vf_coef": 0.835671,
-        "policy_kwargs": _NETWORKS,
-    },
-}  # fmt: skip
-
-
-def _walker(task: str, batch: int, zoo: Mapping[str, Any]) -> Goal:
-    cut = (*_BRAX, f"ppo.batch_size={batch}")
-    brax = {
-        ("brax", case): (f"env={task}", f"ppo={task}", f"env.backend={backend}", *more)
-        for case, backend, more in (("", "spring", cut), ("published", "spring", _PUBLISHED), ("mjx", "mjx", cut))
-    }
-    ours = {("ours", ""): (f"env={task}", *_OURS, "eval.num_evals=40")}
-    return Goal(1500.0, {**ours, **brax, ("sb3", ""): zoo, ("sbx", ""): zoo})
-
-
-THRESHOLD = {
-    "inverted_pendulum": Goal(950.0, {
-        ("ours", ""): ("env=inverted_pendulum",),
-        ("brax", ""): (
-            "env=inverted_pendulum", "env.backend=generalized", "total_steps=1_000_000", "eval.num_evals=50",
-        ),
-        ("brax", "published"): (
-            "env=inverted_pendulum", "ppo=inverted_pendulum_brax", "env.backend=generalized", "total_steps=2_000_000",
-            "eval.num_evals=19", "eval.num_envs=10",
-        ),
-        ("sb3", ""): _PENDULUM, ("sbx", ""): _PENDULUM,
-    }, limit=600.0),
-    "ant": _walker("ant", 64, _ANT),
-    "halfcheetah": _walker("halfcheetah", 32, _CHEETAH),
-    "hopper": Goal(1000.0, {
-        ("ours", ""): ("env=hopper", *_OURS, "eval.num_evals=40"),
-        ("brax", ""): (
-            "env=hopper", "ppo=hopper", "env.backend=mjx", *_BRAX, "ppo.optimizer.eps=1e-8", "ppo.reward_scaling=1",
-        ),
-        ("sb3", ""): _HOPPER, ("sbx", ""): _HOPPER,
-    }),
-    "humanoid": Goal(5000.0, {("ours", ""): ("env=humanoid", *_OURS, "eval.num_evals=100")}, limit=3600.0),
-}  # fmt: skip
-TASKS = tuple(dict.fromkeys((*START, *THRESHOLD)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, choices in (("--task", TASKS), ("--side", SIDES), ("--measure", MEASURES)):
+    for name, choices in (("--task", tasks.TASKS), ("--side", SIDES), ("--measure", MEASURES)):
         arguments.add_choice(parser, name, choices)
     parser.add_argument("--rounds", type=arguments.whole(1), default=3, help="processes per leg; default: 3")
     parser.add_argument("--page", action="store_true", help="write the page from the results and run nothing")
     parser.add_argument("--results", type=Path, default=Path("docs/race.jsonl"), help="file that legs are added to")
+    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="page with the table of costs")
 
 
+@functools.cache
 def versions(side: str) -> dict[str, str]:
     return {"python": platform.python_version(), **pins(side)} if side in RIVALS else results.versions()
 
@@ -158,6 +57,7 @@ def identity(leg: Leg, kind: str) -> Row:
     return common | ({"recipe": recipe(leg)} if leg.side == "ours" else {})
 
 
+@functools.cache
 def recipe(leg: Leg) -> str:
     """Returns a digest of the PPO and network settings of our leg, so that another recipe is another measurement."""
     config = compose(list(leg.settings))
@@ -165,47 +65,19 @@ def recipe(leg: Leg) -> str:
     return hashlib.blake2s(json.dumps(chosen, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
-def measured(rows: Sequence[Row], leg: Leg, kind: str) -> dict[int, Row]:
-    """Returns a leg's rows by round, without rows that reached a shorter time limit than the leg's."""
-    own = results.matching(rows, **identity(leg, kind))
-    return {row["round"]: row for row in own if row.get("ending") != "time limit" or row["limit"] >= leg.limit}
+def measured(rows: Sequence[Row], leg: Leg, kind: str, sitting: str | None) -> dict[int, Row]:
+    """Returns a leg's rows of a sitting by round, without rows that reached a shorter time limit than the leg's."""
+    own = results.matching(rows, **identity(leg, kind), sitting=sitting)
+    return {row["round"]: row for row in own if tasks.is_whole(row, leg.limit)}
 
 
-def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
-    """Yields the sides of a task with the same settings, cold and warm, and their floor."""
-    task = START[name]
-    settings = (*task.settings, *(task.cut if on_cpu else ()), "eval.num_evals=0")
-    settings = (*settings, f"total_steps={task.iterations * _steps(settings)}")
-    for warm in (False, True):
-        for backend in [name for name in task.ours if on_cpu or name != "native"] or ("",):
-            chosen = (*settings, *([f"env.backend={backend}"] if backend else []))
-            rivals = ("brax", "rsl_rl") if task.rsl_rl and not on_cpu else ("brax",)
-            for side in ("ours", *(rivals if backend != "native" else ())):
-                if not warm or side in WARM["start"]:
-                    yield Leg("start", name, side, backend, warm, chosen, LIMIT)
-            if not warm:
-                yield Leg("floor", name, "floor", backend, False, chosen, LIMIT)
-
-
-def _steps(settings: Sequence[str]) -> int:
-    return compose(list(settings)).env_steps_per_iteration
-
-
-def threshold_legs(name: str) -> Iterator[Leg]:
-    """Yields the sides of a task, each with its own settings."""
-    goal = THRESHOLD[name]
-    for warm in (False, True):
-        for (side, case), settings in goal.sides.items():
-            if warm and side not in WARM["threshold"]:
-                continue
-            if side == "ours":
-                settings = (*settings, f"eval.target_return={goal.threshold}")
-            yield Leg("threshold", name, side, case, warm, settings, goal.limit, goal.threshold)
-
-
-def legs(on_cpu: bool) -> list[Leg]:
-    started = [leg for name in START for leg in start_legs(name, on_cpu)]
-    return started + [leg for name in THRESHOLD for leg in threshold_legs(name)]
+def expected(rows: Sequence[Row], leg: Leg, device: Row) -> float:
+    """Returns the seconds that a leg took before, on this kind of device or else this platform; 0 if unknown."""
+    fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "case", "warm")}
+    own = [row for row in results.matching(rows, **fixed) if row["device"]["platform"] == device["platform"]]
+    own = results.matching(own, kind=device["kind"]) or own
+    took = [float(row.get("took") or row.get("ran") or 0.0) for row in own]
+    return statistics.median(took) if took else 0.0
 
 
 def asked_for(every: Sequence[Leg], args: argparse.Namespace) -> list[Leg]:
@@ -214,7 +86,7 @@ def asked_for(every: Sequence[Leg], args: argparse.Namespace) -> list[Leg]:
     chosen = [
         leg
         for leg in every
-        if leg.task in (args.task or TASKS) and leg.side in (args.side or SIDES) and leg.measure in measures
+        if leg.task in (args.task or tasks.TASKS) and leg.side in (args.side or SIDES) and leg.measure in measures
     ]
     if not chosen:
         raise ConfigError("race: no leg has that task, side and measure")
@@ -222,12 +94,20 @@ def asked_for(every: Sequence[Leg], args: argparse.Namespace) -> list[Leg]:
 
 
 def in_turn(chosen: Sequence[Leg], rounds: int) -> Iterator[tuple[int, Leg]]:
-    """Yields legs round by round, task by task; every round starts with another leg of the task."""
-    for number in range(1, rounds + 1):
-        for group in dict.fromkeys((leg.measure == "threshold", leg.task) for leg in chosen):
-            own = [leg for leg in chosen if (leg.measure == "threshold", leg.task) == group]
-            shift = (number - 1) % len(own)
-            yield from ((number, leg) for leg in own[shift:] + own[:shift])
+    """Yields all rounds of the README's task, then the others round by round, task by task.
+
+    Every round starts with another leg of the task.
+    """
+    groups: dict[tuple[bool, str], list[Leg]] = {}
+    for leg in chosen:
+        groups.setdefault((leg.measure == "threshold", leg.task), []).append(leg)
+    first = [own for group, own in groups.items() if group == (True, tasks.FIRST)]
+    others = [own for group, own in groups.items() if group != (True, tasks.FIRST)]
+    for several in (first, others):
+        for number in range(1, rounds + 1):
+            for own in several:
+                shift = (number - 1) % len(own)
+                yield from ((number, leg) for leg in own[shift:] + own[:shift])
 
 
 def summary(row: Row) -> str:
@@ -239,21 +119,95 @@ def summary(row: Row) -> str:
     return f"{row['ending']} after {row['seconds'] or row['ran']} s, {row['steps']:,} steps"
 
 
-def run(args: argparse.Namespace) -> tuple[list[tuple[Leg, list[Row]]], Row]:
-    """Runs the missing legs, one process at a time."""
-    rows, device = results.read(args.results), results.device()
-    results.check_writable(args.results)
-    on_gpu, every, kind = device["platform"] == "gpu", legs(device["platform"] == "cpu"), device["kind"]
-    chosen = asked_for(every, args)
-    turns = [] if args.page else in_turn(chosen, args.rounds)
-    missing = [(number, leg) for number, leg in turns if number not in measured(rows, leg, kind)]
-    for side in dict.fromkeys(leg.side for _, leg in missing if leg.side in RIVALS):
-        python_of(side, VENVS, on_gpu and side in ON_GPU)
-    with contextlib.closing(Workshop(VENVS, on_gpu)) as workshop:
-        for number, leg in missing:
-            about = {"round": number, "limit": leg.limit, "device": device, "commit": results.commit()}
-            row = {**identity(leg, kind), **about, **workshop.run(leg, number)}
-            results.add(args.results, [row])
-            rows.append(row)
-            print(f"round {number}: {leg}: {summary(row)}", file=sys.stderr, flush=True)
-    return [(leg, list(measured(rows, leg, kind).values())) for leg in every], device
+class Race:
+    """The legs that a command line selects, and the rows of this kind of device.
+
+    Args:
+        args: The command line.
+
+    Attributes:
+        device: The device.
+    """
+
+    def __init__(self, args: argparse.Namespace):
+        self.device = results.device()
+        self._args = args
+        self._rows = results.read(args.results)
+        self._every = tasks.legs(self.device["platform"] == "cpu")
+        self._chosen = asked_for(self._every, args)
+        self._broken: list[Leg] = []  # legs that ended with an error, which further rounds leave out
+
+    def newest(self) -> str | None:
+        """Returns the sitting that a race without a time limit continues."""
+        return sittings.newest(self._rows, self.device["kind"])
+
+    def missing(self, sitting: str) -> list[str]:
+        """Returns the names of the chosen legs that a sitting has not measured."""
+        return [_name(number, leg) for number, leg in self._missing(sitting)]
+
+    def results(self, sitting: str | None) -> Results:
+        kind = self.device["kind"]
+        return [(leg, list(measured(self._rows, leg, kind, sitting).values())) for leg in self._every]
+
+    def run(self, sitting: Sitting) -> Iterator[Section]:
+        """Runs the missing legs, one process at a time, and yields the sections of the page after each."""
+        results.check_writable(self._args.results)
+        if self._args.page:
+            yield from self._sections(self.newest())
+            return
+        missing, ran = self._with_environments(self._missing(sitting.name), sitting), False
+        on_gpu = self.device["platform"] == "gpu"
+        with contextlib.closing(Workshop(VENVS, on_gpu, lambda: sitting.remaining)) as workshop:
+            for number, leg in missing:
+                if leg not in self._broken and sitting.fits(_name(number, leg), expected(self._rows, leg, self.device)):
+                    ran = True
+                    yield from self._run(number, leg, workshop, sitting)
+        if not ran:
+            yield from self._sections(sitting.name)
+
+    def _missing(self, sitting: str) -> list[tuple[int, Leg]]:
+        done = {id(leg): measured(self._rows, leg, self.device["kind"], sitting) for leg in self._chosen}
+        turns = in_turn(self._chosen, self._args.rounds)
+        return [(number, leg) for number, leg in turns if number not in done[id(leg)]]
+
+    def _with_environments(self, missing: list[tuple[int, Leg]], sitting: Sitting) -> list[tuple[int, Leg]]:
+        """Makes the rivals' environments, and returns the legs without those whose environment cannot be made."""
+        for side in dict.fromkeys(leg.side for _, leg in missing if leg.side in RIVALS):
+            try:
+                python_of(side, VENVS, self.device["platform"] == "gpu" and side in ON_GPU)
+            except ConfigError as error:
+                _fail(sitting, str(error))
+                missing = [(number, leg) for number, leg in missing if leg.side != side]
+        return missing
+
+    def _run(self, number: int, leg: Leg, workshop: Workshop, sitting: Sitting) -> Iterator[Section]:
+        started = sittings.now()
+        try:
+            found = workshop.run(leg, number)
+        except OutOfTime:
+            sitting.left_out.append(_name(number, leg))
+            return
+        except ConfigError as error:
+            _fail(sitting, str(error))
+            self._broken.append(leg)
+            return
+        about = {"sitting": sitting.name, "round": number, "limit": leg.limit, "device": self.device}
+        about |= {"commit": results.commit(), "took": round(sittings.now() - started, 2)}
+        row = {**identity(leg, self.device["kind"]), **about, **found}
+        results.add(self._args.results, [row])
+        self._rows.append(row)
+        print(f"{_name(number, leg)}: {summary(row)}", file=sys.stderr, flush=True)
+        yield from self._sections(sitting.name)
+
+    def _sections(self, sitting: str | None) -> list[Section]:
+        readme.write(self._args.readme, self._rows)
+        return page.sections(self.results(sitting), self.device["kind"], self._args.out.parent)
+
+
+def _name(number: int, leg: Leg) -> str:
+    return f"round {number}: {leg}"
+
+
+def _fail(sitting: Sitting, message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+    sitting.failed.append(message)

@@ -71,7 +71,7 @@ def test_only_rarely_used_programs_are_compiled_without_optimisation(monkeypatch
 @quickly()
 def test_every_program_of_a_short_run_is_compiled_quickly_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = quick_options()
-    short = tiny_config(quick_compile_iterations=100, eval={"num_envs": 3})
+    short = tiny_config(total_steps=64, quick_compile_iterations=2, eval={"num_envs": 3})
     assert options_used(short, monkeypatch) == [quick] * 4
 
 

@@ -148,7 +148,7 @@ def test_sizes_must_fit_an_int32_index():
 ZERO_HAS_A_MEANING = {
     "env.reset_pool_refresh", "ppo.num_resets_per_eval", "eval.num_evals", "seed", "checkpoint.keep_best",
     "checkpoint.confirm_best", "render.every", "distributed.process_id", "fault.start", "fault.seed",
-    "supervise.recovery.attempts",
+    "supervise.recovery.attempts", "quick_compile_iterations",
 }  # fmt: skip
 
 

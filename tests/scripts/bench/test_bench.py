@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_invalid_setting_of_a_benchmark_is_one_line(
     with pytest.raises(SystemExit) as caught:
         bench.main(["guards", "--env", "toy", "--json", "--out", str(tmp_path / "page.md")])
     assert caught.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("bench: ppo.lerning_rate: unknown key")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("bench: guards toy: ppo.lerning_rate: unknown key")
     assert not list(tmp_path.iterdir())
 
 
@@ -251,3 +252,11 @@ def test_table_in_80_columns_does_not_break_its_numbers(capsys: pytest.CaptureFi
 def test_bench_command_has_the_documented_defaults() -> None:
     args = bench.make_parser().parse_args(["guards"])
     assert (args.pairs, args.out, args.task, args.json) == (30, Path("docs/benchmarks.md"), None, False)
+
+
+def test_stop_ends_the_command_and_later_signals_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[Any, Any] = {}
+    monkeypatch.setattr(bench.signal, "signal", handlers.__setitem__)
+    with pytest.raises(KeyboardInterrupt):
+        bench.stop(signal.SIGTERM, None)
+    assert handlers == {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}

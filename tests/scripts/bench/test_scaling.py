@@ -41,7 +41,8 @@ def test_iteration_does_the_same_work_per_step_at_every_size(task: str) -> None:
 
 def test_every_point_is_measured_and_plotted(tmp_path: Path) -> None:
     said: list[str] = []
-    rows = scaling.run("inverted_pendulum", 0.01, Fake, said.append)
+    points = [point for point in scaling.POINTS.values() if point.task == "inverted_pendulum"]
+    rows = [row for point in points for row in scaling.run(point, 0.01, Fake, said.append)]
     assert len(rows) == len(said) == len(scaling.ENVS) + len(scaling.LENGTHS) + scaling.AGES
     by_envs = [row for row in rows if row["over"] == "envs"]
     for row in by_envs:
@@ -58,8 +59,17 @@ def test_every_point_is_measured_and_plotted(tmp_path: Path) -> None:
     ]
     ends, least, greatest = section.cells[0][4:]
     assert (ends, least, greatest) == ("338,624\n984,971", "338,624", "984,971")
+    few = scaling.section(rows[:2], "Fake GPU", tmp_path)
+    assert few.cells == [("inverted_pendulum", "environments", "64", "128", "338,624\n505,929", "338,624", "505,929")]
     page = pages.device_part(section, {"kind": "k", "platform": "p", "cpus": 1}, {})
     assert "![how cost grows](scaling_fake_gpu.png)" in page
+
+
+def test_every_point_is_a_part_with_its_own_settings() -> None:
+    assert len(scaling.PARTS) == len(scaling.TASKS) * (len(scaling.ENVS) + len(scaling.LENGTHS) + 1)
+    assert scaling.PARTS["ant, envs 64"] == scaling.settings("ant", 64, 1000)
+    assert scaling.PARTS["ant, length 125"] == scaling.settings("ant", scaling.AMONG, 125)
+    assert scaling.PARTS["ant, done"] == scaling.settings("ant", scaling.AMONG, 1000)
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon"])

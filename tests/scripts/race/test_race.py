@@ -22,7 +22,7 @@ from scripts.process import Outcome
 from scripts.race import floor as race_floor
 from scripts.race import legs as race_legs
 from scripts.race import page as race_page
-from scripts.race import race
+from scripts.race import race, tasks
 from scripts.race.legs import Leg
 
 CPU = {"platform": "cpu", "kind": "cpu", "cpus": 2}
@@ -40,7 +40,7 @@ def points(*values: float | None, step: int = 10) -> list[dict[str, Any]]:
 
 
 def test_every_leg_has_settings_that_its_side_accepts() -> None:
-    every = race.legs(on_cpu=True)
+    every = tasks.legs(on_cpu=True)
     assert len({(leg.measure, leg.task, leg.side, leg.case, leg.warm) for leg in every}) == len(every)
     for leg in every:
         if leg.side in ("ours", "floor"):
@@ -55,13 +55,13 @@ def test_every_leg_has_settings_that_its_side_accepts() -> None:
 
 
 def test_brax_trains_as_many_steps_as_rlstable_and_reports_every_iteration() -> None:
-    start = [leg for leg in race.legs(on_cpu=True) if leg.measure == "start" and leg.task == "humanoid"]
+    start = [leg for leg in tasks.legs(on_cpu=True) if leg.measure == "start" and leg.task == "humanoid"]
     assert {(leg.side, leg.case, leg.warm) for leg in start} == {
         (side, case, warm)
         for side, case in (("ours", "mjx"), ("brax", "mjx"), ("ours", "native"))
         for warm in (False, True)
     }
-    assert not [leg for leg in race.legs(on_cpu=False) if leg.measure == "start" and leg.case == "native"]
+    assert not [leg for leg in tasks.legs(on_cpu=False) if leg.measure == "start" and leg.case == "native"]
     config = compose(list(start[0].settings))
     told = race_legs.brax_settings(config, 0, None)["train"]
     assert config.total_steps == 24 * config.env_steps_per_iteration == told["num_timesteps"]
@@ -89,7 +89,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("task", PUBLISHED)
 def test_published_brax_recipe_keeps_its_batches_and_evaluates_every_iteration(task: str) -> None:
-    (leg,) = [leg for leg in race.threshold_legs(task) if (leg.side, leg.case) == ("brax", "published")]
+    leg = next(leg for leg in tasks.threshold_legs(task, on_cpu=True) if (leg.side, leg.case) == ("brax", "published"))
     config = compose(list(leg.settings))
     told = race_legs.brax_settings(config, 1, leg.threshold)["train"]
     iteration, steps, evaluations, batches = PUBLISHED[task]
@@ -102,16 +102,16 @@ def test_published_brax_recipe_keeps_its_batches_and_evaluates_every_iteration(t
 
 @pytest.mark.parametrize("task", ["ant", "halfcheetah"])
 def test_brax_also_races_on_the_mjx_backend(task: str) -> None:
-    legs = {leg.case: leg for leg in race.threshold_legs(task) if leg.side == "brax"}
+    legs = {leg.case: leg for leg in tasks.threshold_legs(task, on_cpu=True) if leg.side == "brax"}
     cut, other = ([word for word in legs[case].settings if "backend" not in word] for case in ("", "mjx"))
     assert cut == other
     assert [compose(list(legs[case].settings)).env.backend for case in ("", "mjx")] == ["spring", "mjx"]
-    assert {leg.case for leg in race.legs(on_cpu=True) if leg.measure == "threshold"} == set(race_page.STROKES)
+    assert {leg.case for leg in tasks.legs(on_cpu=True) if leg.measure == "threshold"} == set(race_page.STROKES)
 
 
 def test_rsl_rl_is_measured_only_on_a_gpu_and_cold() -> None:
-    assert not [leg for leg in race.legs(on_cpu=True) if leg.side == "rsl_rl"]
-    every = race.legs(on_cpu=False)
+    assert not [leg for leg in tasks.legs(on_cpu=True) if leg.side == "rsl_rl"]
+    every = tasks.legs(on_cpu=False)
     own = [leg for leg in every if leg.side == "rsl_rl"]
     assert [(leg.measure, leg.task, leg.case, leg.warm) for leg in own] == [
         ("start", "ant", "mjx", False),
@@ -125,11 +125,11 @@ def test_rsl_rl_is_measured_only_on_a_gpu_and_cold() -> None:
         ]
         assert dataclasses.replace(leg, side="brax") == beside
     assert race_page._label(own[0]) == "RSL-RL PPO, mjx"
-    assert set(race_page.LABELS) == set(race_page.COLOURS) == {*race.SIDES} - {"floor"}
+    assert set(race_page.LABELS) == set(race_page.COLOURS) == {*tasks.SIDES} - {"floor"}
 
 
 def test_rsl_rl_gets_the_settings_of_the_task() -> None:
-    (leg,) = [leg for leg in race.legs(on_cpu=False) if leg.side == "rsl_rl" and leg.task == "humanoid"]
+    (leg,) = [leg for leg in tasks.legs(on_cpu=False) if leg.side == "rsl_rl" and leg.task == "humanoid"]
     told = race_legs.rsl_rl_settings(compose(list(leg.settings)), 3)
     assert json.loads(json.dumps(told)) == told
     assert told == {
@@ -353,21 +353,22 @@ def fake_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "python_of", lambda *args: sys.executable)
 
 
-def goals(*values: float, sleep: float = 0.0, limit: float = 60.0) -> dict[str, race.Goal]:
-    return {"toy": race.Goal(950.0, {("sb3", ""): {"values": values, "sleep": sleep}}, limit)}
+def goals(*values: float, sleep: float = 0.0, limit: float = 60.0) -> dict[str, tasks.Goal]:
+    return {"toy": tasks.Goal(950.0, {("sb3", ""): {"values": values, "sleep": sleep}}, limit)}
 
 
 @pytest.fixture
 def race_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_rival: None) -> Any:
     """Runs the command for some goals; returns its exit code and all results so far."""
-    monkeypatch.setattr(race, "START", {})
+    monkeypatch.setattr(tasks, "START", {})
     monkeypatch.setattr(results, "device", lambda: CPU)
 
-    def command(own: dict[str, race.Goal], *more: str) -> tuple[int, list[dict[str, Any]]]:
-        monkeypatch.setattr(race, "THRESHOLD", own)
-        monkeypatch.setattr(race, "TASKS", tuple(own))
+    def command(own: dict[str, tasks.Goal], *more: str) -> tuple[int, list[dict[str, Any]]]:
+        monkeypatch.setattr(tasks, "THRESHOLD", own)
+        monkeypatch.setattr(tasks, "TASKS", tuple(own))
         file, page = tmp_path / "race.jsonl", tmp_path / "page.md"
-        code = bench.main(["race", "--results", str(file), "--out", str(page), "--json", *more])
+        paths = ["--results", str(file), "--out", str(page), "--readme", str(tmp_path / "README.md")]
+        code = bench.main(["race", *paths, "--json", *more])
         return code, results.read(file)
 
     return command
@@ -408,9 +409,9 @@ def test_other_recipe_or_processor_is_another_measurement(monkeypatch: pytest.Mo
     changed = dataclasses.replace(LEG, settings=("env=ant", "recipe_for=cpu", "ppo.gae_lambda=0.5"))
     assert race.recipe(ant) == race.recipe(ant) != race.recipe(changed)
     row = {**race.identity(ant, "One"), "round": 1, "ending": "reached"}
-    assert race.measured([row], ant, "One") == {1: row}
-    assert not race.measured([row], ant, "Other")
-    assert not race.measured([row | {"recipe": "older"}], ant, "One")
+    assert race.measured([row], ant, "One", None) == {1: row}
+    assert not race.measured([row], ant, "Other", None)
+    assert not race.measured([row | {"recipe": "older"}], ant, "One", None)
     assert "recipe" not in race.identity(RIVAL, "One")
     monkeypatch.setattr(results.machine, "name", lambda: "One")
     assert results.described("cpu", "cpu")["kind"] == "One"
@@ -475,12 +476,13 @@ def start_results() -> list[tuple[Leg, list[dict[str, Any]]]]:
 
 
 def test_table_of_starts_has_cold_and_warm_in_one_row_and_the_share_of_the_floor(tmp_path: Path) -> None:
-    start, speed = race_page.sections(start_results(), "NVIDIA H100", tmp_path)
+    start, speed, threshold = race_page.sections(start_results(), "NVIDIA H100", tmp_path)
     assert start.cells == [("ant", "rlstable, mjx", "2.00", "10.0", "4.00", "900", "600")]
     assert speed.cells == [("ant", "rlstable, mjx", "500\n[500, 500]", "0.50\n[0.50, 0.50]", "0.50\n[0.50, 0.50]")]
     assert "ant, mjx: floor 1,000 steps/s: physics 2,000, learner 2,000 at 100 GFLOP/s" in speed.notes
     assert (tmp_path / "race_start_nvidia_h100.png").exists()
-    assert {start.name, speed.name} < set(race_page.NAMES)
+    assert (start.name, speed.name, threshold.name) == race_page.NAMES
+    assert threshold.cells == []
 
 
 def test_operations_of_the_learner_are_those_of_its_matrix_products() -> None:
@@ -544,7 +546,7 @@ def test_virtual_environment_is_made_once_per_list_of_versions(tmp_path: Path, m
     assert any(word.startswith("jax[cuda12]==") for word in commands[3])
 
 
-@pytest.mark.parametrize("name", race.RIVALS)
+@pytest.mark.parametrize("name", tasks.RIVALS)
 def test_every_rival_has_exact_versions(name: str) -> None:
     assert all(name and version for name, version in process.pins(name).items())
 
