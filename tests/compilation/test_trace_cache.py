@@ -305,6 +305,8 @@ OUTSIDE_THE_KEY: dict[str, Any] = {
     "checkpoint": {"every": 3},
     "render": {"every": 1},
     "compile_cache": "elsewhere",
+    "quick_compile_iterations": 7,
+    "distributed": {"enabled": "false"},
     "resume": "auto",
     "total_steps": 5_000,
 }
