@@ -87,7 +87,9 @@ def test_every_program_of_a_short_run_is_compiled_quickly_if_asked(monkeypatch: 
     ],
 )
 def test_only_short_runs_with_a_recipe_for_it_compile_quickly(words: list[str], quickly: bool) -> None:
-    assert compose(["recipe_for=cpu", *words]).compiles_quickly == quickly
+    config = compose(["recipe_for=cpu", *words])
+    assert config.compiles_quickly == quickly
+    assert config.of_seed(config.seed, "group").compiles_quickly == quickly
 
 
 @pytest.fixture
