@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -31,6 +32,14 @@ TINY = (
 )  # fmt: skip
 _HOST_OPERATIONS = ("send", "recv", "infeed", "outfeed")
 _BRANCHES = ("case", "if")
+_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_to_all",
+    "reduce_scatter",
+    "collective_permute",
+    "collective_broadcast",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +148,22 @@ def host_decisions(module: Any) -> dict[int, int]:
         name = operation.name.removeprefix("stablehlo.")
         found[loops] += name in _BRANCHES or (name == "while" and not _has_fixed_length(operation))
     return {loops: count for loops, count in sorted(found.items()) if count}
+
+
+def collectives(module: Any) -> dict[int, tuple[int, int]]:
+    """Numbers and bytes of the reductions over devices in one pass, by the number of enclosing loops."""
+    found: dict[int, tuple[int, int]] = {}
+    for operation, loops in _operations(module):
+        if operation.name.removeprefix("stablehlo.") in _COLLECTIVES:
+            count, size = found.get(loops, (0, 0))
+            types = [result.type for result in operation.results]
+            found[loops] = count + 1, size + sum(math.prod(x.shape) * x.element_type.width // 8 for x in types)
+    return dict(sorted(found.items()))
+
+
+def size_of(module: Any) -> int:
+    """Number of operations of a program."""
+    return sum(1 for _ in _operations(module))
 
 
 def boundary(module: Any) -> tuple[int, int]:

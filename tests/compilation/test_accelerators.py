@@ -13,7 +13,17 @@ import pytest
 from hlo import kernels_of_sgd_step
 from jax._src.array import ArrayImpl  # no public API counts transfers
 from jax.experimental import io_callback
-from lowering import PLATFORMS, TINY, boundary, host_decisions, on_accelerator, outside_calls, programs_of_run
+from lowering import (
+    PLATFORMS,
+    TINY,
+    boundary,
+    collectives,
+    host_decisions,
+    on_accelerator,
+    outside_calls,
+    programs_of_run,
+    size_of,
+)
 
 from rlstable.cli.compose import compose
 from rlstable.compilation import ffi
@@ -185,6 +195,21 @@ BUDGETS: dict[tuple[str, str], Budget] = {
 def test_program_keeps_its_budget_of_arrays_and_of_decisions_on_the_host(run: str, program: str) -> None:
     module = RUNS[run].programs[program].module("cuda")
     assert Budget(*boundary(module), host_decisions(module)) == BUDGETS[run, program]
+
+
+# Reductions over devices by the number of enclosing loops: count and bytes. 3: a step of SGD, with the gradients of the
+# small networks; 1: an epoch; 0: the rest of an iteration.
+COLLECTIVES = {0: (29, 160), 1: (6, 24), 3: (35, 35_688)}
+
+
+def test_number_of_devices_changes_neither_the_size_of_the_program_nor_what_devices_exchange() -> None:
+    programs = {
+        count: programs_of_run("env=fast", devices=count)["training 1"].module("cuda") for count in (1, 2, 4, 8)
+    }
+    exchanged = {count: collectives(module) for count, module in programs.items()}
+    assert exchanged == {1: {}, 2: COLLECTIVES, 4: COLLECTIVES, 8: COLLECTIVES}
+    sizes = [size_of(programs[count]) for count in (2, 4, 8)]
+    assert max(sizes) <= 1.01 * min(sizes)
 
 
 def test_page_of_benchmarks_has_the_table_of_budgets() -> None:
