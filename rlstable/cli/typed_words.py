@@ -8,8 +8,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
 from rlstable.cli.options import latest_run
 from rlstable.config import Config, ConfigError
 from rlstable.config.overrides import literal
@@ -89,6 +87,8 @@ def _reject_unknown_flags(words: Sequence[str]) -> None:
     Raises:
         ConfigError: A flag is unknown, or its value is missing or not allowed.
     """
+    from hydra._internal.utils import get_args_parser  # no public API for the flags
+
     parser = get_args_parser()
     parser.exit_on_error = False
     words = [word for word in words if word != "--version"]  # would print and exit here

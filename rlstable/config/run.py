@@ -214,13 +214,14 @@ class Config(Section, at=""):
         evaluation = data.get("eval") if isinstance(data, Mapping) else None
         if not isinstance(evaluation, Mapping) or evaluation.get("num_envs") != "auto":
             return data
-        evaluation, env = {**defaults("eval"), **evaluation}, {**defaults("env"), **data.get("env", {})}
+        evaluation, env = {**defaults("eval"), **evaluation}, defaults("env")
+        env |= data["env"] if isinstance(data.get("env"), Mapping) else {}
         sizes = (data.get("total_steps", defaults("")["total_steps"]), evaluation["num_evals"], env["episode_length"])
         least, most = _AUTO_EPISODES
         try:
             total, evals, length = map(int, sizes)
             episodes = total // (4 * max(evals, 1) * length)
-        except (TypeError, ValueError, ZeroDivisionError):
+        except (TypeError, ValueError, OverflowError, ZeroDivisionError):
             episodes = most  # the check of that key reports the mistake
         return {**data, "eval": {**evaluation, "num_envs": min(max(episodes, least), most)}}
 

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax._src import clusters, distributed, xla_bridge  # no public API for the detection and for the client
 
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
@@ -44,6 +43,8 @@ def start(config: DistributedConfig) -> None:
             f"distributed: these processes have ended an earlier run as {_team.ending.stop_reason}; start new processes"
         )
     if _team is None and _is_wanted(config):
+        from jax._src import distributed  # no public API for the client
+
         _connect(config)
         state = distributed.global_state
         _team = Team(state.client, state.process_id, state.num_processes)
@@ -55,13 +56,19 @@ def start(config: DistributedConfig) -> None:
 def _is_wanted(config: DistributedConfig) -> bool:
     """Whether this process is one of several."""
     if config.enabled == "auto" and not config.by_hand:
-        return distributed.global_state.client is not None or _count_in_cluster() > 1
+        with contextlib.suppress(ImportError, AttributeError):  # another JAX may have moved its private modules
+            from jax._src import distributed
+
+            return distributed.global_state.client is not None or _count_in_cluster() > 1
+        return False
     return config.enabled != "false"
 
 
 def _count_in_cluster() -> int:
     """Number of processes of a cluster that JAX detects: Slurm, Open MPI, Kubernetes, TPU pods; 1 outside of one."""
     with warnings.catch_warnings(), contextlib.suppress(Exception):  # a pod that belongs to no job, for instance
+        from jax._src import clusters  # no public API for the detection
+
         warnings.simplefilter("ignore")  # of a missing package `kubernetes`
         kinds = (kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
         cluster = next((kind for kind in kinds if kind.is_env_present()), None)
@@ -75,6 +82,8 @@ def _connect(config: DistributedConfig) -> None:
     Raises:
         ConfigError: A setting is missing, or the processes do not find each other.
     """
+    from jax._src import distributed, xla_bridge  # no public API for the client and the state of JAX
+
     if distributed.global_state.client is not None:
         return
     if xla_bridge.backends_are_initialized():
@@ -203,7 +212,7 @@ def require_same(name: str, settings: dict[str, Any]) -> None:
         if flat.get(key) != theirs.get(key):
             raise ConfigError(
                 f"{key}: is {flat.get(key)!r} in process {index()} and {theirs.get(key)!r} in process 0; start all "
-                "processes with the same command"
+                "processes with the same command, or set distributed=false if each trains a run of its own"
             )
 
 

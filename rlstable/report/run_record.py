@@ -62,7 +62,11 @@ class RunRecord:
     def _breaks(self) -> tuple[np.ndarray, np.ndarray]:
         """Times at which the run was resumed, and the seconds that it had rested until then, `[N]` each."""
         resumed = np.array(sorted(event["time"] for event in self.of_kind("resumed") if "time" in event), np.float64)
-        before = self.moments[np.maximum(np.searchsorted(self.moments, resumed) - 1, 0)]
+        # Not the other events: a process logs some of its start before it logs that it has resumed the run.
+        last = np.sort([row["time"] for row in (*self.rows, *self.of_kind("stopped", "error")) if "time" in row])
+        if not last.size:
+            return np.array([]), np.array([])
+        before = np.minimum(last[np.maximum(np.searchsorted(last, resumed) - 1, 0)], resumed)
         return resumed, np.cumsum(resumed - before)
 
     def seconds_at(self, times: np.ndarray) -> np.ndarray:

@@ -115,8 +115,8 @@ class Saving:
         saved, origins = self._snapshots.save(state, host.iteration)
         saved = sharding.gathered(dataclasses.replace(saved, incident=None))
         self._last_good = host.iteration, host.step
-        self._last_score, self._unsaved = score, False
         if self._folder_check is None:
+            self._last_score, self._unsaved = score, False
             return
         policy, metadata = policy_arrays(state), {**self._metadata(score), **origins}
         logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
@@ -133,6 +133,7 @@ class Saving:
         else:
             self.warn_if_disk_nearly_full(saved)
             self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
+        self._last_score, self._unsaved = score, False
 
     def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""

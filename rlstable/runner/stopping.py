@@ -50,7 +50,7 @@ class StopRequest:
             return None
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
-    def agreed(self, next_seconds: float = 0.0) -> StopReason | None:
+    def agreed(self, next_seconds: float) -> StopReason | None:
         """The stop reason that a signal or the clock of any process requests. All processes must call it together.
 
         Args:

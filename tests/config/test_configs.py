@@ -273,7 +273,7 @@ def test_evaluations_of_a_user_environment_play_at_most_a_quarter_of_the_trainin
     assert load("env=import", "env.name=my:Env", *words).eval.num_envs == episodes
 
 
-@pytest.mark.parametrize("word", ["total_steps=soon", "eval.num_evals=-1", "env.episode_length=0"])
+@pytest.mark.parametrize("word", ["total_steps=soon", "total_steps=inf", "eval.num_evals=-1", "env.episode_length=0"])
 def test_wrong_number_is_named_although_the_evaluation_episodes_depend_on_it(word: str) -> None:
     with pytest.raises(typed.ConfigError, match=rf"^{word.partition('=')[0]}: "):
         load("env=import", "env.name=my:Env", word)

@@ -347,6 +347,7 @@ def test_clock_of_a_run_leaves_out_the_time_between_a_stop_and_a_resume() -> Non
     rows = [{"step": step, "time": 1000.0 + time} for step, time in ((1, 0), (2, 60), (3, 10_060), (4, 10_120))]
     events = [
         {"kind": "stopped", "step": 2, "time": 1070.0},
+        {"kind": "backend_chosen", "step": 2, "time": 10_999.0},
         {"kind": "resumed", "step": 2, "time": 11_000.0},
     ]
     record = record_of(rows, events)
