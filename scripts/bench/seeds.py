@@ -31,7 +31,7 @@ ON_ACCELERATOR = {
     "inverted_pendulum": TASKS["inverted_pendulum"],
     "ant, published": ("env=ant", "ppo=ant", "total_steps=3_000_000"),
 }
-COMMON = ("devices=1", "eval.num_evals=4", "eval.target_return=null", "logging=quiet")
+COMMON = ("devices=1", "eval.num_evals=4", "eval.target_return=null", "logging=quiet", "quick_compile_iterations=0")
 PARTS = {task: (*own, *COMMON) for task, own in (TASKS | ON_ACCELERATOR).items()}
 
 
