@@ -95,5 +95,5 @@ class Team:
                 process.wait()
 
     def texts(self) -> list[str]:
-        """What each process has printed."""
+        """The printed text of each process."""
         return [log.read_text() for log in self.logs]

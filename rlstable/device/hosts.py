@@ -212,7 +212,7 @@ def require_same(name: str, settings: dict[str, Any]) -> None:
         if flat.get(key) != theirs.get(key):
             raise ConfigError(
                 f"{key}: is {flat.get(key)!r} in process {index()} and {theirs.get(key)!r} in process 0; start all "
-                "processes with the same command, or set distributed=false if each trains a run of its own"
+                "processes with the same command, or set distributed=false if they train separate runs"
             )
 
 
@@ -235,7 +235,7 @@ def claim_end() -> None:
 
 
 def announce(stop_reason: str, exit_code: int, message: str) -> Ending:
-    """Tells all processes to end. Returns the first cause, which another process may have announced before."""
+    """Announces the end to all processes. Returns the first cause, which another process may have announced."""
     ending = Ending(stop_reason, exit_code, message)
     return ending if _team is None else _team.announce(ending)
 

@@ -1,8 +1,8 @@
 """The processes of a run and their end: all of them end for the first cause, in any process.
 
 A process that fails, or that a signal stops during compilation, announces its `Ending` to the others. A thread of every
-process waits for this word, and another thread for processes that vanish. The thread gives the main thread a few
-seconds and then ends the process, because a collective of JAX that waits for a missing process cannot be interrupted.
+process waits for the announcement, and another thread watches for processes that vanish. Both threads give the main
+thread a few seconds and then end the process, because a collective of JAX cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Team:
             self._ender = threading.get_ident()
 
     def announce(self, ending: Ending) -> Ending:
-        """Tells all processes to end. Returns the first cause, which another process may have announced before."""
+        """Announces the end to all processes. Returns the first cause, which another process may have announced."""
         if self.ending is None:
             with contextlib.suppress(Exception):  # another process was first, or the coordinator is lost
                 self.client.key_value_set(_ENDING, json.dumps(ending))
@@ -128,7 +128,7 @@ class Team:
         self._known.set()
 
     def _say_farewell(self) -> None:
-        """Tells the others that this process leaves. The coordinator exits last, because JAX aborts the others then."""
+        """Announces that this process leaves. The coordinator exits last, because JAX aborts the others then."""
         self._left = True
         with contextlib.suppress(Exception):  # the coordinator is lost
             self.client.key_value_set(f"{_PREFIX}/left/{self.index}", "1")

@@ -87,14 +87,14 @@ class Sinks:
             try:
                 sink.close()
             except Exception as error:
-                _warn(f"{type(sink).__name__} could not be closed: {_one_line(error)}")
+                _warn(f"{type(sink).__name__} could not be closed: {one_line(error)}")
 
     def _try(self, sink: Sink, step: int, call: Callable[[], None]) -> bool:
         try:
             call()
         except Exception as error:
             self._failures[id(sink)] += 1
-            fields = {"sink": type(sink).__name__, "error": _one_line(error)}
+            fields = {"sink": type(sink).__name__, "error": one_line(error)}
             if id(sink) not in self._reported:
                 self._reported.add(id(sink))
                 self._report(sink, step, "sink_failed", fields)
@@ -219,7 +219,7 @@ class Wandb:
             self._last_step = int(self._run.step or 0)
         except Exception as error:
             if on_event is not None:
-                on_event("wandb_failed", {"at": "start", "error": _one_line(error)})
+                on_event("wandb_failed", {"at": "start", "error": one_line(error)})
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Sends the metrics that have a value."""
@@ -279,7 +279,8 @@ def _finite(metrics: Metrics) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The type and the first 300 characters of an error, for an event."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 

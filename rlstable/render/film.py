@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlstable.config import ConfigError
 from rlstable.io.run_folder import write_atomically
 from rlstable.render.recording import RecordedEpisodes, Recording
 
+_SILENT_SECONDS = 300.0  # after which a process that draws counts as hanging
 _OPENGL_BACKENDS = ("egl", "osmesa")  # a driver without a display, then software
 _NO_OPENGL = (
     "format: no OpenGL for films ({tried}); install libegl1 or libosmesa6 (apt-get install libosmesa6), or choose "
@@ -105,6 +107,14 @@ def require_packages(*packages: str) -> None:
             )
 
 
+def _kill_later(process: subprocess.Popen[str]) -> threading.Timer:
+    """Kills a process that prints no progress for too long, because a driver for OpenGL can hang."""
+    timer = threading.Timer(_SILENT_SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def _draw(folder: Path, show: Callable[[str], None]) -> None:
     configured = os.environ.get("MUJOCO_GL")
     errors = {}
@@ -115,12 +125,18 @@ def _draw(folder: Path, show: Callable[[str], None]) -> None:
             with subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=errors_of_process, text=True
             ) as process:
+                watchdog = _kill_later(process)
                 try:
                     for line in process.stdout or ():
+                        watchdog.cancel()
+                        watchdog = _kill_later(process)
                         show(line.strip())
                 except BaseException:
                     process.kill()
                     raise
+                finally:
+                    process.wait()
+                    watchdog.cancel()
             errors_of_process.seek(0)
             printed = errors_of_process.read()
         if process.returncode == 0:

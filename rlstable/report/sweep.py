@@ -126,7 +126,7 @@ def read_sweep(folder: Path) -> list[Job]:
     if not folder.is_dir():
         raise ConfigError(f"sweep: there is no folder {folder}; sweeps are in runs/sweeps/<time>")
     folders = [path for path in folder.iterdir() if any((path / name).is_file() for name in _FILES)]
-    jobs = [job for path in sorted(folders, key=_number) for job in _jobs(path)]
+    jobs = [job for path in sorted(folders, key=job_number) for job in _jobs(path)]
     if not jobs:
         raise ConfigError(f"sweep: {folder} holds no job; sweeps are in runs/sweeps/<time>; runs need run=...")
     return jobs
@@ -210,5 +210,6 @@ def _unescaped(value: str) -> str:
     return value if value.startswith(("'", '"')) else re.sub(r"\\(.)", r"\1", value)
 
 
-def _number(folder: Path) -> tuple[int, str]:
+def job_number(folder: Path) -> tuple[int, str]:
+    """Returns a key that sorts the folders of jobs: by number, folders with another name last."""
     return (int(folder.name), "") if folder.name.isdigit() else (sys.maxsize, folder.name)

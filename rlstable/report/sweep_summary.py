@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rlstable.config import ConfigError
 from rlstable.io.run_folder import read_result, return_of
-from rlstable.report.sweep import how_sure, interval, read_sweep, settings_of, split_keys
+from rlstable.report.sweep import how_sure, interval, job_number, read_sweep, settings_of, split_keys
 from rlstable.supervise.stop_reasons import StopReason, command
 
 
@@ -32,7 +32,7 @@ class SweepSummary(Callback):
         sweep_dir = Path(config.hydra.sweep.dir)
         type(self).exit_codes.clear()
         table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=Text(f"sweep {sweep_dir}"))
-        for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=_job_number):
+        for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=job_number):
             saved = read_result(folder)
             result = saved or {}
             # A damaged result counts as an error.
@@ -70,10 +70,6 @@ def _best(sweep_dir: Path) -> list[str]:
         f"best setting  {best.label(varied)}: return {found}. {how_sure(settings, varied)}",
         f"train it      {best.command}",
     ]
-
-
-def _job_number(folder: Path) -> tuple[int, str]:
-    return (int(folder.name), "") if folder.name.isdigit() else (sys.maxsize, folder.name)
 
 
 def _cell(value: Any) -> str:

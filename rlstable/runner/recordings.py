@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlstable.io.run_folder import write_atomically
+from rlstable.io.sinks import one_line
 from rlstable.policy.evaluator import PolicySnapshot
 from rlstable.render.film import write_film
 from rlstable.render.page import page
 from rlstable.render.recording import EpisodeRecorder, RecordedEpisodes
 from rlstable.runner.seed_run import SeedRun
+from rlstable.supervise.ladder import Level
 
 _WIDTH, _HEIGHT = 320, 240  # pixels of a film in TensorBoard and W&B
 
@@ -26,7 +28,7 @@ class Recordings:
     """
 
     def __init__(self) -> None:
-        self._recorder: EpisodeRecorder | None = None
+        self._recorders: dict[Level, EpisodeRecorder] = {}
         self._failed = False
         self._films = FilmQueue()
 
@@ -54,11 +56,16 @@ class Recordings:
                 with self._reporting(run):
                     self._record(run)
 
+    def end(self) -> None:
+        """Draws no film that still waits, so that a stopped run ends soon."""
+        self._films.end()
+
     def _of(self, run: SeedRun) -> EpisodeRecorder:
-        """The recorder of all seeds."""
-        if self._recorder is None:
-            self._recorder = run.programs.recorder()
-        return self._recorder
+        """The recorder of all seeds at a precision level."""
+        level = run.programs.level
+        if level not in self._recorders:
+            self._recorders[level] = run.programs.recorder()
+        return self._recorders[level]
 
     def _policy(self, run: SeedRun) -> PolicySnapshot:
         return run.policy_snapshot._replace(key=run.keys.recording)
@@ -85,7 +92,7 @@ class Recordings:
             yield
         except Exception as error:
             self._failed = True
-            run.event("recording_failed", error=_one_line(error), next="no further recordings")
+            run.event("recording_failed", error=one_line(error), next="no further recordings")
 
 
 class FilmQueue:
@@ -96,7 +103,7 @@ class FilmQueue:
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(2)
-        self._failed = False
+        self._ended = False
 
     def draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path, step: int) -> None:
         """Queues a film.
@@ -107,25 +114,25 @@ class FilmQueue:
             path: The file to write.
             step: Step of the film in the services.
         """
-        if not self._failed and self._room.acquire(blocking=False):
+        if not self._ended and self._room.acquire(blocking=False):
             run.log.logbook.film(step, functools.partial(self._draw, run, recorded, path))
+
+    def end(self) -> None:
+        """Draws no further film."""
+        self._ended = True
 
     def _draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> Path | None:
         """The file of a film; None if there is none."""
         try:
-            if self._failed or run.log.logbook.foreign or not run.run_dir.is_dir():
+            if self._ended or run.log.logbook.foreign or not run.run_dir.is_dir():
                 return None
             path.parent.mkdir(exist_ok=True)
             write_film(recorded, recorded.recordings[0], path, _WIDTH, _HEIGHT)
         except Exception as error:
-            self._failed = True
-            run.event("film_failed", error=_one_line(error), next="pages without films")
+            self._ended = True
+            run.event("film_failed", error=one_line(error), next="pages without films")
             return None
         else:
             return path
         finally:
             self._room.release()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -75,5 +75,5 @@ def test_different_settings_name_the_first_key(monkeypatch: pytest.MonkeyPatch) 
         hosts.require_same("configuration", {"ppo": {"learning_rate": 2.0, "num_envs": 4}})
     assert str(caught.value) == (
         "ppo.learning_rate: is 2.0 in process 0 and 1.0 in process 0; start all processes with the same command, "
-        "or set distributed=false if each trains a run of its own"
+        "or set distributed=false if they train separate runs"
     )

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,20 @@ def test_next_opengl_backend_is_tried_if_one_fails(
     film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
     assert tried == ["nonsense", "osmesa"]
     assert (tmp_path / "one.mp4").stat().st_size > 1000
+
+
+def test_process_that_draws_nothing_for_too_long_is_killed(
+    recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("hanging",))
+    monkeypatch.setattr(film, "_SILENT_SECONDS", 0.2)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    start_process = film.subprocess.Popen
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(film.subprocess, "Popen", lambda command, **more: start_process(sleep, **more))
+    with pytest.raises(ConfigError, match=r"^format: no OpenGL for films \(hanging: exit code -9\)"):
+        film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_opengl_is_an_error_that_names_the_package(

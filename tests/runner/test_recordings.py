@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlstable.report.page import page
 from rlstable.report.run_record import read_record, read_records
 from rlstable.runner import recordings
 from rlstable.runner.loop import TrainingLoop
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 GIF = b"GIF89a" + (320).to_bytes(2, "little") + (240).to_bytes(2, "little")
@@ -153,6 +155,31 @@ def test_tensorboard_gets_a_film_of_every_recording(tmp_path: Path, monkeypatch:
     assert film.name == "256.gif"
     (written,) = (tmp_path / "run" / "tensorboard").iterdir()
     assert GIF in written.read_bytes()
+
+
+def test_run_that_is_stopped_draws_no_film_that_still_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first film takes until the stop is requested, after the second iteration."""
+    pytest.importorskip("tensorboardX")
+    drawn, stopped, end = [], threading.Event(), recordings.Recordings.end
+
+    def draw(*args: Any) -> None:
+        drawn.append(stopped.wait(60))
+        fake_film(*args)
+
+    def ended(self: recordings.Recordings) -> None:
+        end(self)
+        stopped.set()
+
+    monkeypatch.setattr(recordings, "write_film", draw)
+    monkeypatch.setattr(recordings.Recordings, "end", ended)
+    loop = TrainingLoop(config(1, logging={"console": "off", "tensorboard": True}), tmp_path / "run")
+
+    def requested(_: float) -> StopReason | None:
+        return StopReason.time_limit if loop.single.host.iteration == 2 else None
+
+    monkeypatch.setattr(loop._stop_request, "requested", requested)
+    assert loop.run().stop_reason is StopReason.time_limit
+    assert drawn == [True] and recorded_steps(tmp_path / "run") == [64, 128]
 
 
 def test_failed_film_is_one_event_and_pages_are_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
