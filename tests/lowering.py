@@ -44,10 +44,12 @@ _COLLECTIVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A traced program of a run, with the precision that it is lowered in."""
+    """A traced program of a run, with the precision that it is lowered in, its function and its arguments."""
 
     traced: Any
     precision: Precision
+    function: Any
+    arguments: tuple[Any, ...]
 
     def lowered(self, *platforms: str) -> jax.stages.Lowered:
         """Lowered for platforms; without arguments for this machine."""
@@ -105,7 +107,7 @@ class _Recorder(Programs):
         given = arguments()
         with self._precision.compiled():
             traced = function.trace(*given)
-        self._recorded[name] = Recorded(traced, self._precision)
+        self._recorded[name] = Recorded(traced, self._precision, function, given)
         future: Future[Any] = Future()
         future.set_result(_Ones(traced.out_info))
         return future

@@ -74,8 +74,8 @@ BAD_INPUT = {
         "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
     ),
     "seeds on several devices": (
-        [*TINY, "devices=2", "seeds=2"],
-        "seeds: 2 seeds train together on one device, not on 2; set devices=1",
+        [*TINY, "devices=2", "seeds=3"],
+        "devices: 2 devices cannot train equally many of 3 seeds; allowed here: 1, or null for the most that ",
     ),
     "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is not a run folder"),
     "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),

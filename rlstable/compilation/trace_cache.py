@@ -53,7 +53,7 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
     - an environment or a domain randomisation of the user, whose sources are unknown
     - text in an environment's arguments, which may be the path of a model
     - native physics in float64, which a process registers while tracing
-    - accelerators and several devices, which are untested
+    - several processes, which must compile the same text whether their cache folder has it or not
     - MJX-Warp, whose programs call functions of one process
 
     A task of Playground is identified by Playground's source files and by its compiled model. The model contains the
@@ -66,13 +66,13 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
     """
     precision, options = level(config.precision), compiler_options(config.deterministic, config.compiles_quickly)
     folder = program_cache_folder() if config.compile_cache is not None else None
-    supported = jax.default_backend() == "cpu" and mesh.size == 1 and not precision.x64
+    supported = jax.process_count() == 1 and not precision.x64
     plain = _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)
     files = _sources_of(config.env, env) if supported and plain else None
     if files is None or folder is None:
         return Programs(precision, options)
     # A private folder, because its files are executed and JAX's cache folder may be shared.
-    return TraceCache(folder / f"traced-{user_id()}", _key_text(config, files), mesh, precision, options)
+    return TraceCache(folder / f"traced-{user_id()}", _key_text(config, files, mesh), mesh, precision, options)
 
 
 def _sources_of(config: EnvConfig, env: Any) -> str | None:
@@ -104,7 +104,7 @@ class TraceCache(Programs):
         folder: Folder of the cache.
         key_text: Everything that the programs are traced from, as text. A program's key is a hash of this text and of
             the program's name.
-        mesh: The device that runs the programs.
+        mesh: The devices that run the programs.
         precision: Precision to compile in.
         options: Compiler options.
     """
@@ -266,9 +266,10 @@ def _plain(arguments: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _key_text(config: Config, files: str) -> str:
+def _key_text(config: Config, files: str, mesh: Mesh) -> str:
     """Everything that the programs of a configuration are traced from, as text for the cache key."""
     ignored = _IRRELEVANT_KEYS if config.ppo.schedules_by_progress else _IRRELEVANT_KEYS | {"total_steps"}
     flags = {name: str(value) for name, value in jax.config.values.items() if not name.startswith(_IRRELEVANT_FLAGS)}
     # Calls of native physics contain the number of threads. Not as JSON, which has no infinity.
-    return repr([config.model_dump(exclude=ignored), files, versions(), share_of_cores(1), sorted(flags.items())])
+    devices = jax.default_backend(), sorted(mesh.shape.items()), share_of_cores(mesh.size)
+    return repr([config.model_dump(exclude=ignored), files, versions(), devices, sorted(flags.items())])

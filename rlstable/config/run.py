@@ -276,6 +276,7 @@ class Config(Section, at=""):
             update={
                 "seed": seed,
                 "seeds": 1,
+                "devices": 1,
                 "quick_compile_iterations": self.quick_compile_iterations // self.seeds,  # a fleet shares one program
                 # A seed without a checkpoint starts again.
                 "resume": self.resume and "auto",

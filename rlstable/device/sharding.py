@@ -196,5 +196,5 @@ def _across(reduce: Callable[[Any, str], Any], tree: Any) -> Any:
 
 
 def first_device(tree: Any) -> Any:
-    """The first device's copy of replicated arrays."""
-    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+    """Replicated arrays on the first device of this process; copied there if another device has them."""
+    return jax.device_put(jax.tree.map(lambda x: x.addressable_data(0), tree), jax.local_devices()[0])

@@ -29,6 +29,8 @@ from rlstable.ppo.state import Counters, TrainState, Tuning
 Mask = jax.Array | bool
 Gradient = Callable[[Params, Statistics, Minibatch, jax.Array | None, Tuning], tuple[Params, dict[str, jax.Array]]]
 
+_NO_SUMS = PackedDict.of({})
+
 
 class SGDState(NamedTuple):
     """Parameters, optimizer state and metrics after some minibatches.
@@ -112,7 +114,7 @@ class SGD:
         """Parameters and optimizer state before the first minibatch."""
         zero = jnp.zeros((), jnp.int32)
         flat = self.flattener
-        return SGDState(flat.join(state.params), flat.join_subtrees(state.opt_state), PackedDict.of({}), zero)
+        return SGDState(flat.join(state.params), flat.join_subtrees(state.opt_state), _NO_SUMS, zero)
 
     def params(self, progress: SGDState) -> Params:
         """The network parameters by layer."""
@@ -136,20 +138,18 @@ class SGD:
         """
         skipped = None if self.config.guards.limiters.kl is None else jnp.zeros((), jnp.int32)
         carry = SGDCarry(self.start(state), state.tuning, guard_state, key, skipped)
-        # `jax.jit` makes `eval_shape` and the loop share one trace of the gradient.
-        gradient = jax.jit(lambda *args: self.gradient(*args), inline=True)
-        traced_once = dataclasses.replace(self, gradient=gradient)
         rows = batch.collected.log_prob.shape[0] // self.config.ppo.num_minibatches
+        # `jax.jit` makes `eval_shape` and the loop share one trace.
+        traced_once = jax.jit(lambda *args: self.step(*args), inline=True)
 
-        def step(carry: SGDCarry, minibatch: Minibatch) -> SGDCarry:
-            return traced_once.step(statistics, state.counters, carry, minibatch)
+        def step(carry: SGDCarry, minibatch: Minibatch) -> tuple[SGDCarry, PackedDict]:
+            return traced_once(statistics, state.counters, carry, minibatch)
 
         def metrics() -> PackedDict:  # only for the names and shapes of the sums
-            first = Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key)
-            return step(carry, first).progress.sums
+            return step(carry, Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key))[1]
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(metrics))
-        carry = carry._replace(progress=carry.progress._replace(sums=sums))
+        carry = _with_sums(carry, sums)
         carry, _ = repeat_or_skip(
             state.tuning.epochs,
             self.config.ppo.num_updates_per_batch,
@@ -163,7 +163,7 @@ class SGD:
         carry: SGDCarry,
         fallback: SGDState | None,
         batch: Batch,
-        step: Callable[[SGDCarry, Minibatch], SGDCarry],
+        step: Callable[[SGDCarry, Minibatch], tuple[SGDCarry, PackedDict]],
     ) -> tuple[SGDCarry, SGDState | None]:
         """Shuffles this device's unrolls and takes one step per minibatch.
 
@@ -171,7 +171,7 @@ class SGD:
             carry: State before the epoch.
             fallback: State to return to if the policy moves too far in this epoch; None without the KL limiter.
             batch: This device's data.
-            step: Takes one SGD step.
+            step: Takes one SGD step from a carry without sums; returns the next one, and metrics to add to the sums.
 
         Returns:
             The carry after the epoch, and the fallback of the next epoch.
@@ -183,7 +183,9 @@ class SGD:
             carry, key = loop
             key, key_noise = jax.random.split(key)
             minibatch = Minibatch.of(jax.tree.map(lambda x: x[rows], batch), key_noise)
-            return (step(carry, minibatch), key), None
+            sums = carry.progress.sums
+            carry, metrics = step(_with_sums(carry, _NO_SUMS), minibatch)
+            return (_with_sums(carry, dataclasses.replace(sums, whole=sums.whole + metrics.whole)), key), None
 
         # Shuffling row numbers instead of data avoids a second copy of the batch.
         minibatches = jnp.reshape(order, (self.config.ppo.num_minibatches, -1))
@@ -191,8 +193,15 @@ class SGD:
         progress, fallback = kl_limiter.close_epoch(after.skipped, carry.progress, fallback, after.progress)
         return after._replace(progress=progress, key=key), fallback
 
-    def step(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> SGDCarry:
-        """Computes a candidate update, and applies it unless a guard or the KL limiter rejects it."""
+    def step(
+        self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch
+    ) -> tuple[SGDCarry, PackedDict]:
+        """Computes a candidate update, and applies it unless a guard or the KL limiter rejects it.
+
+        Returns:
+            The next carry, with the same sums, and the metrics of the minibatch; zeros if the update is rejected,
+            because its metrics may be NaN.
+        """
         progress = carry.progress
         proposal = self._propose(statistics, counters, carry, minibatch)
         candidate, metrics, expected_rejection = proposal.candidate, proposal.metrics, proposal.expected_rejection
@@ -213,15 +222,16 @@ class SGD:
             ok = updating if ok is True else ok & updating
         if expected_rejection is not False:
             guard_state = select(jnp.logical_not(expected_rejection), guard_state, carry.guard_state)
-        metrics |= self._metrics(proposal, tuning)
+        packed = PackedDict.of(metrics | self._metrics(proposal, tuning))
+        packed = dataclasses.replace(packed, whole=select(ok, packed.whole, jnp.zeros_like(packed.whole)))
         params, opt_state = select(ok, (new_params, new_opt), (progress.params, progress.opt_state))
         progress = SGDState(
             params,
             opt_state,
-            sums=_add_where(ok, PackedDict.of(metrics), progress.sums),
+            sums=progress.sums,
             accepted=progress.accepted + jnp.asarray(1 if ok is True else ok, jnp.int32),
         )
-        return SGDCarry(progress, tuning, guard_state, carry.key, skipped)
+        return SGDCarry(progress, tuning, guard_state, carry.key, skipped), packed
 
     def _propose(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> _Proposal:
         """Computes the candidate update of a minibatch, and the tuning after the minibatch."""
@@ -274,8 +284,5 @@ class SGD:
         return metrics
 
 
-def _add_where(ok: Mask, metrics: PackedDict, sums: PackedDict) -> PackedDict:
-    """Adds the metrics of an accepted minibatch; the metrics of a rejected minibatch may be NaN."""
-    if not sums:
-        return metrics
-    return dataclasses.replace(sums, whole=sums.whole + select(ok, metrics.whole, jnp.zeros_like(metrics.whole)))
+def _with_sums(carry: SGDCarry, sums: PackedDict) -> SGDCarry:
+    return carry._replace(progress=carry.progress._replace(sums=sums))

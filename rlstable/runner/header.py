@@ -40,7 +40,7 @@ def _device(run: SeedRun) -> str:
     if jax.default_backend() == "cpu":
         device = f"{machine.name()}, {machine.share_of_cores(1)} cores"
     else:
-        device = f"{mesh.size} x {sharding.device_kind(mesh)}"
+        device = f"{run.programs.device_count} x {sharding.device_kind(mesh)}"
     if hosts.count() > 1:
         device += f", {mesh.size} devices of {hosts.count()} processes"
     limit = memory.limit(mesh.local_devices[0])

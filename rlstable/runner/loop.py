@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 import traceback
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts
+from rlstable.device.seed_devices import SeedDevices, most_devices
 from rlstable.device.sharding import fetch
 from rlstable.device.shared import has_shared
 from rlstable.envs.objects import Environments
@@ -97,13 +99,9 @@ class TrainingLoop:
         self._last_seconds = 0.0
         self._advice: str | None = None
         self.seeds: dict[int, SeedRun] = {}
-        if several and mesh.size > 1:
-            raise ConfigError(
-                f"seeds: {config.seeds} seeds train together on one device, not on {mesh.size}; set devices=1"
-            )
-        self._folder = (FleetFolder if several else SingleFolder)(config, self.run_dir, callback, self._console)
         if several:
-            factories = Factories(SharedBuilds(TrainingSetup), SharedBuilds(self._make_evaluator), shared=True)
+            factories = self._shared_factories(most_devices(config.seeds, mesh.size, config.devices))
+        self._folder = (FleetFolder if several else SingleFolder)(config, self.run_dir, callback, self._console)
         if environments is not None:
             factories = dataclasses.replace(factories or DEFAULT_FACTORIES, environments=environments)
 
@@ -119,6 +117,11 @@ class TrainingLoop:
         except BaseException:
             self.close()
             raise
+
+    def _shared_factories(self, devices: int) -> Factories:
+        """Factories of the programs of several seeds, divided over a number of devices."""
+        build = functools.partial(TrainingSetup, seed_devices=SeedDevices(devices) if devices > 1 else None)
+        return Factories(SharedBuilds(build), SharedBuilds(self._make_evaluator), shared=True, devices=devices)
 
     @property
     def single(self) -> SeedRun:

@@ -37,7 +37,8 @@ class SeedPrograms:
     """Selects the training setup and the evaluator of one seed, by precision level and memory plan.
 
     Attributes:
-        mesh: The devices.
+        mesh: The devices of this seed.
+        device_count: Number of devices of all seeds.
         ladder: The precision ladder.
         shared: Whether several seeds share the programs.
 
@@ -62,6 +63,7 @@ class SeedPrograms:
         factories: Factories | None = None,
     ):
         self.mesh = mesh
+        self.device_count = mesh.size if factories is None else mesh.size * factories.devices
         self.shared = factories is not None and factories.shared
         self._config = config
         self._compiling = compiling
@@ -124,7 +126,7 @@ class SeedPrograms:
     @property
     def machine(self) -> dict[str, Any]:
         """Device and versions, for `machine.json`."""
-        return {**self.versions, "devices": self.mesh.size, "processors": os.cpu_count()}
+        return {**self.versions, "devices": self.device_count, "processors": os.cpu_count()}
 
     def shapes(self, level: Level, num_envs: int) -> TrainState:
         """Shapes of a training state at a precision level and a number of environments."""

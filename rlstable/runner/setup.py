@@ -23,6 +23,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
+from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
 from rlstable.envs.float64 import Float64Physics, computes_in_float64
 from rlstable.envs.interface import check
@@ -44,10 +45,12 @@ class Program(NamedTuple):
     Attributes:
         executable: The executable that JAX compiled.
         precision: The level that it was compiled for.
+        seed_devices: The devices of several seeds; None if one device trains all, or all devices train one seed.
     """
 
     executable: Any
     precision: Precision
+    seed_devices: SeedDevices | None = None
 
     def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Runs one iteration; the state is donated."""
@@ -55,9 +58,11 @@ class Program(NamedTuple):
 
     def each(self, states: tuple[TrainState, ...]) -> tuple[tuple[TrainState, Metrics], ...]:
         """Runs one iteration of several states, all of them donated; the program is compiled for their number."""
+        devices = self.seed_devices
         with self.precision.compiled():
-            results: tuple[tuple[TrainState, Metrics], ...] = self.executable(states)
-            return results
+            results: tuple[tuple[TrainState, Metrics], ...]
+            results = self.executable(states if devices is None else devices.joined(states))
+            return results if devices is None else devices.divided(results)
 
 
 class TrainingSetup:
@@ -72,10 +77,11 @@ class TrainingSetup:
 
     Args:
         config: The whole configuration.
-        mesh: The devices.
+        mesh: The devices of a seed.
         more_guards: The user's guards, by site and name; None for none.
         compiling: Context manager that shows the name of the program that is compiling; None for no message.
         single: An environment object of the user; None to load the configured environment.
+        seed_devices: The devices that several seeds are divided over; None if there are not several of both.
 
     Raises:
         ConfigError: The environment cannot be made, or does not fit the configuration.
@@ -88,13 +94,16 @@ class TrainingSetup:
         more_guards: MoreGuards | None = None,
         compiling: Compiling | None = None,
         single: Any = None,
+        seed_devices: SeedDevices | None = None,
     ):
         self._config = config
         self._mesh = mesh
+        self._seed_devices = seed_devices
+        stepping = mesh if seed_devices is None else seed_devices.mesh
         more = more_guards or {}
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
         if single is None:
-            self.loaded = load(config.env, None, len(mesh.local_devices))
+            self.loaded = load(config.env, None, len(stepping.local_devices))
         else:
             self.loaded = Loaded(single, getattr(single, "backend", None))
         self.single = single = self.loaded.env
@@ -122,7 +131,7 @@ class TrainingSetup:
             self.ppo = faults.arm(self.ppo)
         # A guard given as an object has no key for the trace cache.
         uncached = Programs(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
-        self._programs = uncached if more else programs_of(config, mesh, single)
+        self._programs = uncached if more else programs_of(config, stepping, single)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
@@ -191,7 +200,8 @@ class TrainingSetup:
         """
         compiling, self._training = self._training, None
         with self._compiling("training"):
-            return Program((compiling or self._begin(len(states), lambda: states)).result(), self.precision)
+            executable = (compiling or self._begin(len(states), lambda: states)).result()
+            return Program(executable, self.precision, self._seed_devices)
 
     def convert_state(self, state: TrainState) -> TrainState:
         """Converts a training state of another precision to this one; its pool of first states must fit already."""
@@ -232,8 +242,16 @@ class TrainingSetup:
 
     def _begin(self, count: int, states: Callable[[], tuple[TrainState, ...]]) -> Future[Any]:
         """Starts compiling the training program for a number of states, in a background thread."""
+        devices, iteration = self._seed_devices, vmap_seeds(self.ppo.iteration)
+        if devices is not None:
+            return self._programs.build(
+                f"training {count} on {devices.count}",
+                devices.program(iteration),
+                lambda: (devices.placeholders(states()),),
+                donates=True,
+            )
         program = sharding.over_devices(
-            vmap_seeds(self.ppo.iteration),
+            iteration,
             self._mesh,
             ((SPECS,) * count,),
             ((SPECS, sharding.REPLICATED),) * count,

@@ -35,12 +35,14 @@ class Factories:
         setup: Takes the arguments of `TrainingSetup`.
         evaluator: Takes the arguments of `make_evaluator`.
         shared: Whether several seeds share the programs, so that no seed may change one.
+        devices: Number of devices that several seeds are divided over.
         environments: Environment objects of the user; None to load the configured environment.
     """
 
     setup: Callable[..., TrainingSetup] = TrainingSetup
     evaluator: Callable[..., Evaluator] = make_evaluator
     shared: bool = False
+    devices: int = 1
     environments: Environments | None = None
 
 
@@ -122,7 +124,8 @@ class SetupCache:
         if self._factories.environments is not None:
             return self._factories.environments.evaluate
         config = self._config
-        same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self._mesh.size == 1
+        alone = self._mesh.size * self._factories.devices == 1
+        same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and alone
         same = same and (config.eval.randomize or not config.env.is_randomized)
         return setup.single if same else None
 

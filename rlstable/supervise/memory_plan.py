@@ -143,7 +143,8 @@ class MemoryPlanner:
 
     def needed(self, program: Any) -> int | None:
         """Bytes that a compiled program needs, as planned by the compiler; None if unknown."""
-        return memory.needed(memory.footprint(program.executable), self._mesh)
+        devices = self._mesh if program.seed_devices is None else program.seed_devices.mesh
+        return memory.needed(memory.footprint(program.executable), devices)
 
     def fits(self, needed: int | None) -> bool:
         """Whether a program may run; the first program near the limit is logged."""

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
+from lowering import outside_calls, programs_of_run
 from quick_compile import ENVIRONMENT
 from toys import mesh, tiny_config
 
@@ -28,6 +30,7 @@ from rlstable.compilation.programs import Programs
 from rlstable.compilation.trace_cache import TraceCache, programs_of
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
+from rlstable.device.seed_devices import SeedDevices
 from rlstable.envs.load import load_env
 from rlstable.policy import evaluator as evaluation
 from rlstable.policy.evaluator import make_evaluator, snapshot_of
@@ -278,8 +281,8 @@ def test_only_programs_of_braxs_environments_are_cached(trusted: Path, sections:
     assert type(programs_of(tiny_config(**sections), mesh(1))) is Programs
 
 
-@pytest.mark.parametrize("why", ["devices", "accelerator", "folder", "sources", "guards", "float64"])
-def test_programs_are_not_cached_on_untested_devices_and_settings(
+@pytest.mark.parametrize("why", ["processes", "folder", "sources", "guards", "float64"])
+def test_programs_that_other_processes_could_not_repeat_are_not_cached(
     trusted: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(env=BRAX)
@@ -288,15 +291,15 @@ def test_programs_are_not_cached_on_untested_devices_and_settings(
         guard = assemblies.env_guards(tiny_config(guards={}).guards)
         assert type(TrainingSetup(config, mesh(1), {"env": guard})._programs) is Programs
         return
-    if why == "accelerator":
-        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    if why == "processes":
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
     if why == "folder":
         monkeypatch.setattr(trace_cache, "program_cache_folder", lambda: None)
     if why == "sources":
         monkeypatch.setattr(sources, "fingerprint", lambda: None)
     if why == "float64":
         config = tiny_config(env=BRAX, precision={"matmul": "x64"})
-    assert type(programs_of(config, mesh(2 if why == "devices" else 1))) is Programs
+    assert type(programs_of(config, mesh(1))) is Programs
 
 
 OUTSIDE_THE_KEY: dict[str, Any] = {
@@ -419,6 +422,38 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
     second = begun(config)
     for other in (first, second):
         jax.tree.map(np.testing.assert_array_equal, usual, other)
+
+
+@pytest.mark.parametrize("seeds", [1, 2], ids=["one seed", "two seeds"])
+def test_programs_for_two_devices_are_cached(seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run traces no training program and computes the same."""
+    monkeypatch.setattr(assemblies, "programs_of", lambda _, on, __: TraceCache(tmp_path, "origin", on, SINGLE))
+    config = tiny_config()
+
+    def iterated() -> Any:
+        of_seeds = SeedDevices(2) if seeds > 1 else None
+        setup = TrainingSetup(config, mesh(1 if seeds > 1 else 2), seed_devices=of_seeds)
+        states = tuple(setup.first_state(*KEYS, config.fault) for _ in range(seeds))
+        return jax.device_get(setup.compiled(*states).each(states))
+
+    first = iterated()
+
+    def traced(*_: Any) -> Any:
+        raise AssertionError("it is traced")
+
+    monkeypatch.setattr(PPO, "iteration", traced)
+    jax.tree.map(np.testing.assert_array_equal, first, iterated())
+
+
+def test_program_of_an_accelerator_can_be_cached() -> None:
+    """It can be saved, read again and lowered without a device."""
+    program = programs_of_run("env=fast")["training 1"]
+    leaves, tree = jax.tree.flatten(program.arguments)
+    flat = jax.jit(lambda *leaves: jax.tree.leaves(program.function(*jax.tree.unflatten(tree, leaves))))
+    saved = export.export(flat, platforms=["cuda"])(*leaves).serialize()
+    again = jax.jit(export.deserialize(saved).call).trace(*leaves)
+    module = again.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
+    assert outside_calls(module) == set()
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

@@ -302,8 +302,7 @@ def stepping(request):
     sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient, layout)
 
     def step(learning, data):
-        bare = learning._replace(progress=learning.progress._replace(sums=PackedDict.of({})))
-        return sgd.step(statistics, counters, bare, minibatch_of(data, noise))
+        return sgd.step(statistics, counters, learning, minibatch_of(data, noise))[0]
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
     progress = SGDState(

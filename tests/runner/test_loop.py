@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -457,7 +458,7 @@ def test_dispatch_of_jax_is_set_before_jax_is_first_used(tmp_path: Path, monkeyp
     make_mesh = sharding.make_mesh
     monkeypatch.setattr(seed_run, "disable_async_dispatch", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
-    with pytest.raises(ConfigError, match="on one device"):
+    with pytest.raises(ConfigError, match="cannot train equally many of 3 seeds"):
         TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
     assert order == ["dispatch", "devices"]
 
@@ -557,9 +558,38 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
     assert re.search(r"evaluate +\S+ -m rlstable.evaluate run=run/seed-[02]\n", said)
 
 
-def test_fleet_runs_on_one_device(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^seeds: 2 seeds train together on one device, not on 8; set devices=1"):
-        TrainingLoop(together(2, devices=8), tmp_path)
+def test_each_of_two_devices_trains_half_of_the_seeds(tmp_path: Path) -> None:
+    fleet = TrainingLoop(together(4, devices=2, total_steps=2 * ITERATION), tmp_path)
+    fleet.run()
+    homes = [{x.devices().pop() for x in jax.tree.leaves(fleet.seeds[seed].state)} for seed in range(4)]
+    assert homes == [{device} for device in np.repeat(jax.devices()[:2], 2)]
+    assert json.loads((tmp_path / "machine.json").read_text())["devices"] == 2
+
+
+def test_seed_on_the_second_device_recovers_from_a_storm_as_on_the_first(tmp_path: Path) -> None:
+    """With the rollbacks and the parameters of a fleet on one device."""
+    results = []
+    for devices in (1, 2):
+        fleet = TrainingLoop(together(2, devices=devices, fault=storm()), tmp_path / str(devices))
+        results.append(fleet.run())
+        assert fleet.seeds[1].host.attempts.count >= 1
+    for ours, theirs in zip(*(result.seeds for result in results), strict=True):
+        assert (ours.stop_reason, ours.step) == (theirs.stop_reason, theirs.step)
+        policies = [numbers(load_policy(own.run_dir, "latest").params) for own in (ours, theirs)]
+        for a, b in zip(*policies, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_fleet_of_two_devices_resumes_on_one(tmp_path: Path) -> None:
+    TrainingLoop(together(2, devices=2, total_steps=4 * ITERATION), tmp_path).run()
+    result = TrainingLoop(together(2, total_steps=6 * ITERATION, resume=str(tmp_path)), tmp_path).run()
+    assert [own.step for own in result.seeds] == [6 * ITERATION] * 2
+
+
+def test_devices_that_do_not_divide_the_seeds_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^devices: 3 devices cannot train equally many of 4 seeds; allowed here: "):
+        TrainingLoop(together(4, devices=3), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_seeds_with_more_files_than_the_process_may_open_are_rejected(

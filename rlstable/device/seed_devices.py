@@ -1,0 +1,104 @@
+"""Several seeds on several devices: one program on all devices, and equally many whole seeds on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from rlstable.config import ConfigError
+from rlstable.device import sharding
+from rlstable.device.trees import PyTree
+
+_AXIS = "seeds"
+
+
+def most_devices(seeds: int, available: int, requested: int | None) -> int:
+    """Number of devices to train on: as many as are available and divide the number of seeds.
+
+    Args:
+        seeds: Number of seeds.
+        available: Number of devices.
+        requested: Number of devices that the configuration asks for, at most `available`; None for the most.
+
+    Raises:
+        ConfigError: The requested number does not divide the number of seeds.
+    """
+    usable = [count for count in range(1, available + 1) if seeds % count == 0]
+    if requested is None:
+        return usable[-1]
+    if requested not in usable:
+        choices = ", ".join(map(str, usable))
+        raise ConfigError(
+            f"devices: {requested} devices cannot train equally many of {seeds} seeds; allowed here: {choices}, or "
+            "null for the most that divide the seeds"
+        )
+    return requested
+
+
+class SeedDevices:
+    """Devices that train several seeds together; the seeds of a device are consecutive.
+
+    No array is split over devices. The program takes one array for the k-th seeds of all devices: JAX counts it as
+    replicated, and its copies differ. So nothing else may use these arrays.
+
+    Attributes:
+        mesh: The devices, along an axis for seeds; the axis of one seed's data has length 1.
+
+    Args:
+        count: Number of devices.
+    """
+
+    def __init__(self, count: int):
+        devices = np.array(jax.devices()[:count])
+        self.mesh = Mesh(devices[:, None], (_AXIS, sharding.AXIS))
+        self._devices = list(devices)
+        self._sharding = NamedSharding(self.mesh, sharding.REPLICATED)
+
+    @property
+    def count(self) -> int:
+        """Number of devices."""
+        return len(self._devices)
+
+    def program(self, function: Callable[[PyTree], PyTree]) -> Any:
+        """Jits a function of the tuple of a device's states, to run on every device; the states are donated."""
+        return sharding.over_devices(function, self.mesh, sharding.REPLICATED, sharding.REPLICATED, donate=(0,))
+
+    def placeholders(self, states: Sequence[PyTree]) -> tuple[PyTree, ...]:
+        """Shapes and shardings of the result of `joined`, from the states of all seeds or their shapes."""
+
+        def placeholder(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding)
+
+        return tuple(jax.tree.map(placeholder, state) for state in states[: len(states) // self.count])
+
+    def joined(self, states: Sequence[PyTree]) -> tuple[PyTree, ...]:
+        """The arguments of a program; states on another device than their own are copied there.
+
+        Args:
+            states: The states of all seeds, in their order.
+        """
+        each = len(states) // self.count
+
+        def join(*leaves: Any) -> jax.Array:
+            own = [_on(leaf, device) for leaf, device in zip(leaves, self._devices, strict=True)]
+            return jax.make_array_from_single_device_arrays(leaves[0].shape, self._sharding, own)
+
+        return tuple(jax.tree.map(join, *states[first::each]) for first in range(each))
+
+    def divided(self, results: Sequence[PyTree]) -> tuple[PyTree, ...]:
+        """The results of a program for each seed, in the order of the seeds."""
+        # Not `addressable_data`, which returns the first copy of every array that counts as replicated.
+        return tuple(
+            jax.tree.map(lambda x, device=device: x.addressable_shards[device].data, result)
+            for device in range(self.count)
+            for result in results
+        )
+
+
+def _on(x: Any, device: Any) -> jax.Array:
+    """The array on a device; `device_put` takes five times as long for an array that is there already."""
+    return x if isinstance(x, jax.Array) and x.devices() == {device} else jax.device_put(x, device)
