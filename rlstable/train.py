@@ -7,6 +7,7 @@ code 2. A job of a sweep never ends the process, because Hydra would skip the re
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import traceback
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlstable.cli.compose import explain, register_resolvers, resolved_settings, with_saved
 from rlstable.cli.typed_words import prepared
-from rlstable.compilation import background, sources
+from rlstable.compilation import background, collector, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.io.run_folder import read_result, return_of, write_overrides, write_result
@@ -90,6 +91,7 @@ def _playground_settings(words: list[str]) -> list[str] | None:
 def command() -> None:
     """Runs the command and ends the process."""
     sources.mark_process_unmodified()
+    gc.disable()  # until the imports are done, because what they make stays in use
     try:
         main()
     except SystemExit as end:
@@ -137,6 +139,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             from rlstable.device import hosts
             from rlstable.runner.loop import TrainingLoop
 
+            collector.forget_what_stays()
             loop = TrainingLoop(config, run_dir, signals=signals)
             if loop.run_dir != run_dir:  # of the writer; Hydra made another one for this process
                 _remove_if_empty(run_dir)

@@ -101,9 +101,7 @@ class _Recorder(Programs):
         super().__init__(precision)
         self._recorded = programs
 
-    def build(
-        self, name: str, function: Any, arguments: Arguments, donates: bool = False, rarely_used: bool = False
-    ) -> Future[Any]:
+    def build(self, name: str, function: Any, arguments: Arguments, **_: bool) -> Future[Any]:
         given = arguments()
         with self._precision.compiled():
             traced = function.trace(*given)

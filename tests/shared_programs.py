@@ -56,13 +56,11 @@ class _Shared(Programs):
         self._builder = builder
         self._origin = origin
 
-    def build(
-        self, name: str, function: Any, arguments: Arguments, donates: bool = False, rarely_used: bool = False
-    ) -> Future[Any]:
+    def build(self, name: str, function: Any, arguments: Arguments, **options: bool) -> Future[Any]:
         given = arguments()
         key = (self._origin, name, _shapes(given))
         if key not in _programs or _programs[key].exception() is not None:
-            _programs[key] = self._builder.build(name, function, lambda: given, donates, rarely_used)
+            _programs[key] = self._builder.build(name, function, lambda: given, **options)
             with self._builder._precision.compiled():
                 _outputs[self._origin, name] = jax.eval_shape(function, *given)
         return _programs[key]

@@ -22,16 +22,17 @@ def available() -> bool:
     return bool(jax.default_backend() == "cpu")
 
 
-def build(program: Callable[[], Built]) -> Future[Built]:
+def build(program: Callable[[], Built], at_once: bool = False) -> Future[Built]:
     """Compiles programs one after another in a background thread, or in the caller's thread on an accelerator.
 
     Tracing holds Python's lock and compiling does not, so a program compiles while the caller traces the next one. Only
-    one program compiles at a time, to save memory.
+    one program compiles in the background at a time, to save memory.
 
     Args:
         program: Function that compiles a program.
+        at_once: Whether to compile a small program in the caller's thread, beside a large one in the background.
     """
-    if available():
+    if available() and not at_once:
         building = _builder.submit(program)
         _builds.add(building)
         return building

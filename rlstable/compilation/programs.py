@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.stages import Lowered
 
-from rlstable.compilation import background
+from rlstable.compilation import background, collector
 from rlstable.compilation.xla import quick_options
 from rlstable.device.precision import SINGLE, Precision
 
@@ -30,7 +30,13 @@ class Programs:
         self._options = options
 
     def build(
-        self, name: str, function: Any, arguments: Arguments, donates: bool = False, rarely_used: bool = False
+        self,
+        name: str,
+        function: Any,
+        arguments: Arguments,
+        donates: bool = False,
+        rarely_used: bool = False,
+        at_once: bool = False,
     ) -> Future[Any]:
         """Compiles a program, if possible in a background thread.
 
@@ -40,17 +46,18 @@ class Programs:
             arguments: Called if the program must be traced.
             donates: Whether the program donates all its arguments.
             rarely_used: Whether compiling takes longer than all runs of the program; then it is compiled quickly.
+            at_once: Whether to compile in the caller's thread, as for `background.build`.
         """
         del name, donates  # only for the trace cache: `function` already donates
         args = arguments()
-        with self._precision.compiled():
+        with self._precision.compiled(), collector.paused():
             lowered = function.lower(*args)
-        return self._compiled(lowered, rarely_used)
+        return self._compiled(lowered, rarely_used, at_once)
 
     def outputs(self, name: str) -> Any:
         """Shapes and dtypes of a program's results; None if the program must be traced to know them."""
         del name
 
-    def _compiled(self, lowered: Lowered, rarely_used: bool) -> Future[Any]:
+    def _compiled(self, lowered: Lowered, rarely_used: bool, at_once: bool = False) -> Future[Any]:
         options = {**(self._options or {}), **(quick_options() if rarely_used else {})}
-        return background.build(functools.partial(lowered.compile, options or None))
+        return background.build(functools.partial(lowered.compile, options or None), at_once)

@@ -25,7 +25,7 @@ import numpy as np
 from jax import export
 from jax.sharding import Mesh
 
-from rlstable.compilation import ffi, sources
+from rlstable.compilation import collector, ffi, sources
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.compilation.xla import compiler_options, program_cache_folder
 from rlstable.config import Config
@@ -118,20 +118,26 @@ class TraceCache(Programs):
         self._mesh = mesh
 
     def build(
-        self, name: str, function: Any, arguments: Arguments, donates: bool = False, rarely_used: bool = False
+        self,
+        name: str,
+        function: Any,
+        arguments: Arguments,
+        donates: bool = False,
+        rarely_used: bool = False,
+        at_once: bool = False,
     ) -> Future[Any]:
         """Compiles a program; traces it only if it is not in the cache. For the arguments see `Programs.build`."""
         lowered = self._lowered(name, donates, _read(self._path(name)))
         if lowered is None:
             args = arguments()
-            with self._precision.compiled():
+            with self._precision.compiled(), collector.paused():
                 trace = _traced(function, args, self._mesh)
             lowered = self._lowered(name, donates, trace)
             if trace is None or lowered is None:  # raises the error of a function that cannot be traced
-                return super().build(name, function, lambda: args, donates, rarely_used)
+                return super().build(name, function, lambda: args, donates, rarely_used, at_once)
             with contextlib.suppress(Exception):  # a full disk or an unpicklable tree: the next start traces again
                 _write(self._path(name), trace)
-        return self._compiled(lowered, rarely_used)
+        return self._compiled(lowered, rarely_used, at_once)
 
     def outputs(self, name: str) -> Any:
         """Shapes and dtypes of a program's results; None if the program is not in the cache."""
@@ -156,7 +162,7 @@ class TraceCache(Programs):
             shardings = exported.in_shardings_jax(self._mesh)
             shapes = map(_placeholder, exported.in_avals, shardings)
             args = jax.tree.unflatten(trace.arguments, shapes)
-            with self._precision.compiled():
+            with self._precision.compiled(), collector.paused():
                 return jax.jit(program, donate_argnums=range(len(args)) if donates else ()).lower(*args)
         except Exception:  # the caller traces the function instead
             return None

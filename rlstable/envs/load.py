@@ -17,6 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.envs import playground
+from rlstable.envs.brax_models import without_copies
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
@@ -156,7 +157,8 @@ def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
             # Brax warns at every construction that its engines are not maintained.
             warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
-            env = factory(**kwargs)
+            with without_copies():
+                env = factory(**kwargs)
     except Exception as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) or "no arguments"
         where = location(error) if ":" in name else ""  # only in a user's class

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlstable.compilation import host_keys
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.programs import Programs
 from rlstable.config import ConfigError
@@ -66,7 +67,7 @@ class Resets:
     def begin(self) -> Future[Any]:
         """Starts to build the program, once; the result of the future is the compiled program."""
         if self._built is None:
-            self._built = self._programs.build(_NAME, self.program, lambda: (jax.random.PRNGKey(0),), rarely_used=True)
+            self._built = self._programs.build(_NAME, self.program, lambda: (host_keys.shape(),), rarely_used=True)
         return self._built
 
     def shapes(self, count: int) -> EnvState:
@@ -74,7 +75,7 @@ class Resets:
         outputs = self._programs.outputs(_NAME)
         if outputs is None:
             with self._precision.compiled():
-                outputs = jax.eval_shape(self.program, jax.random.PRNGKey(0))
+                outputs = jax.eval_shape(self.program, host_keys.shape())
         states = map_rows(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), outputs[0])
         return for_devices(states, self._devices)
 
@@ -92,7 +93,7 @@ class Resets:
         parts: list[EnvState] = []
         clean_count = drawn = selected_count = 0
         while selected_count < count or clean_count == 0:
-            key, batch_key = jax.random.split(key)
+            key, batch_key = host_keys.split(key)
             with self._precision.compiled(), interruptible():
                 states, clean = jax.device_get(program(batch_key))
             drawn += self._batch

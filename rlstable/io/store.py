@@ -21,6 +21,11 @@ from rlstable.io.manifest import Damaged, Manifest
 from rlstable.io.orbax_logging import silence_orbax
 
 
+def preload() -> None:
+    """Imports orbax, which takes a moment, so that the first save need not."""
+    import orbax.checkpoint  # noqa: F401
+
+
 def open_manager(
     directory: Path, config: CheckpointConfig | None, scores: Mapping[int, float | None] | None = None
 ) -> Any:

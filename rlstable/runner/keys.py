@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from rlstable.compilation.host_keys import fold_in, keys_of_seed
 from rlstable.runner.host_state import HostState
 
 _NO_ITERATION = 2**32 - 1  # no run has so many iterations
@@ -24,22 +25,22 @@ class SeedKeys:
 
     def __init__(self, seed: int, host: HostState):
         self._host = host
-        self.init, self.resets, self._eval, self.rollback = jax.random.split(jax.random.PRNGKey(seed), 4)
+        self.init, self.resets, self._eval, self.rollback = keys_of_seed(seed)
 
     @property
     def evaluation(self) -> jax.Array:
         """For the evaluation after this iteration."""
-        return jax.random.fold_in(self._eval, self._host.iteration)
+        return fold_in(self._eval, self._host.iteration)
 
     @property
     def fresh_evaluation(self) -> jax.Array:
         """For episodes that no evaluation of training plays."""
-        return jax.random.fold_in(self._eval, _NO_ITERATION)
+        return fold_in(self._eval, _NO_ITERATION)
 
     @property
     def comparison(self) -> jax.Array:
         """For the comparison of the best policy with the present one after this iteration and attempt."""
-        return jax.random.fold_in(self.between(4), self._host.attempts.count)
+        return fold_in(self.between(4), self._host.attempts.count)
 
     @property
     def recording(self) -> jax.Array:
@@ -48,5 +49,5 @@ class SeedKeys:
 
     def between(self, purpose: int) -> jax.Array:
         """For a draw between two iterations; each purpose has a number."""
-        key = jax.random.fold_in(self.rollback, self._host.iteration)
-        return jax.random.fold_in(key, purpose) if purpose else key
+        key = fold_in(self.rollback, self._host.iteration)
+        return fold_in(key, purpose) if purpose else key

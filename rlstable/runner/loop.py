@@ -22,6 +22,7 @@ from rlstable.device.sharding import fetch
 from rlstable.device.shared import has_shared
 from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
+from rlstable.io import store
 from rlstable.io.console import Console
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.networks import Networks
@@ -202,8 +203,9 @@ class TrainingLoop:
         self._console.header(header(self.config, next(iter(training.values())), self.run_dir))
         self._slots.fill(training)
         if hosts.is_writer() and any(run.schedule.evaluates for run in training.values()):
-            # Compiles while the iteration is traced.
             self._evaluator.begin(list(self._slots.policies(training).values()))
+        if hosts.is_writer():
+            store.preload()  # while the programs compile
         self._slots.program(training, self._unfinished)
         self._evaluate_untrained(training)
         requested = self._stop_request.agreed(float("-inf"))  # before or during the compilation

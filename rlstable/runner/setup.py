@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
-from rlstable.compilation import background
+from rlstable.compilation import background, host_keys
 from rlstable.compilation.programs import Programs
 from rlstable.compilation.trace_cache import programs_of
 from rlstable.compilation.xla import Compiling, compiler_options
@@ -157,11 +157,13 @@ class TrainingSetup:
         require_memory(self._config, self._mesh, shapes, networks.select(shapes.obs), networks.action_size)
         with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
             resets = self._resets.begin()
+            if ahead:
+                self.begin()  # first, because its compilation takes longest
             if self._parameters is None:
                 untrained = self._program_of_untrained(shapes)
-                self._parameters = self._programs.build("untrained", untrained, lambda: (key,), rarely_used=True)
-            if ahead:
-                self.begin()
+                self._parameters = self._programs.build(
+                    "untrained", untrained, lambda: (key,), rarely_used=True, at_once=ahead
+                )
             resets.result()
             env_state, pool = self._draw(key_resets)
             state = self._initial(self._parameters.result()(key), env_state, pool, fault)
@@ -183,7 +185,7 @@ class TrainingSetup:
             # Packing a pool on the host needs arrays, not shapes; a pool is small.
             pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
         env_state = self._first_states()
-        state = shapes_of(self._program_of_untrained(env_state), jax.random.PRNGKey(0))
+        state = shapes_of(self._program_of_untrained(env_state), host_keys.shape())
         state = shapes_of(functools.partial(self._initial, fault=config.fault), state, env_state, pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
@@ -287,7 +289,7 @@ class TrainingSetup:
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""
-        key_envs, key_pool = jax.random.split(key)
+        key_envs, key_pool = host_keys.split(key)
         env_state = self._resets.draw(key_envs, self._config.ppo.num_envs)
         return env_state, self._pool(key_pool) if self.env.uses_pool else None
 

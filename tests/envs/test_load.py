@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from brax import envs
+from brax.io import mjcf
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
@@ -268,3 +270,15 @@ def test_random_actions_trip_the_default_quarantine_in_no_environment_of_brax(na
     if (name, backend) in REFUSED or (name == "fast" and backend != "mjx"):
         pytest.skip("not supported")
     assert trips_of(name, backend, 50) == {}
+
+
+@pytest.mark.filterwarnings("ignore:Brax System")
+@pytest.mark.parametrize("backend", ["generalized", "mjx"])
+def test_model_of_brax_built_without_copies_has_the_same_arrays(backend: str) -> None:
+    ours = load_env(EnvConfig(name="inverted_pendulum", backend=backend))
+    theirs = envs.get_environment("inverted_pendulum", backend=backend)
+    a, b = (jax.tree.leaves(one.sys) for one in (ours.unwrapped, theirs))
+    assert [(x.shape, x.dtype, x.weak_type) for x in a] == [(x.shape, x.dtype, x.weak_type) for x in b]
+    for mine, other in zip(a, b, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert mjcf.jp is jnp

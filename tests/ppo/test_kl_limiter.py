@@ -159,7 +159,7 @@ def test_overshoot_rolls_back_to_the_last_epoch_within_the_limit(steps):
     first = passed.index(1)  # the parameters before this step were found beyond the limit
     epoch, within = divmod(first - 1, EPOCH)
     assert epoch > 1 and within != 0
-    assert 0 <= min(moved) and 0.5 * LIMIT < max(moved[: first - 1]) <= LIMIT
+    assert min(moved) >= 0 and 0.5 * LIMIT < max(moved[: first - 1]) <= LIMIT
     assert moved[first - 1 :] == [0.0] * (len(moved) - first + 1)  # a rejected minibatch adds nothing to the metrics
     assert passed == [max(0, n - first + 1) for n in range(len(steps))]
     kept = steps[(epoch - 1) * EPOCH]

@@ -1,0 +1,47 @@
+"""Random keys on the host: JAX's functions as three small programs that compile quickly; a start waits for them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlstable.compilation.xla import quick_options
+
+
+def keys_of_seed(seed: int) -> tuple[jax.Array, ...]:
+    """`jax.random.split(jax.random.PRNGKey(seed), 4)`; the seed is below 2**32."""
+    keys: tuple[jax.Array, ...] = _quick(_keys_of_seed)(np.uint32(seed))
+    return keys
+
+
+def split(key: jax.Array) -> tuple[jax.Array, ...]:
+    """`jax.random.split(key)`."""
+    keys: tuple[jax.Array, ...] = _quick(_split)(key)
+    return keys
+
+
+def fold_in(key: jax.Array, number: int) -> jax.Array:
+    """`jax.random.fold_in(key, number)`; the number is below 2**32."""
+    folded: jax.Array = _quick(jax.random.fold_in)(key, np.uint32(number))
+    return folded
+
+
+def shape() -> Any:
+    """Shape and dtype of a key, to trace programs with."""
+    return jax.eval_shape(jax.random.PRNGKey, 0)
+
+
+def _keys_of_seed(seed: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(jax.random.split(jax.random.PRNGKey(seed), 4))
+
+
+def _split(key: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(jax.random.split(key))
+
+
+@functools.cache
+def _quick(function: Any) -> Any:
+    return jax.jit(function, compiler_options=quick_options() or None)
