@@ -29,12 +29,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+import yaml  # noqa: E402
 
 from rlstable.compilation import sources  # noqa: E402
 
-# Python's collector would take a fifth of the time, because traced programs are many objects. It runs between modules.
-gc.disable()
-_MANY_OBJECTS = 500_000
+# Tests compose hundreds of configurations, and most of that is parsing; this parser is in C.
+if hasattr(yaml, "CSafeLoader"):
+    yaml.SafeLoader = yaml.CSafeLoader
 
 # No test depends on the speed of the machine.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -71,10 +72,8 @@ _MANY_MAPPINGS = 20_000
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs() -> Iterator[None]:
-    """Frees objects, and the compiled programs of a worker before the worker runs out of memory mappings."""
+    """Frees the compiled programs of a worker before the worker runs out of memory mappings."""
     yield
-    if gc.get_count()[0] > _MANY_OBJECTS:
-        gc.collect()
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > _MANY_MAPPINGS:
         if (shared := sys.modules.get("shared_programs")) is not None:

@@ -126,6 +126,7 @@ def test_remedy_raise_precision_climbs_the_ladder(tmp_path: Path) -> None:
     assert steps == [6 * ITERATION] * 2
 
 
+@pytest.mark.slow
 def test_networks_whose_loss_scale_collapses_climb_to_float32(tmp_path: Path) -> None:
     """The loss overflows float16 at every scale down to the floor, and no update is accepted until then."""
     narrow = {"network": "float16", "loss_scale": {"initial": 2.0**60, "floor": 2.0**59, "cap": 2.0**60}}

@@ -15,7 +15,7 @@ CHANGED = {
     "train_test": (f"from {PACKAGE} import train as ppo", "from rlstable import brax_ppo as ppo"),
     "checkpoint_test": (f"from {PACKAGE} import checkpoint", "from rlstable.brax_ppo import checkpoint"),
 }
-QUICK = ("testNetworkEncoding0", "test_ppo_params_config", "test_save_and_load_checkpoint")
+QUICK = ("test_ppo_params_config", "test_save_and_load_checkpoint")
 
 
 def brax_cases() -> Iterator[unittest.TestCase]:

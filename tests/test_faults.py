@@ -343,6 +343,7 @@ def test_guards_reject_bad_resets() -> None:
     assert (np.isnan(states.pipeline_state.q[:, 0]) == bad).all()
 
 
+@pytest.mark.slow
 def test_fault_is_the_same_on_every_device() -> None:
     own = program({}, devices=8)
     guards = {

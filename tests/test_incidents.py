@@ -146,6 +146,7 @@ def test_checkpoint_of_an_older_version_has_no_incidents() -> None:
     assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == IncidentMemory(2, 9)
 
 
+@pytest.mark.slow
 def test_incident_after_a_climb_to_x64_is_float64(tmp_path: Path) -> None:
     """The incident is saved, and its step replayed, at the precision of the run at that time."""
     supervise = {

@@ -91,7 +91,7 @@ class Refusing:
     """A program that runs out of memory in the given iterations."""
 
     def __init__(self, program: Program, refused: list[int]):
-        self.executable = program.executable
+        self.executable, self.seed_devices = program.executable, program.seed_devices
         self._program = program
         self._refused = refused
 

@@ -98,6 +98,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not list(tmp_path.glob("runs/*/*/*")), "a mistake leaves nothing behind"
 
 
+@pytest.mark.slow
 def test_run_that_inherited_a_recipe_can_still_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

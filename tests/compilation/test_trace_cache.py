@@ -472,6 +472,7 @@ def train(folder: Path, cache: Path, *words: str) -> None:
 NATIVE = ("env=inverted_pendulum", "recipe_for=cpu", "total_steps=4096", "eval.num_evals=1", "logging=quiet")
 
 
+@pytest.mark.slow
 def test_command_caches_its_programs_with_native_physics(tmp_path: Path) -> None:
     """The second process reads only the files of the first."""
     written = []

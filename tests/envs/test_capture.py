@@ -126,6 +126,7 @@ def test_captured_state_is_that_before_the_bad_repeat():
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 def test_capture_does_not_change_training():
     found = []
     for supervise in (ON, OFF):

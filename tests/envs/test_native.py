@@ -89,6 +89,7 @@ def test_native_step_equals_that_of_mjx(name):
     check_parity(EnvConfig(name=name) if name != "stick" else config)
 
 
+@pytest.mark.slow
 def test_native_step_under_randomised_models_equals_that_of_mjx():
     """Every environment has its own masses, friction, damping, armature, gears and joint limits in both engines."""
     check_parity(EnvConfig(**STICK, randomization_fn="ball:each_its_own"))

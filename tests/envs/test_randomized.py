@@ -139,6 +139,7 @@ def test_resets_of_all_environments_leave_the_models() -> None:
         assert (np.asarray(after.env_state.obs) != np.asarray(state.env_state.obs)).any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_resumed_run_has_the_same_models_and_bits(tmp_path: Path) -> None:
     sections = {"guards": {}, "total_steps": 4 * 64, "checkpoint": {"every": 1}, "logging": {"console": "off"}}
     whole = TrainingLoop(randomized_config(**sections), tmp_path / "whole")

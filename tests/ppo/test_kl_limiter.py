@@ -267,6 +267,7 @@ def test_guards_do_not_see_skipped_minibatches():
 # --- no effect on healthy iterations
 
 
+@pytest.mark.slow
 @ordinarily()
 def test_kl_limiter_does_not_change_a_healthy_iteration():
     (_, with_it, state), (_, without, other) = built(1.0), built(None)

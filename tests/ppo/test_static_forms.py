@@ -46,7 +46,9 @@ def arrays(tree: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("reset", "epochs"), [("cached", None), ("pool", None), ("cached", 0)], ids=["cached", "pool", "only collecting"]
+    ("reset", "epochs"),
+    [pytest.param("cached", None, marks=pytest.mark.slow), ("pool", None), ("cached", 0)],
+    ids=["cached", "pool", "only collecting"],
 )
 def test_forms_of_an_accelerator_train_like_the_forms_of_a_cpu(
     reset: str, epochs: int | None, monkeypatch: pytest.MonkeyPatch

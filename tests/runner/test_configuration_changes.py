@@ -151,6 +151,7 @@ def test_console_marks_what_was_edited_and_not_what_was_typed() -> None:
     assert lines[0].endswith("seed: 0 -> 1 (edited)")
 
 
+@pytest.mark.slow
 def test_every_seed_of_a_fleet_logs_an_edit_in_the_folder_of_the_fleet(tmp_path: Path) -> None:
     with_two = {"seeds": 2, "total_steps": 64}
     TrainingLoop(quick(**with_two), tmp_path).run()

@@ -195,6 +195,7 @@ def test_failed_film_is_one_event_and_pages_are_still_written(tmp_path: Path, mo
     assert recorded_steps(tmp_path / "run") == [64, 128, 192, 256]
 
 
+@pytest.mark.slow
 def test_every_seed_has_recordings_in_its_folder_and_links_in_the_page_of_all_seeds(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     trained(folder, config(4, seeds=2))

@@ -227,6 +227,7 @@ def test_run_without_checkpoints_completes(tmp_path: Path) -> None:
     assert TrainingLoop(quick(checkpoint={"enabled": False}), tmp_path).run().stop_reason is StopReason.completed
 
 
+@pytest.mark.slow
 def test_seed_that_cannot_be_saved_does_not_change_the_stop_reason_of_the_others(tmp_path: Path) -> None:
     config = quick(seeds=2, total_steps=3 * ITERATION, fault={"site": "disk", "start": 1, "seed": 1})
     result = TrainingLoop(config, tmp_path).run()

@@ -9,6 +9,7 @@ import pytest
 from toys import mesh, tiny_config
 
 from rlstable.config import Config
+from rlstable.device.seed_devices import SeedDevices
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint
 from rlstable.supervise.memory_plan import LEVERS, MemoryPlan, MemoryPlanner, OutOfMemory, is_out_of_memory, smaller
@@ -60,8 +61,8 @@ def test_plan_is_printed_as_its_differences_from_the_configuration() -> None:
     assert MemoryPlan().of(config()) == config()
 
 
-def program(peak: float) -> Any:
-    return SimpleNamespace(executable=SimpleNamespace(peak=int(peak * GIB)))
+def program(peak: float, seed_devices: SeedDevices | None = None) -> Any:
+    return SimpleNamespace(executable=SimpleNamespace(peak=int(peak * GIB)), seed_devices=seed_devices)
 
 
 @pytest.fixture
@@ -86,8 +87,8 @@ def test_tight_memory_is_reported_once_and_too_much_does_not_fit(
 
 
 def test_devices_of_one_cpu_share_its_memory(told: list[Any]) -> None:
-    own = make(told, devices=4, batch_size=24)
-    assert own.needed(program(0.1)) == 4 * own.needed(program(0.1)) / 4 == int(0.1 * GIB) * 4
+    assert make(told, devices=4, batch_size=24).needed(program(0.1)) == int(0.1 * GIB) * 4
+    assert make(told).needed(program(0.1, SeedDevices(2))) == int(0.1 * GIB) * 2
 
 
 def test_lever_that_does_not_help_is_left_for_the_next_one(told: list[Any]) -> None:

@@ -152,6 +152,7 @@ def test_invalid_setting_of_a_benchmark_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile")
 def test_benchmark_of_the_guards_measures_a_tiny_run_and_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

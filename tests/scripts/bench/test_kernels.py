@@ -72,6 +72,7 @@ def test_every_profiled_task_is_a_configuration(task: str) -> None:
     assert min(kernels.times_of(compose([*kernels.PARTS[task]])).values()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile")
 def test_profile_of_a_tiny_run_has_kernels_of_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.PARTS, "toy", TOY)

@@ -39,6 +39,7 @@ def test_iteration_does_the_same_work_per_step_at_every_size(task: str) -> None:
         assert config.env.episode_length == 500
 
 
+@pytest.mark.slow
 def test_every_point_is_measured_and_plotted(tmp_path: Path) -> None:
     said: list[str] = []
     points = [point for point in scaling.POINTS.values() if point.task == "inverted_pendulum"]
