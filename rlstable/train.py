@@ -91,7 +91,8 @@ def _playground_settings(words: list[str]) -> list[str] | None:
 def command() -> None:
     """Runs the command and ends the process."""
     sources.mark_process_unmodified()
-    gc.disable()  # until the imports are done, because what they make stays in use
+    if not {"-m", "--multirun"} & {*sys.argv}:  # the parent of a sweep may only wait for other processes
+        gc.disable()  # until the imports are done, because objects of modules stay in use
     try:
         main()
     except SystemExit as end:
@@ -139,7 +140,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             from rlstable.device import hosts
             from rlstable.runner.loop import TrainingLoop
 
-            collector.forget_what_stays()
+            collector.exclude_existing_objects()
             loop = TrainingLoop(config, run_dir, signals=signals)
             if loop.run_dir != run_dir:  # of the writer; Hydra made another one for this process
                 _remove_if_empty(run_dir)

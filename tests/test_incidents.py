@@ -84,6 +84,7 @@ def test_incident_names_the_environment_step_and_cause(run: TrainingLoop) -> Non
     np.testing.assert_array_equal(np.float32(facts["action"]), found.arrays["after/pipeline_state/warm_start"])
 
 
+@pytest.mark.slow
 def test_each_device_saves_its_incident_in_the_order_of_steps(tmp_path: Path) -> None:
     fault = {"fault": "physics", "probability": 0.3}
     TrainingLoop(config(1, fault, devices=2), tmp_path / "all").run()
@@ -103,6 +104,7 @@ def test_run_with_incidents_off_has_no_incident_folder_and_no_slot(tmp_path: Pat
     assert folders(tmp_path) == [] and events(tmp_path, "guard_tripped")
 
 
+@pytest.mark.slow
 def test_full_disk_while_saving_an_incident_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,7 @@ def require_same(ours: Path, theirs: Path) -> None:
 
 @pytest.mark.slow
 def test_run_killed_in_a_save_and_in_a_rollback_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """Two kills, since each costs the start of a process; kills while compiling are in the slow tests."""
+    """Two kills, since each costs the start of a process."""
     args = [*STORM, "supervise.ladder.enabled=false"]  # every process would compile another precision too
     whole = start(tmp_path / "whole", args)
     moments = [

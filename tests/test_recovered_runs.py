@@ -296,6 +296,7 @@ def test_crash_in_the_middle_of_an_attempt_neither_loses_nor_repeats_the_attempt
     assert second.single.host.attempts.count == 3
 
 
+@pytest.mark.slow
 def test_run_on_two_devices_is_rolled_back_and_completes(tmp_path: Path) -> None:
     runner = TrainingLoop(config(fault=storm(iterations=4), devices=2), tmp_path)
     assert runner.run().stop_reason is StopReason.completed

@@ -107,6 +107,7 @@ def begun(state: TrainState, std: float, rate: float) -> TrainState:
     return placed(dataclasses.replace(state, params=params, tuning=tuning))
 
 
+@pytest.mark.slow
 def test_orbit_explodes_or_gets_nan_deviations_only_without_guards() -> None:
     iterate, state = orbit("off")
     exploded, history = train(iterate, begun(state, 0.5, 0.1), 40)

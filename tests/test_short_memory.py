@@ -184,6 +184,7 @@ def test_other_errors_of_the_device_are_raised(tmp_path: Path, monkeypatch: pyte
         TrainingLoop(small(), tmp_path).run()
 
 
+@pytest.mark.slow
 def test_environments_stepped_in_passes_give_the_same_states(tmp_path: Path) -> None:
     """Seven at a time; the last pass is shorter."""
     whole = TrainingLoop(small(total_steps=ITERATION), tmp_path / "whole")

@@ -19,8 +19,8 @@ def paused() -> Iterator[None]:
             gc.enable()
 
 
-def forget_what_stays() -> None:
-    """Starts the collector if it is off, without the objects that exist now; to be called after the imports."""
+def exclude_existing_objects() -> None:
+    """Starts the collector if it is off. It then ignores the objects that exist now. Call it after the imports."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

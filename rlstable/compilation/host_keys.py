@@ -1,4 +1,4 @@
-"""Random keys on the host: JAX's functions as three small programs that compile quickly; a start waits for them."""
+"""Random keys on the host: JAX's functions as three small programs that compile quickly."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from rlstable.compilation.xla import compiler_options, program_cache_folder
 from rlstable.config import Config
 from rlstable.config.run import EnvConfig
 from rlstable.device.machine import share_of_cores
+from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Precision, level
 from rlstable.io.private_folder import make_private, user_id, writable_by_others
 from rlstable.io.versions import versions
@@ -82,7 +83,7 @@ def _sources_of(config: EnvConfig, env: Any) -> str | None:
     if config.source == "brax":
         return sources.fingerprint()
     model = getattr(env, "mj_model", None)
-    if config.source != "playground" or config.impl == "warp" or model is None:
+    if config.source != "playground" or model is None or uses_warp(env):
         return None
     files = sources.fingerprint(_PLAYGROUND)
     return None if files is None else files + _hash_of_model(model)

@@ -16,7 +16,7 @@ from rlstable.device.trees import PyTree
 _AXIS = "seeds"
 
 
-def most_devices(seeds: int, available: int, requested: int | None) -> int:
+def device_count_for(seeds: int, available: int, requested: int | None) -> int:
     """Number of devices to train on: as many as are available and divide the number of seeds.
 
     Args:
@@ -100,5 +100,8 @@ class SeedDevices:
 
 
 def _on(x: Any, device: Any) -> jax.Array:
-    """The array on a device; `device_put` takes five times as long for an array that is there already."""
-    return x if isinstance(x, jax.Array) and x.devices() == {device} else jax.device_put(x, device)
+    """The array on a device. `device_put` takes five times as long for an array that is there already.
+
+    The array is donated: else the first device would keep the first states of all seeds. A CPU ignores that.
+    """
+    return x if isinstance(x, jax.Array) and x.devices() == {device} else jax.device_put(x, device, donate=True)

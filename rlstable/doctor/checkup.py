@@ -10,6 +10,7 @@ from typing import Any
 from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
+from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import reward_scale
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
@@ -119,6 +120,9 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         ConfigError: The configuration cannot work; the message is that of `rlstable.train`.
     """
     mesh = sharding.make_mesh(config.devices)
+    if config.seeds > 1:  # each seed trains on one device
+        device_count_for(config.seeds, mesh.size, config.devices)
+        mesh = sharding.make_mesh(1)
     config.require_devices(mesh.size)
     not_cached = enable_program_cache(config.compile_cache)  # training then finds the programs compiled here
     if not_cached is not None:

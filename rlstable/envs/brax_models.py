@@ -16,7 +16,7 @@ import numpy as np
 def without_copies() -> Iterator[None]:
     """Inside, `brax.io.mjcf.load_model` does not copy the arrays of a new model.
 
-    It calls `jnp.array` for each of them, and JAX compiles a copy for every shape: 0.3 s of a start.
+    Brax calls `jnp.array` for each array, and JAX compiles a copy for every shape.
     """
     mjcf: Any = sys.modules.get("brax.io.mjcf")  # imported with every environment that it builds a model for
     if mjcf is None:

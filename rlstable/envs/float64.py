@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstable.device.mjx import uses_warp
 from rlstable.device.trees import EnvState
 from rlstable.guards.env import physics
 
@@ -41,8 +42,7 @@ class Float64Physics:
 
 def computes_in_float64(env: Any) -> bool:
     """Whether the physics of an environment can compute in float64; the kernels of MJX-Warp cannot."""
-    model = getattr(getattr(env, "unwrapped", env), "mjx_model", None)
-    return str(getattr(getattr(model, "impl", None), "value", "")) != "warp"
+    return not uses_warp(env)
 
 
 def _narrowed(state: EnvState) -> EnvState:

@@ -11,8 +11,8 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.schema import Section
 from rlstable.io.run_folder import read_settings, seed_folders
 
-# Settings that do not change training: where the run starts, logs and caches programs.
-_NO_TRAINING = frozenset({"resume", "seeds", "logging", "render", "compile_cache"})
+# Settings that do not change training: where the run starts, logs and caches. A resume checks `devices` itself.
+_NO_TRAINING = frozenset({"resume", "seeds", "devices", "logging", "render", "compile_cache"})
 
 
 class SettingChange(NamedTuple):

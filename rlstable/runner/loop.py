@@ -17,7 +17,7 @@ from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts
-from rlstable.device.seed_devices import SeedDevices, most_devices
+from rlstable.device.seed_devices import SeedDevices, device_count_for
 from rlstable.device.sharding import fetch
 from rlstable.device.shared import has_shared
 from rlstable.envs.objects import Environments
@@ -101,7 +101,10 @@ class TrainingLoop:
         self._advice: str | None = None
         self.seeds: dict[int, SeedRun] = {}
         if several:
-            factories = self._shared_factories(most_devices(config.seeds, mesh.size, config.devices))
+            devices = device_count_for(config.seeds, mesh.size, config.devices)
+            if devices < mesh.size:
+                self._console.message(f"{devices} of {mesh.size} devices train, as many as divide {config.seeds} seeds")
+            factories = self._shared_factories(devices)
         self._folder = (FleetFolder if several else SingleFolder)(config, self.run_dir, callback, self._console)
         if environments is not None:
             factories = dataclasses.replace(factories or DEFAULT_FACTORIES, environments=environments)
@@ -204,7 +207,7 @@ class TrainingLoop:
         self._slots.fill(training)
         if hosts.is_writer() and any(run.schedule.evaluates for run in training.values()):
             self._evaluator.begin(list(self._slots.policies(training).values()))
-        if hosts.is_writer():
+        if hosts.is_writer() and self.config.checkpoint.enabled:
             store.preload()  # while the programs compile
         self._slots.program(training, self._unfinished)
         self._evaluate_untrained(training)

@@ -21,8 +21,8 @@ def connect(config: Config) -> Mesh:
         return mesh
     if config.seeds > 1:
         raise ConfigError(
-            f"seeds: {config.seeds} seeds train together on one device, not on {mesh.size} of {hosts.count()} "
-            "processes; set seeds=1, or distributed=false"
+            f"seeds: {config.seeds} seeds train together in one process, not in {hosts.count()}; set seeds=1, or "
+            "distributed=false"
         )
     hosts.require_same("configuration", config.model_dump(mode="json"))
     own = hosts.gather("devices", len(mesh.local_devices))

@@ -27,12 +27,12 @@ def test_collector_is_paused_and_then_as_before(enabled: bool) -> None:
 
 def test_objects_of_the_start_are_left_out_of_later_collections() -> None:
     gc.disable()
-    collector.forget_what_stays()
+    collector.exclude_existing_objects()
     assert gc.isenabled() and gc.get_freeze_count() > 1000
 
 
 def test_collector_that_runs_already_is_left_alone() -> None:
     """A second job of a sweep must not keep the arrays of the first."""
     gc.enable()
-    collector.forget_what_stays()
+    collector.exclude_existing_objects()
     assert gc.isenabled() and gc.get_freeze_count() == 0

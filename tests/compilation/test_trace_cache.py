@@ -14,10 +14,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mujoco
 import numpy as np
 import pytest
 from jax import export
@@ -282,7 +284,7 @@ def test_only_programs_of_braxs_environments_are_cached(trusted: Path, sections:
 
 
 @pytest.mark.parametrize("why", ["processes", "folder", "sources", "guards", "float64"])
-def test_programs_that_other_processes_could_not_repeat_are_not_cached(
+def test_programs_without_a_certain_key_are_not_cached(
     trusted: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(env=BRAX)
@@ -300,6 +302,20 @@ def test_programs_that_other_processes_could_not_repeat_are_not_cached(
     if why == "float64":
         config = tiny_config(env=BRAX, precision={"matmul": "x64"})
     assert type(programs_of(config, mesh(1))) is Programs
+
+
+@pytest.mark.parametrize(("impl", "cached"), [("jax", True), ("warp", False)])
+def test_programs_with_kernels_of_warp_are_not_cached(
+    trusted: Path, impl: str, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if env.impl=auto chose Warp."""
+    monkeypatch.setattr(sources, "fingerprint", lambda *_: "as on disk")
+    task = SimpleNamespace(
+        mj_model=mujoco.MjModel.from_xml_string("<mujoco/>"),
+        mjx_model=SimpleNamespace(impl=SimpleNamespace(value=impl)),
+    )
+    config = tiny_config(env={"source": "playground", "name": "CartpoleBalance"})
+    assert (type(programs_of(config, mesh(1), task)) is TraceCache) is cached
 
 
 OUTSIDE_THE_KEY: dict[str, Any] = {
@@ -434,7 +450,9 @@ def test_programs_for_two_devices_are_cached(seeds: int, tmp_path: Path, monkeyp
         of_seeds = SeedDevices(2) if seeds > 1 else None
         setup = TrainingSetup(config, mesh(1 if seeds > 1 else 2), seed_devices=of_seeds)
         states = tuple(setup.first_state(*KEYS, config.fault) for _ in range(seeds))
-        return jax.device_get(setup.compiled(*states).each(states))
+        program = setup.compiled(*states)
+        states = tuple(state for state, _ in program.each(states))
+        return jax.device_get(program.each(states))  # its own results as arguments
 
     first = iterated()
 

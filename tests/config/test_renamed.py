@@ -83,7 +83,9 @@ def test_policy_of_version_0_1_0_loads(runs: Path, folder: str) -> None:
     assert (run.step, run.config.logging.console, run.config.recipe_for) == (2560, "plain", "cpu")
 
 
-@pytest.mark.parametrize(("folder", "seeds"), [("run_of_0_1_0", 1), ("fleet_of_0_1_0", 2)])
+@pytest.mark.parametrize(
+    ("folder", "seeds"), [("run_of_0_1_0", 1), pytest.param("fleet_of_0_1_0", 2, marks=pytest.mark.slow)]
+)
 def test_run_folder_of_version_0_1_0_resumes(
     runs: Path, folder: str, seeds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

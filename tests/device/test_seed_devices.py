@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlstable.config import ConfigError
-from rlstable.device.seed_devices import SeedDevices, most_devices
+from rlstable.device.seed_devices import SeedDevices, device_count_for
 from rlstable.device.transforms import vmap_seeds
 
 
@@ -14,15 +14,15 @@ from rlstable.device.transforms import vmap_seeds
     ("seeds", "available", "requested", "expected"),
     [(8, 8, None, 8), (8, 6, None, 4), (12, 8, None, 6), (7, 4, None, 1), (8, 8, 2, 2), (3, 1, None, 1)],
 )
-def test_the_most_devices_that_divide_the_seeds_are_taken(
+def test_the_device_count_for_that_divide_the_seeds_are_taken(
     seeds: int, available: int, requested: int | None, expected: int
 ) -> None:
-    assert most_devices(seeds, available, requested) == expected
+    assert device_count_for(seeds, available, requested) == expected
 
 
-def test_a_number_of_devices_that_does_not_divide_the_seeds_is_refused() -> None:
+def test_a_number_of_devices_that_does_not_divide_the_seeds_is_rejected() -> None:
     with pytest.raises(ConfigError) as caught:
-        most_devices(8, 6, 3)
+        device_count_for(8, 6, 3)
     assert str(caught.value) == (
         "devices: 3 devices cannot train equally many of 8 seeds; allowed here: 1, 2, 4, or null for the most that "
         "divide the seeds"
@@ -50,7 +50,7 @@ def test_every_seed_is_computed_on_its_own_device_and_keeps_its_numbers() -> Non
         np.testing.assert_array_equal(jax.random.key_data(ours["key"]), jax.random.key_data(theirs["key"]))
 
 
-def test_a_state_that_lies_on_another_device_is_copied_to_its_own() -> None:
+def test_a_state_on_another_device_is_moved_to_its_own() -> None:
     devices = SeedDevices(2)
     last = jax.devices()[-1]
     (joined,) = devices.joined([jax.device_put(jnp.arange(2.0), last), jax.device_put(jnp.ones(2), last)])

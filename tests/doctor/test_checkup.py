@@ -193,3 +193,25 @@ def test_doctor_reports_an_unusable_compile_cache(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(checkup, "enable_program_cache", lambda folder: f"{folder}: cannot be written")
     examine(tiny_config(compile_cache="there"), compiles=False, notify=told.append)
     assert told[0] == "compiled programs are not cached for training (compile_cache): there: cannot be written"
+
+
+def test_doctor_rejects_devices_that_do_not_divide_the_seeds() -> None:
+    with pytest.raises(ConfigError, match=r"^devices: 3 devices cannot train equally many of 8 seeds"):
+        examine(tiny_config(seeds=8, devices=3), False, print)
+
+
+def test_doctor_examines_one_seed_on_one_device_if_devices_share_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of a seed need not divide among the devices."""
+    meshes: list[int] = []
+
+    class Stop(Exception):
+        pass
+
+    def setup(config: Any, mesh: Any) -> None:
+        meshes.append(mesh.size)
+        raise Stop
+
+    monkeypatch.setattr(checkup, "TrainingSetup", setup)
+    with pytest.raises(Stop):
+        examine(tiny_config(seeds=8, ppo={"num_envs": 3, "batch_size": 3}), False, print)
+    assert meshes == [1]

@@ -154,6 +154,7 @@ def test_resumed_run_has_the_same_models_and_bits(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, resumed.single.state.params, whole.single.state.params)
 
 
+@pytest.mark.slow
 def test_two_devices_share_the_randomised_environments(tmp_path: Path) -> None:
     config = randomized_config(guards={}, devices=2, total_steps=64, logging={"console": "off"})
     loop = TrainingLoop(config, tmp_path)

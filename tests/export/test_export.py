@@ -71,13 +71,15 @@ def test_exported_files_act_like_the_policy(run_dir: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     "sections",
     [
-        {"network": GAUSSIAN | {"activation": "elu"}},
+        pytest.param({"network": GAUSSIAN | {"activation": "elu"}}, marks=pytest.mark.slow),
         {"network": {"activation": "gelu"}},
-        {"network": {"activation": "leaky_relu"}},
+        pytest.param({"network": {"activation": "leaky_relu"}}, marks=pytest.mark.slow),
         {"env": {"name": "toys:NamedPointMass"}, "network": {"value_obs_key": "privileged_state"}},
-        {"network": {"policy_layer_norm": True, "policy_hidden_layer_sizes": (8, 6)}},
+        pytest.param(
+            {"network": {"policy_layer_norm": True, "policy_hidden_layer_sizes": (8, 6)}}, marks=pytest.mark.slow
+        ),
         {"network": GAUSSIAN | {"policy_layer_norm": True, "state_dependent_std": True}},
-        {"ppo": {"normalize_observations": False}},
+        pytest.param({"ppo": {"normalize_observations": False}}, marks=pytest.mark.slow),
         {"precision": {"network": "bfloat16"}},
     ],
     ids=[

@@ -328,7 +328,7 @@ def shaken(state):
     return dataclasses.replace(state, params=state.params | {"policy": weights}, normalizer=statistics)
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_kl_limiter_keeps_the_normalizer_from_moving_the_policy(order):
     """At most half of the bound."""
     small = {"normalizer_update": order, "learning_rate": 1e-6}

@@ -141,7 +141,7 @@ def close(ours, theirs, what):
     )
 
 
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("case", ["constant rate", pytest.param("adaptive rate", marks=pytest.mark.slow)])
 def test_training_equals_brax(case):
     settings = SETTINGS[case]
     ppo, state = assemble(settings)

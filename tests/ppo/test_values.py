@@ -145,6 +145,7 @@ def test_gradient_with_normalised_values_does_not_depend_on_the_reward_scale(sam
     )  # without normalisation the gradient scales with rewards
 
 
+@pytest.mark.slow
 def test_iterations_update_the_target_statistics():
     """With every sample of every iteration."""
     config = tiny_config(guards={}, ppo={"normalize_values": True, "reward_scaling": 200.0})

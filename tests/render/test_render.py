@@ -108,6 +108,7 @@ def test_best_median_and_worst_episode_are_chosen(
     assert best_median_worst(episodes(returns, bad)) == expected
 
 
+@pytest.mark.slow
 def test_memory_error_while_rendering_is_one_line(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
@@ -226,6 +227,7 @@ def test_start_of_an_episode_is_cut_to_whole_actions(recorded: RecordedEpisodes)
     assert one.start(None, recorded.seconds) is one and one.start(1e9, recorded.seconds) is one
 
 
+@pytest.mark.slow
 @needs_opengl
 def test_film_has_the_right_length_and_shows_the_model(run_dir: Path, tmp_path: Path) -> None:
     import imageio_ffmpeg

@@ -52,7 +52,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
     [
         {},
         {"env": PHYSICS | {"name": "toys:NamedPointMass", "action_repeat": 3}},
-        {"env": {"name": "strange:Keyed"}},
+        pytest.param({"env": {"name": "strange:Keyed"}}, marks=pytest.mark.slow),
     ],
     ids=["plain", "named observations, action repeat", "typed keys"],
 )

@@ -582,7 +582,7 @@ def test_seed_on_the_second_device_recovers_from_a_storm_as_on_the_first(tmp_pat
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_devices_that_do_not_divide_the_seeds_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+def test_devices_that_do_not_divide_the_seeds_are_rejected_before_a_folder_is_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^devices: 3 devices cannot train equally many of 4 seeds; allowed here: "):
         TrainingLoop(together(4, devices=3), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -657,8 +657,9 @@ def test_seeds_saved_with_different_memory_plans_take_the_smallest(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 3])
 def test_out_of_memory_while_training_takes_all_seeds_back_to_a_smaller_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     compiled: Callable[..., Program] = TrainingSetup.compiled
@@ -669,7 +670,8 @@ def test_out_of_memory_while_training_takes_all_seeds_back_to_a_smaller_plan(
 
     monkeypatch.setattr(TrainingSetup, "compiled", refusing)
     supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
-    result = TrainingLoop(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
+    config = together(fault=storm(iterations=None), supervise=supervise, devices=devices)
+    result = TrainingLoop(config, tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [
         StopReason.completed,
         StopReason.physics_unstable,
@@ -690,7 +692,7 @@ def test_memory_that_is_too_small_from_the_start_gives_all_seeds_one_plan(tmp_pa
     supervise = {"memory": {"limit_gib": 0.9 * needs.peak / 2**30}, "ladder": OFF, "incident": OFF}
     fleet = TrainingLoop(together(supervise=supervise, total_steps=ITERATION), tmp_path)
     assert fleet.run().stop_reason is StopReason.completed
-    plans = [str(runner.single.host.plan) for runner in fleet.seeds.values()]
+    plans = [str(run.host.plan) for run in fleet.seeds.values()]
     assert len(set(plans)) == 1 and plans[0] != "as configured"
 
 

@@ -64,6 +64,7 @@ def test_two_processes_with_two_devices_train_through_a_rollback_like_one_with_f
     require_alike(tmp_path / "pair", tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_signal_to_one_of_two_processes_ends_both_as_preempted_with_one_checkpoint(tmp_path: Path) -> None:
     args = [*ENDLESS, "checkpoint.every=1000"]
     pair = Team(tmp_path / "pair", args, moments={1: {"at": "iteration", "n": 3, "how": "SIGTERM"}})
@@ -169,7 +170,7 @@ def test_time_limit_ends_both_processes_in_the_same_iteration(tmp_path: Path) ->
     ("args", "message"),
     [
         (["devices=2"], "devices: 2 requested, but 2 processes train on all of their 4 devices; set devices=null"),
-        (["seeds=2"], "seeds: 2 seeds train together on one device, not on 4 of 2 processes; set seeds=1"),
+        (["seeds=2"], "seeds: 2 seeds train together in one process, not in 2; set seeds=1"),
         (["ppo.num_envs=2"], "ppo.num_envs: 2 does not divide evenly among 4 devices; 4 would fit"),
     ],
 )

@@ -84,6 +84,7 @@ def test_profile_of_a_tiny_run_has_kernels_of_every_part(monkeypatch: pytest.Mon
     assert len(optimizer) > 5
 
 
+@pytest.mark.slow
 def test_incomplete_profile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.PARTS, "toy", TOY)
     monkeypatch.setattr(kernels, "_MOST_EVENTS", 10)
