@@ -22,7 +22,6 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 FALSE_ALARM = 1e-4  # per look; the average number of looks until a false suspicion is at least its inverse
 SUSPICION = math.log(1.0 / FALSE_ALARM)
@@ -258,6 +257,8 @@ class ReturnWatch:
 
     def _falls(self, best: np.ndarray, now: np.ndarray, mistake: float = _FALSE_CONFIRMATION) -> bool:
         """Whether the paired difference is credibly above 0, by Student's t test with error probability `mistake`."""
+        from scipy.special import stdtrit  # slow to import, and only a suspicion needs it
+
         lost = (best - now)[np.isfinite(best) & np.isfinite(now)]
         if lost.size < _FEWEST_PAIRS:
             return False
