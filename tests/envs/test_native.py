@@ -334,7 +334,8 @@ def settings(**sections: Any) -> Config:
 
 
 @RUN
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_native_run_resumes_exactly_where_it_stopped(tmp_path: Path, devices: int) -> None:
     whole = TrainingLoop(settings(devices=devices), tmp_path / "whole")
     assert whole.run().stop_reason is StopReason.completed
@@ -374,7 +375,7 @@ def test_native_run_of_thousands_of_iterations_does_not_deadlock(tmp_path: Path)
 @pytest.mark.parametrize(
     ("begins", "seeds"),
     [
-        (Program.each, 2), (Evaluator.evaluate, 1), (Telemetry.measure_split, 1),
+        pytest.param(Program.each, 2, marks=pytest.mark.slow), (Evaluator.evaluate, 1), (Telemetry.measure_split, 1),
     ],
 )  # fmt: skip
 def test_second_interrupt_inside_native_physics_ends_the_run_as_interrupted(

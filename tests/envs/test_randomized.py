@@ -111,6 +111,7 @@ def test_quarantine_and_automatic_reset_leave_the_model(env: RandomizedEnv) -> N
     np.testing.assert_array_equal(mass_of(result.state), mass)
 
 
+@pytest.mark.slow
 def test_engine_that_carries_masses_steps_with_those_of_the_kept_model() -> None:
     """Brax's spring engine computes masses at the reset only, but a first state may be of another model."""
 
@@ -164,6 +165,7 @@ def test_two_devices_share_the_randomised_environments(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mass_of(loop.single.state.env_state), mass)
 
 
+@pytest.mark.slow
 def test_incident_carries_the_model_it_happened_with(tmp_path: Path) -> None:
     config = randomized_config(
         env={"kwargs": {"fault": "observation", "probability": 0.2}},

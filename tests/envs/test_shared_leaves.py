@@ -222,6 +222,7 @@ def leaves(loop: TrainingLoop) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(loop.single.state)]
 
 
+@pytest.mark.slow
 def test_resumed_run_with_shared_leaves_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
     whole = TrainingLoop(settings(2), tmp_path / "whole")
     whole.run()

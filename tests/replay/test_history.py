@@ -75,6 +75,7 @@ def resumed(run: list[Incident]) -> History:
     return history
 
 
+@pytest.mark.slow
 def test_history_starts_at_the_beginning_of_the_run_if_there_is_no_checkpoint(whole: History) -> None:
     expected = {"steps": 20, "asked": 100, "begins": "where its episode begins", "from_iteration": 0, "exact": True}
     assert {name: whole.facts[name] for name in expected} == expected

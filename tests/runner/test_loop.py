@@ -558,12 +558,17 @@ def test_summary_has_the_command_that_resumes_a_given_up_seed_alone(
     assert re.search(r"evaluate +\S+ -m rlstable.evaluate run=run/seed-[02]\n", said)
 
 
-def test_each_of_two_devices_trains_half_of_the_seeds_and_the_fleet_resumes_on_one(tmp_path: Path) -> None:
+def test_each_of_two_devices_trains_half_of_the_seeds(tmp_path: Path) -> None:
     fleet = TrainingLoop(together(2, devices=2, total_steps=2 * ITERATION), tmp_path)
     fleet.run()
     homes = [{x.devices().pop() for x in jax.tree.leaves(fleet.seeds[seed].state)} for seed in range(2)]
     assert homes == [{device} for device in jax.devices()[:2]]
     assert json.loads((tmp_path / "machine.json").read_text())["devices"] == 2
+
+
+@pytest.mark.slow
+def test_fleet_of_two_devices_resumes_on_one(tmp_path: Path) -> None:
+    TrainingLoop(together(2, devices=2, total_steps=2 * ITERATION), tmp_path).run()
     result = TrainingLoop(together(2, total_steps=4 * ITERATION, resume=str(tmp_path)), tmp_path).run()
     assert [own.step for own in result.seeds] == [4 * ITERATION] * 2
 
