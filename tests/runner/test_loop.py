@@ -445,7 +445,7 @@ def test_time_limit_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> Non
     fleet = TrainingLoop(config, tmp_path, late)
     result = fleet.run()
     assert {own.stop_reason for own in result.seeds} == {StopReason.time_limit}
-    assert {own.step for own in result.seeds} == {4 * ITERATION}
+    assert {own.step for own in result.seeds} == {3 * ITERATION}
     assert result.stop_reason.exit_code == 75
 
 
@@ -532,7 +532,7 @@ def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) 
     alone.single.host.rungs.network = alone.single.host.rungs.matmul = 0
     alone.single.programs.ladder._matmul = ("default", "highest")
     alone.single.host.rungs.matmul = 1
-    alone._save(None)
+    alone.single.saving.save(alone.single.state, None)
     alone.single.finish(StopReason.interrupted)
     result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [
@@ -654,7 +654,7 @@ def test_seeds_saved_with_different_memory_plans_take_the_smallest(tmp_path: Pat
     fleet = TrainingLoop(together(resume="auto"), tmp_path)
     fleet.seeds[1].take_plan(MemoryPlan(gradient_accumulation=2))
     fleet.seeds[2].take_plan(MemoryPlan(num_envs=4))
-    fleet._agree()
+    fleet._agree_on_program()
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
     assert len({run.programs.key for run in fleet.seeds.values()}) == 1
