@@ -69,7 +69,8 @@ def test_limit_that_is_too_small_is_met_by_dividing_minibatches(
     assert runner.single.host.plan.gradient_accumulation is not None
     assert (runner.single.host.plan.envs_per_pass, runner.single.host.plan.num_envs) == (None, None)
     for name in ("training/total_loss", "training/policy_loss", "training/v_loss", "training/grad_norm"):
-        assert runner.single.log.history[0][name] == pytest.approx(whole.single.log.history[0][name], rel=1e-5, abs=1e-6), name
+        expected = whole.single.log.history[0][name]
+        assert runner.single.log.history[0][name] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
     for ours, theirs in zip(
         jax.tree.leaves(runner.single.state.params), jax.tree.leaves(whole.single.state.params), strict=True
     ):
