@@ -48,15 +48,19 @@ class Programs:
             rarely_used: Whether compiling takes longer than all runs of the program; then it is compiled quickly.
             at_once: Whether to compile in the caller's thread, as for `background.build`.
         """
-        del name, donates  # only for the trace cache: `function` already donates
-        args = arguments()
-        with self._precision.compiled(), collector.paused():
-            lowered = function.lower(*args)
-        return self._compiled(lowered, rarely_used, at_once)
+        return self._compiled(self._lower(name, function, arguments, donates), rarely_used, at_once)
 
     def outputs(self, name: str) -> Any:
         """Shapes and dtypes of a program's results; None if the program must be traced to know them."""
         del name
+
+    def _lower(self, name: str, function: Any, arguments: Arguments, donates: bool) -> Lowered:
+        """Traces and lowers a program; for the arguments see `build`."""
+        del name, donates  # only for the trace cache: `function` already donates
+        args = arguments()
+        with self._precision.compiled(), collector.paused():
+            lowered: Lowered = function.lower(*args)
+        return lowered
 
     def _compiled(self, lowered: Lowered, rarely_used: bool, at_once: bool = False) -> Future[Any]:
         options = {**(self._options or {}), **(quick_options() if rarely_used else {})}

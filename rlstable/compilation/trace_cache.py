@@ -15,7 +15,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,27 +117,20 @@ class TraceCache(Programs):
         self._key_text = key_text
         self._mesh = mesh
 
-    def build(
-        self,
-        name: str,
-        function: Any,
-        arguments: Arguments,
-        donates: bool = False,
-        rarely_used: bool = False,
-        at_once: bool = False,
-    ) -> Future[Any]:
-        """Compiles a program; traces it only if it is not in the cache. For the arguments see `Programs.build`."""
+    def _lower(self, name: str, function: Any, arguments: Arguments, donates: bool) -> jax.stages.Lowered:
+        """Lowers the cached trace of a program; traces the program only if the cache does not have it."""
         lowered = self._lowered(name, donates, _read(self._path(name)))
-        if lowered is None:
-            args = arguments()
-            with self._precision.compiled(), collector.paused():
-                trace = _traced(function, args, self._mesh)
-            lowered = self._lowered(name, donates, trace)
-            if trace is None or lowered is None:  # raises the error of a function that cannot be traced
-                return super().build(name, function, lambda: args, donates, rarely_used, at_once)
-            with contextlib.suppress(Exception):  # a full disk or an unpicklable tree: the next start traces again
-                _write(self._path(name), trace)
-        return self._compiled(lowered, rarely_used, at_once)
+        if lowered is not None:
+            return lowered
+        args = arguments()
+        with self._precision.compiled(), collector.paused():
+            trace = _traced(function, args, self._mesh)
+        lowered = self._lowered(name, donates, trace)
+        if trace is None or lowered is None:  # raises the error of a function that cannot be traced
+            return super()._lower(name, function, lambda: args, donates)
+        with contextlib.suppress(Exception):  # a full disk or an unpicklable tree: the next start traces again
+            _write(self._path(name), trace)
+        return lowered
 
     def outputs(self, name: str) -> Any:
         """Shapes and dtypes of a program's results; None if the program is not in the cache."""

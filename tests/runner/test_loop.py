@@ -566,6 +566,13 @@ def test_each_of_two_devices_trains_half_of_the_seeds(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "machine.json").read_text())["devices"] == 2
 
 
+def test_devices_without_a_seed_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = together(3, devices=None, logging={"console": "plain"}, ppo={"bootstrap_on_timeout": True})
+    with pytest.raises(ConfigError, match=r"^ppo.bootstrap_on_timeout"):  # before anything compiles
+        TrainingLoop(config, tmp_path)
+    assert "3 of 8 devices train, as many as divide 3 seeds" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_fleet_of_two_devices_resumes_on_one(tmp_path: Path) -> None:
     TrainingLoop(together(2, devices=2, total_steps=2 * ITERATION), tmp_path).run()
