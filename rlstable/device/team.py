@@ -3,20 +3,25 @@
 A process that fails, or that a signal stops during compilation, announces its `Ending` to the others. A thread of every
 process waits for the announcement, and another thread watches for processes that vanish. Both threads give the main
 thread a few seconds and then end the process, because a collective of JAX cannot be interrupted.
+
+JAX aborts the other processes when process 0 vanishes, because the coordinator of all was part of it. A handler of
+SIGABRT ends them with the name of the cause instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
@@ -75,6 +80,12 @@ class Team:
         self._left = False
         self._closed = threading.Event()
         client.key_value_set(f"{_PREFIX}/host/{index}", socket.gethostname(), allow_overwrite=True)
+        if index > 0:
+            # Asked now, because nobody can answer when it is needed.
+            client.blocking_key_value_get(f"{_PREFIX}/host/0", 1000 * FAREWELL_SECONDS)
+            self._coordinator = self._name(0)
+            self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._end_instead_of_abort)  # kept alive
+            _set_handler(signal.SIGABRT, self._abort_handler)
         watches = (self._wait_for_ending, self._wait_for_lost_processes)
         self._threads = [threading.Thread(target=watch, daemon=True) for watch in watches]
         for thread in self._threads:
@@ -119,6 +130,8 @@ class Team:
         self._say_farewell()
         with contextlib.suppress(Exception):
             jax.distributed.shutdown()
+        if self.index > 0:
+            _set_handler(signal.SIGABRT, None)
         self._closed.set()
         for thread in self._threads:  # Python's exit would abort in a thread that is inside JAX's client
             thread.join(_EXIT_SECONDS)
@@ -171,6 +184,11 @@ class Team:
                 ending = Ending("error", 1, f"{names} vanished: no heartbeat for {HEARTBEAT_SECONDS} s")
                 threading.Thread(target=self._end, args=(ending,), daemon=True).start()
 
+    def _end_instead_of_abort(self, _: int) -> None:
+        """Ends this process in place of JAX's abort, in a thread that must not call the client, which waits for it."""
+        self._learn(Ending("error", 1, f"{self._coordinator} vanished, the coordinator of all; JAX says more above"))
+        self._exit()
+
     def _name(self, index: int) -> str:
         host = "an unknown host"
         with contextlib.suppress(Exception):
@@ -180,19 +198,34 @@ class Team:
     def _end(self, ending: Ending) -> None:
         """Ends this process, unless the main thread does so within the grace period."""
         self._learn(ending)
-        ending = self.ending or ending
         time.sleep(_GRACE_SECONDS)
         if self._left or not self._ends.acquire(blocking=False):
             return
         self._ender = threading.get_ident()
         try:
-            print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr)
             if self.finish is not None:
-                self.finish(ending)
+                self.finish(self.ending or ending)
         finally:
             # Connected to the end, because the main thread would fail if its call of the client were cancelled.
             self._say_farewell()
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(ending.exit_code)
+            self._exit()
+
+    def _exit(self) -> NoReturn:
+        assert self.ending is not None
+        with contextlib.suppress(Exception):
+            print(f"rlstable: {self.ending.stop_reason}: {self.ending.message}", file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(self.ending.exit_code)
+
+
+def _set_handler(number: signal.Signals, handler: Any) -> None:
+    """Sets a signal handler of C, which also runs in an abort, where handlers of Python do not.
+
+    Args:
+        number: The signal.
+        handler: A function of `ctypes`; None for the default action.
+    """
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    set_handler(number, None if handler is None else ctypes.cast(handler, ctypes.c_void_p))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,7 @@ def test_run_whose_processes_are_killed_at_random_ends_in_the_same_bits(tmp_path
         codes = team.ends(patience=120)
         if codes != [0, 0]:  # else the moment did not come
             assert codes[victim] == -9, team.texts()
-            # JAX itself aborts the others if the coordinator, process 0, vanishes.
-            assert codes[1 - victim] == (-6 if victim == 0 else 1), team.texts()
+            assert codes[1 - victim] == 1, team.texts()
             assert team.seconds_after_first_end < 60
     Team(tmp_path / "killed", args).ends()
     require_same(tmp_path / "killed", tmp_path / "whole")
@@ -126,6 +126,17 @@ def test_lost_process_is_an_error_with_its_name_and_nothing_saved_is_lost(tmp_pa
     assert result["advice"].startswith("process 1 on ")
     assert result["advice"].endswith(" vanished: no heartbeat for 25 s")
     assert steps_in(tmp_path / "pair" / "checkpoints")[-1] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", [{"at": "iteration", "n": 5}, {"at": "compile", "what": "training", "seconds": 0.3}]
+)
+def test_lost_coordinator_ends_the_other_process_with_its_name(tmp_path: Path, moment: dict[str, Any]) -> None:
+    pair = Team(tmp_path / "pair", ENDLESS, moments={0: moment})
+    assert pair.ends() == [-9, 1], pair.texts()
+    assert pair.seconds_after_first_end < 60
+    assert re.search(r"^rlstable: error: process 0 on \S+ vanished, the coordinator of all", pair.texts()[1], re.M)
 
 
 @pytest.mark.slow

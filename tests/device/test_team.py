@@ -1,0 +1,50 @@
+"""How a process ends when another one vanishes, with a stand-in for JAX's client."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# The client answers as long as process 0 lives; `abort` is what JAX calls when process 0 vanishes.
+PROCESS = """
+import ctypes, sys, threading
+from rlstable.device.team import Ending, Team
+
+class Client:
+    def key_value_set(self, key, value, allow_overwrite=False): pass
+    def blocking_key_value_get(self, key, milliseconds):
+        if key.endswith("ending"):
+            threading.Event().wait(1)
+    def key_value_try_get(self, key): return "node1"
+    def key_value_dir_get(self, key): return []
+    def get_live_nodes(self, nodes): return nodes
+
+team = Team(Client(), index=int(sys.argv[1]), count=2)
+if sys.argv[2] == "ending":
+    team._learn(Ending("preempted", 143, "a signal"))
+if sys.argv[2] == "left":
+    team.leave()
+threading.Thread(target=ctypes.CDLL(None).abort).start()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("index", "state", "code", "line"),
+    [
+        (0, "training", -6, ""),
+        (1, "training", 1, "rlstable: error: process 0 on node1 vanished, the coordinator of all; JAX says more above"),
+        (1, "ending", 143, "rlstable: preempted: a signal"),
+        (1, "left", -6, ""),
+    ],
+)
+def test_abort_by_jax_becomes_an_error_with_a_name_in_all_processes_but_the_first(
+    index: int, state: str, code: int, line: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(index), state], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.strip() == line
