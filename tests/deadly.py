@@ -112,6 +112,14 @@ def plant(moment: dict[str, Any]) -> None:
             saving.Saving.save = alone(counted(save, 1, True, lambda: die_at_file(moment["step"])))
 
         supervisor.Supervisor._restore = counted(supervisor.Supervisor._restore, moment["n"], True, next_save)
+    elif at == "compile" and moment["what"] == "evaluation":
+        begin = evaluator.Evaluator._begin
+
+        def begun(self: Any, policies: Any) -> Any:
+            threading.Timer(moment["seconds"], then).start()
+            return begin(self, policies)
+
+        evaluator.Evaluator._begin = begun
     elif at == "compile":
         compiling = stopping.StopRequest.compiling
 

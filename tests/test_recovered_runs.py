@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys import GUARDS_OFF, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config
+from rlstable.guards.base import GuardState, Verdict
+from rlstable.guards.state import StateContext, StormGuard
 from rlstable.io.run_folder import read_result
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
@@ -146,6 +150,30 @@ def test_divergence_that_no_remedy_cures_ends_as_recovery_exhausted(tmp_path: Pa
     assert result.stop_reason is StopReason.recovery_exhausted
     left = read_result(tmp_path)
     assert left is not None and (left["cause"], left["exit_code"]) == ("state_not_finite", 9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted(StormGuard):
+    """Trips in set iterations."""
+
+    bad: tuple[int, ...] = ()
+
+    def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
+        number = state.memory.scale + 1.0
+        return self._verdict(ctx, ~jnp.isin(number, jnp.array(self.bad))[None], state, number)
+
+
+@pytest.mark.parametrize(
+    ("before", "iteration"), [((3,), 4), ((2, 3), 0), ((1, 2), 4), ((1, 3), 4)], ids=["1", "2", "2 2", "1 1 1"]
+)
+def test_state_counts_as_good_after_as_many_healthy_iterations_as_bad_ones(
+    tmp_path: Path, before: tuple[int, ...], iteration: int
+) -> None:
+    """Iterations 5 to 7 are bad; the state after 4 is due to be kept, but may follow bad ones too soon."""
+    guard = Scripted(PATIENCE, 1.0, (*before, 5, 6, 7))
+    own = config({"attempts": 1}, total_steps=8 * ITERATION, eval={"num_evals": 0})
+    TrainingLoop(own, tmp_path, more_guards={"state": {"scripted": guard}}).run()
+    assert [event["to_iteration"] for event in events(tmp_path, "rolled_back")][:1] == [iteration]
 
 
 def test_state_that_a_guard_rejects_is_never_kept_for_a_rollback(tmp_path: Path) -> None:

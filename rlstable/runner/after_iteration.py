@@ -89,8 +89,9 @@ def _continue(
     run.saving.finish_iteration()
     completed = StopReason.completed if run.schedule.finished else None
     stop_reason = requested_stop or _wants_to_stop(run, row) or completed
-    # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state.
-    if learned and (row or run.supervisor.keep_is_due()):
+    # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state. A single
+    # healthy iteration among bad ones shows nothing: the policy may be ruined already.
+    if learned and host.doubt == 0 and (row or run.supervisor.keep_is_due()):
         run.supervisor.keep(run.state)
     if learned:
         run.return_check.keep(run.state)

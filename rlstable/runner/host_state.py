@@ -25,6 +25,7 @@ class HostState:
         last_return: Return of the last evaluation; None if every episode was aborted.
         best_return: Return of the best evaluation so far.
         idle: Iterations in a row without an accepted update.
+        doubt: Healthy iterations that are still needed before a state counts as good, after iterations that were not.
         drawn: Whether the pool of clean first states was used since its last refill.
         elapsed: Seconds of training so far, over all processes.
         evaluated: Seconds of evaluation so far, over all processes.
@@ -44,6 +45,7 @@ class HostState:
     last_return: float | None = None
     best_return: float | None = None
     idle: int = 0
+    doubt: int = 0
     drawn: bool = False
     elapsed: float = 0.0
     evaluated: float = 0.0

@@ -254,6 +254,8 @@ class SeedRun:
         self.saving.record_iteration(healthy)
         host.iteration += 1
         host.idle = 0 if metrics.values["training/accepted_share"] > 0 else host.idle + 1
+        host.doubt = max(host.doubt - 1, 0) if healthy else host.doubt + 1
+        host.doubt = min(host.doubt, self.config.supervise.recovery.every)  # a guard without an end may trip for long
         bad = any(metrics.trips[name].any() for name in self.programs.setup.env.guards)
         host.drawn |= bad or self.config.env.reset == "pool"
         host.elapsed += seconds

@@ -155,7 +155,7 @@ class Supervisor:
         host.attempts.lost_steps += host.step - to.step
         host.iteration, host.step = to.iteration, to.step
         host.episodes = int(state.counters.episodes)
-        host.idle, host.drawn = 0, False
+        host.idle, host.doubt, host.drawn = 0, 0, False
         self.snapshots.forget_later(state, to.iteration, to.step)
         self.keep(state)
         return state

@@ -142,7 +142,7 @@ def test_history_across_a_rollback_on_two_devices(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "checkpoints")
     told: list[str] = []
     history = make(incident, 100, told.append)
-    assert told == ["training iterations 1 to 5 and 2 that were given up again, after what has to be compiled"]
+    assert told == ["compiling, then training iterations 1 to 5 and 2 rolled back iterations again"]
     assert history.facts["exact"] and history.facts["from_iteration"] == 0
     assert history.arrays["before/info/steps"].tolist() == np.repeat(np.arange(0, 32, 2), 2).tolist()
 
