@@ -86,7 +86,8 @@ def test_no_recovery_page_is_written_without_the_clean_case(tmp_path: Path) -> N
 @pytest.mark.parametrize("seed", [0, 1])
 def test_rate_a_thousand_times_too_high_ends_an_unsupervised_run(seed: int) -> None:
     own = recovery.run_seed("unsupervised", seed, (*recovery.TASK, *recovery.CASES["unsupervised"]))
-    assert (own["ending"], own["best"]) == ("policy_diverged", None)
+    assert own["ending"] == "policy_diverged"
+    assert own["best"] is None or own["best"] < 100.0
     assert own["return"] is None or own["return"] < 100.0
 
 
