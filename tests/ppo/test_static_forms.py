@@ -47,7 +47,11 @@ def arrays(tree: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("reset", "epochs"),
-    [pytest.param("cached", None, marks=pytest.mark.slow), ("pool", None), ("cached", 0)],
+    [
+        pytest.param("cached", None, marks=pytest.mark.slow),
+        ("pool", None),
+        pytest.param("cached", 0, marks=pytest.mark.slow),
+    ],
     ids=["cached", "pool", "only collecting"],
 )
 def test_forms_of_an_accelerator_train_like_the_forms_of_a_cpu(

@@ -342,6 +342,7 @@ def test_run_folder_in_which_another_run_has_ended_is_left_to_it(tmp_path: Path)
     assert contents() == left
 
 
+@pytest.mark.slow  # as with one seed
 def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
