@@ -113,13 +113,9 @@ def plant(moment: dict[str, Any]) -> None:
 
         supervisor.Supervisor._restore = counted(supervisor.Supervisor._restore, moment["n"], True, next_save)
     elif at == "compile" and moment["what"] == "evaluation":
-        begin = evaluator.Evaluator._begin
-
-        def begun(self: Any, policies: Any) -> Any:
-            threading.Timer(moment["seconds"], then).start()
-            return begin(self, policies)
-
-        evaluator.Evaluator._begin = begun
+        # The program may be compiled in another thread and ready before the run asks for it.
+        timer = threading.Timer(moment["seconds"], then)
+        evaluator.Evaluator._begin = counted(evaluator.Evaluator._begin, 1, True, timer.start)
     elif at == "compile":
         compiling = stopping.StopRequest.compiling
 

@@ -164,14 +164,16 @@ class Scripted(StormGuard):
 
 
 @pytest.mark.parametrize(
-    ("before", "iteration"), [((3,), 4), ((2, 3), 0), ((1, 2), 4), ((1, 3), 4)], ids=["1", "2", "2 2", "1 1 1"]
+    ("before", "every", "iteration"),
+    [((3,), 2, 4), ((2, 3), 2, 0), ((1, 2), 2, 4), ((2, 3), 1, 4)],
+    ids=["1", "2", "2 2", "2, at most 1"],
 )
 def test_state_counts_as_good_after_as_many_healthy_iterations_as_bad_ones(
-    tmp_path: Path, before: tuple[int, ...], iteration: int
+    tmp_path: Path, before: tuple[int, ...], every: int, iteration: int
 ) -> None:
     """Iterations 5 to 7 are bad; the state after 4 is due to be kept, but may follow bad ones too soon."""
     guard = Scripted(PATIENCE, 1.0, (*before, 5, 6, 7))
-    own = config({"attempts": 1}, total_steps=8 * ITERATION, eval={"num_evals": 0})
+    own = config({"attempts": 1, "every": every}, total_steps=8 * ITERATION, eval={"num_evals": 0})
     TrainingLoop(own, tmp_path, more_guards={"state": {"scripted": guard}}).run()
     assert [event["to_iteration"] for event in events(tmp_path, "rolled_back")][:1] == [iteration]
 

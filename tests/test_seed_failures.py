@@ -226,6 +226,7 @@ def test_batches_of_one_sample_explode_only_without_guards() -> None:
         ppo, state = assemble(tiny_config(guards=guards, ppo=one))
         state, history = train(compiled(ppo), placed(state), 200)
         worst[name] = np.nanmax(column(history, "training/v_loss"))
+        assert np.nanmax(column(history, "training/kl_mean")) >= 1e6  # as far as it is counted
         assert name == "off" or (finite(learnt(state)) and column(history, "training/accepted_share").mean() > 0.95)
     assert worst["off"] > 1e7
     assert worst["default"] < 1e-4 * worst["off"]

@@ -4,8 +4,8 @@ A process that fails, or that a signal stops during compilation, announces its `
 process waits for the announcement, and another thread watches for processes that vanish. Both threads give the main
 thread a few seconds and then end the process, because a collective of JAX cannot be interrupted.
 
-JAX aborts the other processes when process 0 vanishes, because the coordinator of all was part of it. A handler of
-SIGABRT ends them with the name of the cause instead.
+JAX aborts the other processes when process 0 vanishes, because the coordinator was part of process 0. A handler of
+SIGABRT ends the other processes with the name of the cause instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 
@@ -30,7 +30,9 @@ FAREWELL_SECONDS = 15  # in which the others end after a failure
 FOREVER = 24 * 3600 * 1000  # milliseconds; a thread ends a process that waits for a lost one
 _GRACE_SECONDS = 5.0  # for the main thread to end by itself
 _EXIT_SECONDS = 5.0  # in which a process that has left exits
+_ANSWER_SECONDS = 2.0  # in which the coordinator's host accepts a connection
 _WATCH_SECONDS = 1.0  # between two questions for lost processes
+_UNKNOWN_HOST = "an unknown host"
 _PREFIX = "rlstable"
 _ENDING = f"{_PREFIX}/ending"
 
@@ -63,12 +65,14 @@ class Team:
         client: JAX's client of the coordination service.
         index: Number of this process, from 0.
         count: Number of processes.
+        address: Address of the coordinator, `host:port`.
     """
 
-    def __init__(self, client: Any, index: int, count: int):
+    def __init__(self, client: Any, index: int, count: int, address: str):
         self.client = client
         self.index = index
         self.count = count
+        self._address = address
         self.ending: Ending | None = None
         self.finish: Callable[[Ending], None] | None = None
         self._calls: Counter[str] = Counter()
@@ -80,12 +84,10 @@ class Team:
         self._left = False
         self._closed = threading.Event()
         client.key_value_set(f"{_PREFIX}/host/{index}", socket.gethostname(), allow_overwrite=True)
-        if index > 0:
-            # Asked now, because nobody can answer when it is needed.
-            client.blocking_key_value_get(f"{_PREFIX}/host/0", 1000 * FAREWELL_SECONDS)
-            self._coordinator = self._name(0)
-            self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._end_instead_of_abort)  # kept alive
-            _set_handler(signal.SIGABRT, self._abort_handler)
+        self._coordinator = self._name(0)  # the coordinator cannot answer after process 0 has vanished
+        self._pid = os.getpid()
+        self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._end_if_coordinator_vanished)  # kept alive
+        self._earlier_handler = _set_abort_handler(self._abort_handler) if index > 0 else None
         watches = (self._wait_for_ending, self._wait_for_lost_processes)
         self._threads = [threading.Thread(target=watch, daemon=True) for watch in watches]
         for thread in self._threads:
@@ -131,7 +133,7 @@ class Team:
         with contextlib.suppress(Exception):
             jax.distributed.shutdown()
         if self.index > 0:
-            _set_handler(signal.SIGABRT, None)
+            _set_abort_handler(self._earlier_handler)
         self._closed.set()
         for thread in self._threads:  # Python's exit would abort in a thread that is inside JAX's client
             thread.join(_EXIT_SECONDS)
@@ -173,6 +175,8 @@ class Team:
         """Ends this process after another process has vanished. Every process must ask again and again."""
         everyone = list(range(self.count))
         while not self._closed.wait(_WATCH_SECONDS):
+            if self._coordinator.endswith(_UNKNOWN_HOST):
+                self._coordinator = self._name(0)
             try:
                 self._live = set(self.client.get_live_nodes(everyone))
             except Exception:
@@ -184,13 +188,23 @@ class Team:
                 ending = Ending("error", 1, f"{names} vanished: no heartbeat for {HEARTBEAT_SECONDS} s")
                 threading.Thread(target=self._end, args=(ending,), daemon=True).start()
 
-    def _end_instead_of_abort(self, _: int) -> None:
-        """Ends this process in place of JAX's abort, in a thread that must not call the client, which waits for it."""
-        self._learn(Ending("error", 1, f"{self._coordinator} vanished, the coordinator of all; JAX says more above"))
-        self._exit()
+    def _end_if_coordinator_vanished(self, _: int) -> None:
+        """Ends this process in place of JAX's abort, with one line. Any other abort takes its course.
+
+        This handler runs in the thread that aborts. It must take no lock and not call the client, which waits for it.
+        """
+        _set_abort_handler(self._earlier_handler)
+        if os.getpid() != self._pid or _answers(self._address):
+            return
+        text = f"error: {self._coordinator} vanished, the coordinator of all; JAX says more above"
+        ending = self.ending or Ending("error", 1, "")
+        if self.ending is not None:
+            text = f"{ending.stop_reason}: {ending.message}"
+        os.write(2, f"rlstable: {text}\n".encode())
+        os._exit(ending.exit_code)
 
     def _name(self, index: int) -> str:
-        host = "an unknown host"
+        host = _UNKNOWN_HOST
         with contextlib.suppress(Exception):
             host = self.client.key_value_try_get(f"{_PREFIX}/host/{index}")
         return f"process {index} on {host}"
@@ -202,30 +216,38 @@ class Team:
         if self._left or not self._ends.acquire(blocking=False):
             return
         self._ender = threading.get_ident()
+        ending = self.ending or ending
         try:
+            print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr, flush=True)
             if self.finish is not None:
-                self.finish(self.ending or ending)
+                self.finish(ending)
         finally:
             # Connected to the end, because the main thread would fail if its call of the client were cancelled.
             self._say_farewell()
-            self._exit()
-
-    def _exit(self) -> NoReturn:
-        assert self.ending is not None
-        with contextlib.suppress(Exception):
-            print(f"rlstable: {self.ending.stop_reason}: {self.ending.message}", file=sys.stderr)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(self.ending.exit_code)
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(ending.exit_code)
 
 
-def _set_handler(number: signal.Signals, handler: Any) -> None:
-    """Sets a signal handler of C, which also runs in an abort, where handlers of Python do not.
+def _answers(address: str) -> bool:
+    """Whether a process listens at an address, `host:port`."""
+    host, port = address.rsplit(":", 1)
+    with contextlib.suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+        return True
+    return False
+
+
+def _set_abort_handler(handler: Any) -> Any:
+    """Sets the handler of SIGABRT in C, which also runs in an abort, where handlers of Python do not.
 
     Args:
-        number: The signal.
-        handler: A function of `ctypes`; None for the default action.
+        handler: A function of `ctypes`, or an earlier result; None for the default action.
+
+    Returns:
+        The handler before, as a pointer; None for the default action.
     """
     set_handler = ctypes.CDLL(None).signal
     set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    set_handler(number, None if handler is None else ctypes.cast(handler, ctypes.c_void_p))
+    return set_handler(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))

@@ -91,9 +91,10 @@ def _continue(
     stop_reason = requested_stop or _wants_to_stop(run, row) or completed
     # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state. A single
     # healthy iteration among bad ones shows nothing: the policy may be ruined already.
-    if learned and host.doubt == 0 and (row or run.supervisor.keep_is_due()):
+    good = learned and host.doubt == 0
+    if good and (row or run.supervisor.keep_is_due()):
         run.supervisor.keep(run.state)
-    if learned:
+    if good:
         run.return_check.keep(run.state)
     if healthy and (run.saving.due(host.iteration) or row or stop_reason is not None):
         run.saving.save(run.state, score)

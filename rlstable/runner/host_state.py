@@ -25,7 +25,7 @@ class HostState:
         last_return: Return of the last evaluation; None if every episode was aborted.
         best_return: Return of the best evaluation so far.
         idle: Iterations in a row without an accepted update.
-        doubt: Healthy iterations that are still needed before a state counts as good, after iterations that were not.
+        doubt: Healthy iterations still needed before a state counts as good, after unhealthy ones.
         drawn: Whether the pool of clean first states was used since its last refill.
         elapsed: Seconds of training so far, over all processes.
         evaluated: Seconds of evaluation so far, over all processes.

@@ -254,8 +254,10 @@ class SeedRun:
         self.saving.record_iteration(healthy)
         host.iteration += 1
         host.idle = 0 if metrics.values["training/accepted_share"] > 0 else host.idle + 1
-        host.doubt = max(host.doubt - 1, 0) if healthy else host.doubt + 1
-        host.doubt = min(host.doubt, self.config.supervise.recovery.every)  # a guard without an end may trip for long
+        if not healthy:  # a guard without patience may trip in many iterations, so the doubt has a bound
+            host.doubt = min(host.doubt + 1, self.config.supervise.recovery.every)
+        elif host.idle == 0:
+            host.doubt = max(host.doubt - 1, 0)
         bad = any(metrics.trips[name].any() for name in self.programs.setup.env.guards)
         host.drawn |= bad or self.config.env.reset == "pool"
         host.elapsed += seconds

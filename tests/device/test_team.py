@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-# The client answers as long as process 0 lives; `abort` is what JAX calls when process 0 vanishes.
+# JAX calls `abort` when process 0 vanishes. In a crash for another reason, process 0 still listens.
 PROCESS = """
-import ctypes, sys, threading
+import ctypes, socket, sys, threading
 from rlstable.device.team import Ending, Team
 
 class Client:
@@ -21,7 +21,11 @@ class Client:
     def key_value_dir_get(self, key): return []
     def get_live_nodes(self, nodes): return nodes
 
-team = Team(Client(), index=int(sys.argv[1]), count=2)
+listener = socket.create_server(("localhost", 0))
+address = f"localhost:{listener.getsockname()[1]}"
+if sys.argv[2] != "crash":
+    listener.close()
+team = Team(Client(), index=int(sys.argv[1]), count=2, address=address)
 if sys.argv[2] == "ending":
     team._learn(Ending("preempted", 143, "a signal"))
 if sys.argv[2] == "left":
@@ -38,9 +42,10 @@ threading.Event().wait()
         (1, "training", 1, "rlstable: error: process 0 on node1 vanished, the coordinator of all; JAX says more above"),
         (1, "ending", 143, "rlstable: preempted: a signal"),
         (1, "left", -6, ""),
+        (1, "crash", -6, ""),
     ],
 )
-def test_abort_by_jax_becomes_an_error_with_a_name_in_all_processes_but_the_first(
+def test_abort_is_an_error_with_the_name_of_process_0_only_if_process_0_has_vanished(
     index: int, state: str, code: int, line: str
 ) -> None:
     ended = subprocess.run(
