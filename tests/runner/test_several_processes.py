@@ -129,9 +129,7 @@ def test_lost_process_is_an_error_with_its_name_and_nothing_saved_is_lost(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment", [{"at": "iteration", "n": 5}, {"at": "compile", "what": "training", "seconds": 0.3}]
-)
+@pytest.mark.parametrize("moment", [{"at": "iteration", "n": 5}, {"at": "compile", "what": "training", "seconds": 0.3}])
 def test_lost_coordinator_ends_the_other_process_with_its_name(tmp_path: Path, moment: dict[str, Any]) -> None:
     pair = Team(tmp_path / "pair", ENDLESS, moments={0: moment})
     assert pair.ends() == [-9, 1], pair.texts()
