@@ -47,7 +47,7 @@ def start(config: DistributedConfig) -> None:
 
         _connect(config)
         state = distributed.global_state
-        _team = Team(state.client, state.process_id, state.num_processes, state.coordinator_address)
+        _team = Team(state.client, state.process_id, state.num_processes, str(state.coordinator_address))
         atexit.register(leave)
     if _team is not None:
         _team.begin_run()
