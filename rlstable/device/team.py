@@ -189,14 +189,14 @@ class Team:
                 threading.Thread(target=self._end, args=(ending,), daemon=True).start()
 
     def _end_if_coordinator_vanished(self, _: int) -> None:
-        """Ends this process in place of JAX's abort, with one line. Any other abort takes its course.
+        """Ends this process in place of JAX's abort, with one line. Any other abort continues.
 
         This handler runs in the thread that aborts. It must take no lock and not call the client, which waits for it.
         """
         _set_abort_handler(self._earlier_handler)
         if os.getpid() != self._pid or _answers(self._address):
             return
-        text = f"error: {self._coordinator} vanished, the coordinator of all; JAX says more above"
+        text = f"error: {self._coordinator} vanished, the coordinator of all processes; see the message of JAX above"
         ending = self.ending or Ending("error", 1, "")
         if self.ending is not None:
             text = f"{ending.stop_reason}: {ending.message}"

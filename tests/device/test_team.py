@@ -34,12 +34,14 @@ threading.Thread(target=ctypes.CDLL(None).abort).start()
 threading.Event().wait()
 """
 
+LOST = "rlstable: error: process 0 on node1 vanished, the coordinator of all processes; see the message of JAX above"
+
 
 @pytest.mark.parametrize(
     ("index", "state", "code", "line"),
     [
         (0, "training", -6, ""),
-        (1, "training", 1, "rlstable: error: process 0 on node1 vanished, the coordinator of all; JAX says more above"),
+        (1, "training", 1, LOST),
         (1, "ending", 143, "rlstable: preempted: a signal"),
         (1, "left", -6, ""),
         (1, "crash", -6, ""),

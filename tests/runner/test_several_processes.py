@@ -134,7 +134,9 @@ def test_lost_coordinator_ends_the_other_process_with_its_name(tmp_path: Path, m
     pair = Team(tmp_path / "pair", ENDLESS, moments={0: moment})
     assert pair.ends() == [-9, 1], pair.texts()
     assert pair.seconds_after_first_end < 60
-    assert re.search(r"^rlstable: error: process 0 on \S+ vanished, the coordinator of all", pair.texts()[1], re.M)
+    assert re.search(
+        r"^rlstable: error: process 0 on \S+ vanished, the coordinator of all processes", pair.texts()[1], re.M
+    )
 
 
 @pytest.mark.slow
