@@ -29,6 +29,7 @@ from rlstable.cli.compose import compose
 from rlstable.config.overrides import literal
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
+from rlstable.device.packed import PackedRows
 from rlstable.envs.objects import Environments
 from rlstable.envs.randomized import RandomizedEnv
 from rlstable.policy.brax_format import from_brax, to_brax
@@ -427,8 +428,8 @@ def one_iteration(env: Any, settings: dict[str, Any], folder: Path, randomized: 
         models = jax.vmap(lambda key: train_env._draw(key))(keys)
         states = jax.vmap(lambda model, key: train_env._with(model).reset(key))(models, keys)
         env_state = vector.reset(keys)
-        first = {"first_pipeline_state": states.pipeline_state, "first_obs": states.obs}
-        info = {**env_state.info, **states.info, **first, "model": models}
+        first = PackedRows.of({"physics": states.pipeline_state, "obs": states.obs})
+        info = {**env_state.info, **states.info, "first_state": first, "model": models}
         env_state = env_state.replace(pipeline_state=states.pipeline_state, obs=states.obs, info=info)
     else:
         env_state = vector.reset(keys)

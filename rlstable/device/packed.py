@@ -111,11 +111,20 @@ class PackedRows:
 
     def take(self, index: Any) -> Any:
         """The pytree of the rows at `index`. The axes of `index` replace the row axis."""
-        rows = {kind: matrix[index] for kind, matrix in self.matrices.items()}
-        used = dict.fromkeys(rows, 0)
+        return dataclasses.replace(self, matrices={kind: x[index] for kind, x in self.matrices.items()}).unpacked()
+
+    def unpacked(self) -> Any:
+        """The pytree of all rows."""
+        used = dict.fromkeys(self.matrices, 0)
         leaves = []
         for kind, shape in self.shapes:
-            start, size = used[kind], int(np.prod(shape))
+            rows, start, size = self.matrices[kind], used[kind], int(np.prod(shape))
             used[kind] = start + size
-            leaves.append(rows[kind][..., start : start + size].reshape((*index.shape, *shape)))
+            leaves.append(rows[..., start : start + size].reshape((*rows.shape[:-1], *shape)))
         return jax.tree.unflatten(self.structure, leaves)
+
+    def cast_like(self, other: PackedRows) -> PackedRows:
+        """The same rows with the dtypes of another `PackedRows` of the same tree. For use under jit."""
+        leaves = jax.tree.leaves(self.unpacked())
+        cast = [x.astype(kind) for x, (kind, _) in zip(leaves, other.shapes, strict=True)]
+        return PackedRows.of(jax.tree.unflatten(self.structure, cast))

@@ -179,11 +179,15 @@ def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.A
     if limit is None:
         return all_finite(tree, batch_dims)
     leaves = jax.tree.leaves(tree)
-    total = jnp.zeros(leaves[0].shape[:batch_dims] if leaves else ())
+    # Arrays of one shape are added first, so one kernel reduces all of them.
+    squares: dict[tuple[int, ...], jax.Array] = {}
     for leaf in leaves:
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size:
             square = jnp.square(leaf.astype(jnp.float32))
-            total += jnp.sum(square, axis=tuple(range(batch_dims, leaf.ndim)))
+            squares[leaf.shape] = squares[leaf.shape] + square if leaf.shape in squares else square
+    total = jnp.zeros(leaves[0].shape[:batch_dims] if leaves else ())
+    for square in squares.values():
+        total += jnp.sum(square, axis=tuple(range(batch_dims, square.ndim)))
     return total <= min(limit, GREATEST_NORM) ** 2
 
 

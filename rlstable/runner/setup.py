@@ -22,6 +22,7 @@ from rlstable.compilation.xla import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
+from rlstable.device.packed import PackedRows
 from rlstable.device.precision import Precision, level
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
@@ -208,12 +209,16 @@ class TrainingSetup:
     def convert_state(self, state: TrainState) -> TrainState:
         """Converts a training state of another precision to this one; its pool of first states must fit already."""
 
-        def widened(x: jax.Array, like: Any) -> jax.Array:
+        def widened(x: Any, like: Any) -> Any:
+            if isinstance(x, PackedRows):
+                return x if x.shapes == like.shapes else jax.jit(lambda rows: rows.cast_like(like))(x)
             return x if x.dtype == like.dtype else x.astype(like.dtype)
 
         shapes = self.shapes()
         with jax.enable_x64(True):
-            env_state = jax.tree.map(widened, state.env_state, shapes.env_state)
+            env_state = jax.tree.map(
+                widened, state.env_state, shapes.env_state, is_leaf=lambda x: isinstance(x, PackedRows)
+            )
         scale, now = self.precision.loss_scale, state.tuning.loss_scale
         # Without a loss scale the value is 1; a search for a loss scale starts at the initial value.
         now = jnp.ones_like(now) if scale is None else jnp.where(now > 1.0, now, scale.initial).astype(now.dtype)

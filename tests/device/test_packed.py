@@ -100,6 +100,22 @@ def test_packed_rows_return_the_rows_that_were_packed(index, compiled):
     same(take(rows, index), jax.tree.map(lambda x: x[np.asarray(index)], tree))
 
 
+def test_packed_rows_unpack_to_the_tree_also_with_more_leading_axes():
+    tree = table()
+    same(PackedRows.of(tree).unpacked(), tree)
+    twice = jax.tree.map(lambda x: np.stack([x, x[::-1]]), PackedRows.of(tree)).unpacked()
+    same(twice, jax.tree.map(lambda x: np.stack([x, x[::-1]]), tree))
+
+
+def test_cast_rows_have_the_types_of_the_other_rows_in_the_order_of_the_tree():
+    single = PackedRows.of({"x": np.float32([[1, 2], [3, 4]]), "y": np.float32([5, 6]), "z": np.int32([7, 8])})
+    mixed = {"x": np.float64([[0, 0], [0, 0]]), "y": np.float32([0, 0]), "z": np.int32([0, 0])}
+    with jax.enable_x64(True):
+        cast = jax.jit(lambda rows: rows.cast_like(PackedRows.of(mixed)))(single)
+        same(cast.unpacked(), {"x": np.float64([[1, 2], [3, 4]]), "y": np.float32([5, 6]), "z": np.int32([7, 8])})
+    assert cast.shapes == PackedRows.of(mixed).shapes
+
+
 def test_packed_rows_are_one_matrix_per_type():
     rows = PackedRows.of(table())
     assert len(rows) == 5

@@ -11,6 +11,7 @@ import pytest
 from toys import PointMass, equations, mesh, tiny_config
 
 from rlstable.device import sharding
+from rlstable.device.packed import PackedRows
 from rlstable.envs.float64 import Float64Physics
 from rlstable.ppo.state import SPECS
 from rlstable.runner.setup import TrainingSetup
@@ -35,9 +36,12 @@ def test_only_the_physics_state_is_float64(assembly: TrainingSetup) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
         if leaf.dtype in WIDE and "pipeline_state" not in jax.tree_util.keystr(path)
     }
-    assert wide == {".reset_pool.matrices"}
-    physics = jax.tree.leaves((shapes.env_state.pipeline_state, shapes.env_state.info["first_pipeline_state"]))
+    assert wide == {".reset_pool.matrices", ".env_state.info"}
+    with jax.enable_x64(True):
+        first = jax.eval_shape(PackedRows.unpacked, shapes.env_state.info["first_state"])
+    physics = jax.tree.leaves((shapes.env_state.pipeline_state, first["physics"]))
     assert {leaf.dtype for leaf in physics} == {jnp.dtype(jnp.float64)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(first["obs"])} == {jnp.dtype(jnp.float32)}
 
 
 def test_nothing_outside_the_simulation_computes_in_float64(assembly: TrainingSetup) -> None:

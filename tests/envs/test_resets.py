@@ -79,8 +79,8 @@ def test_first_states_are_consistent():
     """Observation, physics, info and cached first state of a row belong together."""
     states = resets().draw(jax.random.PRNGKey(0), 40)
     ident = states.pipeline_state.ident
-    first = states.info["first_pipeline_state"].ident
-    for found in (states.obs[:, 2], states.info["ident"], first, states.info["first_obs"][:, 2]):
+    first = states.info["first_state"].unpacked()
+    for found in (states.obs[:, 2], states.info["ident"], first["physics"].ident, first["obs"][:, 2]):
         np.testing.assert_array_equal(found, ident)
     for name in ("steps", "truncation", "episode_done"):
         assert not states.info[name].any()

@@ -87,8 +87,9 @@ def test_leaves_of_the_same_shape_at_two_batch_sizes_are_shared_whatever_their_l
 
 def test_cached_first_state_and_pool_have_no_shared_leaves() -> None:
     env = touching(COUNT)
-    state = jax.eval_shape(env.reset, keys())
-    assert contacts_of(state.replace(pipeline_state=state.info["first_pipeline_state"])).contact__dist is None
+    state = env.reset(keys())
+    first = state.info["first_state"].unpacked()["physics"]
+    assert contacts_of(state.replace(pipeline_state=first)).contact__dist is None
     pool = jax.eval_shape(lambda: pool_of(env.reset(keys())))
     assert isinstance(pool, PackedRows) and {x.shape[0] for x in jax.tree.leaves(pool)} == {COUNT}
 
