@@ -16,8 +16,9 @@ from toys import GUARDS_OFF, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config
-from rlstable.guards.base import GuardState, Verdict
+from rlstable.guards.base import GuardState, Verdict, count_first, no_trips
 from rlstable.guards.state import StateContext, StormGuard
+from rlstable.guards.update import UpdateContext
 from rlstable.io.run_folder import read_result
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
@@ -176,6 +177,46 @@ def test_state_counts_as_good_after_as_many_healthy_iterations_as_bad_ones(
     own = config({"attempts": 1, "every": every}, total_steps=8 * ITERATION, eval={"num_evals": 0})
     TrainingLoop(own, tmp_path, more_guards={"state": {"scripted": guard}}).run()
     assert [event["to_iteration"] for event in events(tmp_path, "rolled_back")][:1] == [iteration]
+
+
+def test_resumed_run_knows_how_many_healthy_iterations_it_still_needs(tmp_path: Path) -> None:
+    """Three bad iterations and a healthy one, then a resume: the state after the fifth, which is due, is too soon."""
+    guard = Scripted(4, 1.0, (1, 2, 3, 6, 7, 8, 9))
+    for iterations, resume in ((4, None), (10, "auto")):
+        sections = {"total_steps": iterations * ITERATION, "eval": {"num_evals": 0}, "resume": resume}
+        own = config({"attempts": 1, "every": 5}, **sections)
+        TrainingLoop(own, tmp_path, more_guards={"state": {"scripted": guard}}).run()
+    assert [event["to_iteration"] for event in events(tmp_path, "rolled_back")][:1] == [0]
+
+
+@dataclasses.dataclass(frozen=True)
+class RejectsIteration:
+    """Guard of the update site that rejects every update of one iteration."""
+
+    number: int
+    updates: int  # per iteration
+    causes: tuple[str, ...] = ("rejected",)
+
+    def init(self) -> GuardState:
+        return GuardState(no_trips(self.causes), jnp.zeros((), jnp.int32))
+
+    def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
+        ok = state.memory // self.updates != self.number - 1
+        return Verdict(ctx.value, ok, GuardState(state.trips + count_first(~ok[None]), state.memory + 1))
+
+
+def test_iteration_without_an_update_does_not_make_up_for_a_bad_one(tmp_path: Path) -> None:
+    """Without the idle third iteration, the state after the fourth would be good."""
+    own = config({"attempts": 1}, total_steps=8 * ITERATION, eval={"num_evals": 0})
+    guards = {
+        "state": {"scripted": Scripted(PATIENCE, 1.0, (1, 2, 5, 6, 7))},
+        "update": {"rejects": RejectsIteration(3, own.ppo.num_minibatches * own.ppo.num_updates_per_batch)},
+    }
+    loop = TrainingLoop(own, tmp_path, more_guards=guards)
+    loop.run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [_learned(row) for row in rows[:4]] == [True, True, False, True]
+    assert [event["to_iteration"] for event in events(tmp_path, "rolled_back")][:1] == [0]
 
 
 def test_state_that_a_guard_rejects_is_never_kept_for_a_rollback(tmp_path: Path) -> None:
