@@ -35,8 +35,9 @@ def repacked(saved: SavedState) -> SavedState:
     """A state that was restored into `unpacked`, with packed first states."""
     info = dict(saved.env_state.info)
     first = {"physics": info.pop("first_pipeline_state"), "obs": info.pop("first_obs")}
+    sharding = jax.tree.leaves(first)[0].sharding
     with jax.enable_x64(True):
-        return _with_info(saved, info | {"first_state": jax.jit(PackedRows.of)(first)})
+        return _with_info(saved, info | {"first_state": jax.jit(PackedRows.of, out_shardings=sharding)(first)})
 
 
 def _with_info(state: SavedState, info: dict[str, Any]) -> SavedState:
