@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import ConfigError
-from rlstable.envs.vector import episode_entries
+from rlstable.envs.vector import FIRST_STATE, episode_entries
 
 _FIELDS = ("obs", "reward", "done", "metrics", "info")
 _STATE = f"it must return a state with {', '.join(_FIELDS)} and pipeline_state (brax.envs.State) or data (Playground)"
@@ -116,6 +116,8 @@ def _reset_mistakes(state: Any) -> Iterator[str]:
         if not isinstance(getattr(state, field), Mapping):
             yield f"reset returns {field} as {type(getattr(state, field)).__name__}; it must be a dictionary"
             return
+    if FIRST_STATE in state.info:
+        yield f'reset returns info["{FIRST_STATE}"], where training keeps its first states; choose another name'
     for field in ("reward", "done"):
         leaf = getattr(state, field)
         if getattr(leaf, "shape", None) != () or not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -28,9 +28,9 @@ from rlstable.guards.env import EnvContext, physics
 from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
 
-# Entries of `info`: the cached first state, and the description of the episode. The first state is packed: otherwise
-# it would double the number of arrays in the training state, and of the kernels that draw first states.
-_FIRST = "first_state"
+# Entries of `info`: the cached first state, and the description of the episode. The first state is packed, because as
+# separate arrays it would double the number of arrays in the training state.
+FIRST_STATE = "first_state"
 _EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
 
 
@@ -61,11 +61,11 @@ class VectorEnv:
         return self.reset_from_pool or bool(self.guards)
 
     def reset(self, keys: jax.Array) -> EnvState:
-        """First states, `[B]` for `B` random keys, with the `info` entries of Brax's wrappers; shared leaves marked."""
+        """First states, `[B]` for `B` random keys, with first state and episode in `info`; shared leaves marked."""
         state = mark(jax.vmap(self.env.reset)(keys), self.env.reset, keys)
         zeros = jnp.zeros(keys.shape[:1])
         first = PackedRows.of({"physics": without_shared(physics(state)), "obs": state.obs})
-        return state.replace(info={**state.info, **episode_entries(state.metrics, zeros), _FIRST: first})
+        return state.replace(info={**state.info, **episode_entries(state.metrics, zeros), FIRST_STATE: first})
 
     def clean(self, state: EnvState) -> jax.Array:
         """Whether the env guards accept a first state, bool `[B]`."""
@@ -144,7 +144,7 @@ class VectorEnv:
         Returns:
             The state, the environments that are not bad, `[B]` (None without guards), the guard states and the slot.
         """
-        first_state = state.info[_FIRST]
+        first = state.info[FIRST_STATE]
         done = state.done
         start = without_first_state(state)
         steps = jnp.where(done > 0, 0.0, start.info["steps"])
@@ -170,7 +170,7 @@ class VectorEnv:
                 repeat, carry, None, length=self.action_repeat
             )
             reward = jnp.sum(rewards, axis=0)
-        state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], _FIRST: first_state})
+        state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], FIRST_STATE: first})
         return state, (alive if self.guards else None), guard_state, incident
 
     def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, jax.Array | None]:
@@ -221,7 +221,8 @@ class VectorEnv:
 
         before = _pool_parts(state)
         parts = with_shared_of(select_if(jnp.any(draws), draw, without_shared(before)), before)
-        return state.replace(info={**state.info, **parts["info"], _FIRST: parts["first"]}, metrics=parts["metrics"])
+        info = {**state.info, **parts["info"], FIRST_STATE: parts["first"]}
+        return state.replace(info=info, metrics=parts["metrics"])
 
 
 def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
 
 def without_first_state(state: EnvState) -> EnvState:
     """The state without the cached first state, which the environment's own code does not know."""
-    return state.replace(info={name: value for name, value in state.info.items() if name != _FIRST})
+    return state.replace(info={name: value for name, value in state.info.items() if name != FIRST_STATE})
 
 
 def pool_of(states: EnvState) -> PackedRows:
@@ -248,8 +249,8 @@ def pool_of(states: EnvState) -> PackedRows:
 def _pool_parts(state: EnvState) -> dict[str, Any]:
     """The parts of a state that a pool holds: cached first state, metrics, and the environment's own `info` entries."""
     # An environment keeps its randomised model.
-    info = {name: value for name, value in state.info.items() if name not in (_FIRST, *_EPISODE, MODEL)}
-    return {"first": state.info[_FIRST], "info": info, "metrics": state.metrics}
+    info = {name: value for name, value in state.info.items() if name not in (FIRST_STATE, *_EPISODE, MODEL)}
+    return {"first": state.info[FIRST_STATE], "info": info, "metrics": state.metrics}
 
 
 def _in_passes(
@@ -295,7 +296,7 @@ def _truncate_bad(state: EnvState, ok: jax.Array) -> EnvState:
 
 def _reset_finished(state: EnvState) -> EnvState:
     """Replaces the state of finished environments by the cached first state, as Brax's AutoResetWrapper does."""
-    done, first, current = state.done > 0, state.info[_FIRST].unpacked(), physics(state)
+    done, first, current = state.done > 0, state.info[FIRST_STATE].unpacked(), physics(state)
     physics_state = with_shared_of(select(~done, without_shared(current), first["physics"]), current)
     name = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
     return state.replace(**{name: physics_state}, obs=select(~done, state.obs, first["obs"]))

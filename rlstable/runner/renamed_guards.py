@@ -1,4 +1,4 @@
-"""Training states of the previous version, whose guards `finite_*` had other names; see `config.renamed.GUARDS`."""
+"""Training states of older checkpoints, whose guards `finite_*` had other names; see `config.renamed.GUARDS`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,11 @@ from rlstable.runner.configuration_changes import changes, value_at
 from rlstable.runner.host_state import HostState
 from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.supervisor import Supervisor
-from rlstable.runner.unpacked_first_states import has_unpacked_first_states, repacked, unpacked
+from rlstable.runner.unpacked_first_states import (
+    has_unpacked_first_states,
+    with_packed_first_states,
+    with_unpacked_first_states,
+)
 from rlstable.supervise.ladder import LadderMemory, Level
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.snapshots import NAMES, SavedState, template
@@ -86,7 +90,7 @@ def resume(
     if renamed_guards.has_old_names(saved["config"]):
         tree = renamed_guards.under_new_names(tree)
     if has_unpacked_first_states(saved):
-        tree = repacked(tree)
+        tree = with_packed_first_states(tree, programs.mesh)
     saved = {**saved, "config": updated(saved["config"])}
     old = saved["config"]
     changed = {
@@ -139,7 +143,8 @@ def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: Tra
     # Values, not shapes: numbers that an old checkpoint lacks have their first value. Slots are not saved.
     snapshots = {name: getattr(state, name) | {"tuning": first_state.tuning} for name in NAMES}
     state = dataclasses.replace(state, tuning=first_state.tuning, incident=None, **snapshots)
-    state = unpacked(state) if has_unpacked_first_states(saved) else state
+    if has_unpacked_first_states(saved):
+        state = with_unpacked_first_states(state, programs.mesh)
     return renamed_guards.under_old_names(state) if renamed_guards.has_old_names(saved["config"]) else state
 
 

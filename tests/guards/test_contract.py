@@ -860,6 +860,9 @@ def test_norm_is_taken_over_all_floats_together(dtype):
     tree = {"a": jnp.array([[3.0, 0.0], [300.0, 0.0]], dtype), "b": jnp.array([4.0, 400.0], dtype), "n": jnp.arange(2)}
     assert norm_within(tree, 5.0, 1).tolist() == [True, False] and norm_within(tree, 4.999, 1).tolist() == [False] * 2
     assert norm_within(tree, 500.0, 1).all() and not norm_within(tree, 500.0)
+    # Leaves of one shape, and leaves without elements.
+    twin = tree | {"c": jnp.array([[0.0, 12.0], [0.0, NAN]], dtype), "empty": jnp.zeros((2, 0), dtype)}
+    assert norm_within(twin, 13.0, 1).tolist() == [True, False] and not norm_within(twin, 12.999, 1).any()
     assert norm_within(tree, 500.1) and norm_within({}, 1.0) and norm_within({"n": jnp.arange(2)}, 1.0, 1).all()
 
 
