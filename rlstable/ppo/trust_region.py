@@ -7,6 +7,7 @@ the actions that the environment receives (`distance`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -211,13 +212,23 @@ def shift(
     current = moments(networks.distribution(params, statistics, observation)[0])
     moved = distance(reference, current)
     mean = masked.mean(jnp.minimum(moved, sample_cap(limit)), data.valid, masked.share(data.valid))
-    if data.valid is None:
-        percentile = jnp.quantile(moved, 0.99)
-    else:
-        percentile = jnp.nanquantile(jnp.where(data.valid, moved, jnp.nan), 0.99)
-        percentile = jnp.where(jnp.any(data.valid), percentile, 0.0)
-        percentile = jnp.where(jnp.any(data.valid & jnp.isnan(moved)), jnp.nan, percentile)
-    return Shift(sharding.mean(mean), sharding.mean(percentile))
+    return Shift(sharding.mean(mean), sharding.mean(percentile_99(moved, data.valid)))
+
+
+def percentile_99(x: jax.Array, valid: masked.Mask) -> jax.Array:
+    """The 99th percentile of valid numbers as in `jnp.quantile`; 0 without any, NaN if one is NaN.
+
+    Sorts only the largest hundredth: a sort of all numbers takes as long as a forward pass of a small policy.
+    """
+    used = jnp.ones(x.shape, bool) if valid is None else valid
+    position = 0.01 * (jnp.maximum(jnp.sum(used), 1) - 1)  # from the largest number
+    largest = jax.lax.top_k(jnp.where(used, x, -jnp.inf).ravel(), math.ceil(0.01 * (x.size - 1)) + 1)[0]
+    below = jnp.floor(position).astype(jnp.int32)
+    upper, lower = largest[below], largest[jnp.minimum(below + 1, largest.size - 1)]
+    share = position - below
+    percentile = jnp.where(share > 0, upper * (1.0 - share) + lower * share, upper)
+    percentile = jnp.where(jnp.any(used), percentile, 0.0)
+    return jnp.where(jnp.any(used & jnp.isnan(x)), jnp.nan, percentile)
 
 
 def bounded_update(

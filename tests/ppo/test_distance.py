@@ -178,6 +178,24 @@ def test_invalid_samples_do_not_count_in_the_distance(bad):
     np.testing.assert_allclose(found.p99, np.quantile(each[valid], 0.99), rtol=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 2, 100, 101, 1500])
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+def test_99th_percentile_is_that_of_numpy_for_every_number_of_valid_samples(count, share):
+    draws = np.random.default_rng(count)
+    x, valid = draws.exponential(size=count).astype(np.float32), draws.random(count) <= share
+    expected = np.quantile(x[valid], 0.99) if valid.any() else 0.0
+    np.testing.assert_allclose(jax.jit(trust_region.percentile_99)(x, valid), expected, rtol=1e-5)
+
+
+def test_99th_percentile_is_nan_with_a_valid_nan_and_infinite_with_many_infinities():
+    x = np.arange(200, dtype=np.float32)
+    x[3] = np.nan
+    assert np.isnan(trust_region.percentile_99(jnp.asarray(x), None))
+    without = trust_region.percentile_99(jnp.asarray(x), jnp.arange(200) != 3)
+    np.testing.assert_allclose(without, 0.99 * 198 + 1, rtol=1e-6)
+    assert trust_region.percentile_99(jnp.full(200, np.inf), None) == np.inf
+
+
 def test_batch_without_valid_samples_has_no_distance():
     reference, _ = moved(EVERYWHERE)
     assert tuple(measured(reference, jnp.asarray(~EVERYWHERE))) == (0.0, 0.0)
