@@ -97,6 +97,29 @@ def test_each_device_saves_its_incident_in_the_order_of_steps(tmp_path: Path) ->
     assert folders(tmp_path / "one") == ["1-1"]
 
 
+def test_seed_on_the_second_device_saves_the_incidents_and_refills_the_pool_of_a_seed_on_the_first(
+    tmp_path: Path,
+) -> None:
+    env = {"kwargs": {"fault": "physics", "probability": 0.02}, "reset": "pool", "reset_pool_refresh": 2}
+    found, pools = [], []
+    for devices in (1, 2):
+        fleet = TrainingLoop(config(seeds=2, devices=devices, env=env), tmp_path / str(devices))
+        fleet.run()
+        assert fleet.seeds[1].state.reset_pool is not None
+        pools.append([jax.device_get(seed.state.reset_pool) for seed in fleet.seeds.values()])
+        of_seeds = [tmp_path / str(devices) / f"seed-{seed}" for seed in range(2)]
+        found.append([[(name, read(own / "incidents" / name)) for name in folders(own)] for own in of_seeds])
+    jax.tree.map(np.testing.assert_array_equal, *pools)
+    for one, two in zip(*found, strict=True):
+        assert [name for name, _ in one] == [name for name, _ in two] != []
+        # A pass over two seeds and over one round differently, so only the first incident has equal numbers.
+        (_, ours), (_, theirs) = one[0], two[0]
+        assert {key: ours.facts[key] for key in ("seed", "environment", "device", "unroll", "step")} == {
+            key: theirs.facts[key] for key in ("seed", "environment", "device", "unroll", "step")
+        }
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours.arrays, theirs.arrays)
+
+
 def test_run_with_incidents_off_has_no_incident_folder_and_no_slot(tmp_path: Path) -> None:
     runner = TrainingLoop(config(2, incidents={"enabled": False}), tmp_path)
     runner.run()
