@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra._internal.hydra import Hydra
 
 from rlstable import train
 from rlstable.compilation import background
@@ -158,6 +159,17 @@ def test_command_that_does_not_train_does_not_import_jax(tmp_path: Path, asked: 
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("words", "times"), [([], 1), (["--run"], 2), (["hydra.mode=RUN"], 2), (["-m"], 2)])
+def test_run_composes_its_configuration_once_unless_the_words_may_set_hydras_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], times: int
+) -> None:
+    compose, composed = Hydra.compose_config, []
+    monkeypatch.setattr(Hydra, "compose_config", lambda *args, **kw: composed.append(kw) or compose(*args, **kw))
+    assert run(monkeypatch, tmp_path, "total_steps=0", *words) == 2
+    assert len(composed) == times
+    assert Hydra.get_mode.__qualname__ == "Hydra.get_mode"
 
 
 def test_uncaught_interrupt_is_one_line_and_exit_code_130(

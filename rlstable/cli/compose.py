@@ -38,6 +38,26 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("playground", playground.resolve, replace=True)
 
 
+@contextlib.contextmanager
+def composing_once(words: Sequence[str]) -> Iterator[None]:
+    """Context manager: Hydra does not compose everything a second time just to read `hydra.mode`.
+
+    Args:
+        words: The command line. A flag or an override of Hydra's own settings may set the mode; then nothing changes.
+    """
+    if any(word.startswith("-") or "hydra" in word for word in words):
+        yield
+        return
+    from hydra._internal.hydra import Hydra
+
+    read = Hydra.get_mode
+    setattr(Hydra, "get_mode", lambda *_, **__: None)  # noqa: B010  # mypy rejects an assignment to a method
+    try:
+        yield
+    finally:
+        setattr(Hydra, "get_mode", read)  # noqa: B010
+
+
 def _env_name(_root_: DictConfig) -> str:
     """The environment's name for the run folder. Also rejects resolvers, before Hydra creates the folder."""
     _reject_resolvers(_root_)
