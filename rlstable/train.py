@@ -14,14 +14,13 @@ import traceback
 from pathlib import Path
 
 import hydra
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable.cli.compose import composing_once, explain, register_resolvers, resolved_settings, with_saved
+from rlstable.cli.compose import explain, quick_composition, register_resolvers, resolved_settings, with_saved
 from rlstable.cli.typed_words import prepared
 from rlstable.compilation import background, collector, sources
 from rlstable.config import ConfigError, recipes
@@ -56,9 +55,11 @@ def main() -> None:
         _print_error(warning)
     settings_of = _playground_settings(sys.argv[1:])
     codes: list[int] = []
+    composition = contextlib.ExitStack()
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def job(composed: DictConfig) -> float:
+        composition.close()  # the run itself sees Hydra and PyYAML as they are
         code, score = run_job(composed)
         codes.append(code)
         return score
@@ -67,7 +68,8 @@ def main() -> None:
         if settings_of is not None:
             print(resolved_settings(settings_of))
             return
-        with composing_once(sys.argv[1:]):
+        with composition:
+            composition.enter_context(quick_composition(sys.argv[1:]))
             job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         _print_error(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
@@ -93,7 +95,6 @@ def _playground_settings(words: list[str]) -> list[str] | None:
 def command() -> None:
     """Runs the command and ends the process."""
     sources.mark_process_unmodified()
-    yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # OmegaConf's base class; parses 4 times as fast
     if not {"-m", "--multirun"} & {*sys.argv}:  # the parent of a sweep may only wait for other processes
         gc.disable()  # until the imports are done, because objects of modules stay in use
     try:

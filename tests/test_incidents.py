@@ -97,16 +97,16 @@ def test_each_device_saves_its_incident_in_the_order_of_steps(tmp_path: Path) ->
     assert folders(tmp_path / "one") == ["1-1"]
 
 
-def test_seed_on_the_second_device_saves_the_incidents_and_refills_the_pool_of_a_seed_on_the_first(
-    tmp_path: Path,
-) -> None:
+def test_two_seeds_on_two_devices_save_the_incidents_and_pools_of_two_seeds_on_one_device(tmp_path: Path) -> None:
     env = {"kwargs": {"fault": "physics", "probability": 0.02}, "reset": "pool", "reset_pool_refresh": 2}
     found, pools = [], []
     for devices in (1, 2):
         fleet = TrainingLoop(config(seeds=2, devices=devices, env=env), tmp_path / str(devices))
+        first = jax.device_get(fleet.seeds[1].state.reset_pool)
         fleet.run()
-        assert fleet.seeds[1].state.reset_pool is not None
         pools.append([jax.device_get(seed.state.reset_pool) for seed in fleet.seeds.values()])
+        refilled = jax.tree.map(lambda a, b: not np.array_equal(a, b), first, pools[-1][1])
+        assert any(jax.tree.leaves(refilled))
         of_seeds = [tmp_path / str(devices) / f"seed-{seed}" for seed in range(2)]
         found.append([[(name, read(own / "incidents" / name)) for name in folders(own)] for own in of_seeds])
     jax.tree.map(np.testing.assert_array_equal, *pools)

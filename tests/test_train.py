@@ -161,7 +161,10 @@ def test_command_that_does_not_train_does_not_import_jax(tmp_path: Path, asked: 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(("words", "times"), [([], 1), (["--run"], 2), (["hydra.mode=RUN"], 2), (["-m"], 2)])
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [([], 1), (["hydra.run.dir=here"], 1), (["--run"], 2), (["+hydra.mode=RUN"], 2), (["-m"], 2), (["sweep=local"], 2)],
+)
 def test_run_composes_its_configuration_once_unless_the_words_may_set_hydras_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], times: int
 ) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from rlstable.device import hosts
 from rlstable.device import machine as processor
 from rlstable.io.private_folder import make_private, writable_by_others
 from rlstable.io.user_cache import user_cache
@@ -84,6 +86,38 @@ def enable_program_cache(folder: str | None) -> str | None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_SECONDS)
         compilation_cache.reset_cache()  # else JAX ignores a folder that is set after the first compilation
     return None
+
+
+def require_shared_cache() -> str | None:
+    """Switches JAX's cache off if several processes with accelerators do not share one folder.
+
+    JAX writes the cache in process 0 only. A process that finds a program there does not compile the program, and on a
+    GPU the other processes would wait for its share of the measured kernels.
+
+    Returns:
+        Why the cache is off; None if it stays on.
+    """
+    if hosts.count() == 1 or jax.default_backend() == "cpu":
+        return None
+    folder = program_cache_folder()
+    token = hosts.from_writer("cache_token", lambda: _leave_token(folder))
+    sees = hosts.gather("cache", None if folder is None else (folder / token).exists())
+    if hosts.is_writer() and folder is not None:
+        (folder / token).unlink(missing_ok=True)
+    if all(sees) or not any(one is not None for one in sees):
+        return None
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    return "the processes do not share one cache; set compile_cache to a folder that all hosts see"
+
+
+def _leave_token(folder: Path | None) -> str:
+    """Makes an empty file with a new name in a folder, and returns the name."""
+    name = f"seen-by-all-{os.getpid()}-{time.time_ns()}"
+    if folder is not None:
+        with contextlib.suppress(OSError):  # the folder is read-only
+            (folder / name).touch()
+    return name
 
 
 def program_cache_folder() -> Path | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, KeyedError, Section
+from rlstable.config.schema import Count, CountOrZero, KeyedError, Positive, Section
 
 
 def _word(value: Any) -> Any:
@@ -22,6 +22,7 @@ class DistributedConfig(Section, at="distributed"):
     coordinator: str | None
     process_id: CountOrZero | None
     num_processes: Count | None
+    timeout: Positive
 
     @property
     def by_hand(self) -> bool:

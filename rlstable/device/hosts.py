@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -23,8 +24,8 @@ from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
 from rlstable.device.team import FAREWELL_SECONDS, FOREVER, HEARTBEAT_SECONDS, Ending, Team
 
-_CONNECT_SECONDS = 60  # until all processes must have started
 _CONFIG_ERROR = 2  # exit code
+_JOB_INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in the pods of an indexed job
 
 Value = TypeVar("Value")
 
@@ -65,14 +66,28 @@ def _is_wanted(config: DistributedConfig) -> bool:
 
 
 def _count_in_cluster() -> int:
-    """Number of processes of a cluster that JAX detects: Slurm, Open MPI, Kubernetes, TPU pods; 1 outside of one."""
-    with warnings.catch_warnings(), contextlib.suppress(Exception):  # a pod that belongs to no job, for instance
-        from jax._src import clusters  # no public API for the detection
+    """Number of processes of a cluster that JAX detects: Slurm, Open MPI, Kubernetes, TPU pods; 1 outside of one.
 
+    Raises:
+        ConfigError: This process belongs to an indexed job of Kubernetes that JAX cannot read.
+    """
+    reason = "the package kubernetes is missing"
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a missing package `kubernetes`
-        kinds = (kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
-        cluster = next((kind for kind in kinds if kind.is_env_present()), None)
-        return 1 if cluster is None else cluster.get_process_count()
+        try:
+            from jax._src import clusters  # no public API for the detection
+
+            kinds = (kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+            cluster = next((kind for kind in kinds if kind.is_env_present()), None)
+            if cluster is not None:
+                return cluster.get_process_count()
+        except Exception as error:  # a pod that belongs to no job, for instance
+            reason = " ".join(str(error).split())[:200]
+    if _JOB_INDEX in os.environ:  # otherwise every pod would train a run of its own
+        raise ConfigError(
+            f"distributed: this pod belongs to an indexed job of Kubernetes, which JAX cannot read: {reason}; install "
+            "kubernetes, let the service account read pods and jobs, or set distributed=false for separate runs"
+        )
     return 1
 
 
@@ -94,7 +109,7 @@ def _connect(config: DistributedConfig) -> None:
     # Without this flag JAX aborts every process when one vanishes, before the run folder has the stop reason.
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is rlstable's
-    late = threading.Timer(_CONNECT_SECONDS, _give_up)
+    late = threading.Timer(config.timeout, _give_up, [config.timeout])
     late.daemon = True
     late.start()
     try:
@@ -102,7 +117,7 @@ def _connect(config: DistributedConfig) -> None:
             config.coordinator,
             config.num_processes,
             config.process_id,
-            initialization_timeout=2 * _CONNECT_SECONDS,
+            initialization_timeout=2 * math.ceil(config.timeout),
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=FAREWELL_SECONDS,
         )
@@ -118,11 +133,12 @@ def _connect(config: DistributedConfig) -> None:
         late.cancel()
 
 
-def _give_up() -> None:
+def _give_up(seconds: float) -> None:
     """Ends the process with one line, because JAX would abort it when the processes do not find each other."""
     print(
-        f"rlstable: distributed: the processes have not found each other within {_CONNECT_SECONDS} s; start all of "
-        "them, check distributed.coordinator and distributed.num_processes, or set distributed=false",
+        f"rlstable: distributed: the processes have not found each other within {seconds:g} s; start all of "
+        "them, check distributed.coordinator and distributed.num_processes, raise distributed.timeout, or set "
+        "distributed=false",
         file=sys.stderr,
         flush=True,
     )
@@ -196,12 +212,13 @@ def largest(value: int) -> int:
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
-def require_same(name: str, settings: dict[str, Any]) -> None:
+def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
     """Checks that this process has the settings of the writer.
 
     Args:
         name: Name of the exchange, as for `from_writer`.
         settings: Nested JSON data.
+        remedy: What the error message advises.
 
     Raises:
         ConfigError: They differ; names the first key.
@@ -211,8 +228,7 @@ def require_same(name: str, settings: dict[str, Any]) -> None:
     for key in flat.keys() | theirs.keys():
         if flat.get(key) != theirs.get(key):
             raise ConfigError(
-                f"{key}: is {flat.get(key)!r} in process {index()} and {theirs.get(key)!r} in process 0; start all "
-                "processes with the same command, or set distributed=false if they train separate runs"
+                f"{key}: is {flat.get(key)!r} in process {index()} and {theirs.get(key)!r} in process 0; {remedy}"
             )
 
 
@@ -245,6 +261,12 @@ def cause_of(error: Exception, stop_reason: str, exit_code: int) -> Ending:
     if _team is not None and isinstance(error, jax.errors.JaxRuntimeError):
         _team.wait_for_cause()
     return announce(stop_reason, exit_code, f"process {index()}: {type(error).__name__}: {error}")
+
+
+def end_run() -> None:
+    """Must be called after a run that has ended for the same reason in all processes."""
+    if _team is not None:
+        _team.end_run()
 
 
 def leave() -> None:

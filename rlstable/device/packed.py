@@ -97,7 +97,7 @@ class PackedRows:
 
     @classmethod
     def of(cls, tree: Any) -> PackedRows:
-        """Packs a tree of arrays whose leading axis is the rows. Outside jit the matrices are NumPy arrays."""
+        """Packs arrays whose leading axis is the rows. Outside jit all but random keys become NumPy arrays."""
         leaves, structure = jax.tree.flatten(tree)
         shapes = tuple((str(x.dtype), tuple(x.shape[1:])) for x in leaves)
         matrices = {}
@@ -126,7 +126,7 @@ class PackedRows:
     def cast_like(self, other: PackedRows) -> PackedRows:
         """The same rows with the dtypes of another `PackedRows` of the same tree. For use under jit."""
         leaves = jax.tree.leaves(self.unpacked())
-        # NumPy does not know the dtypes of typed random keys, so only a change of dtype casts.
+        # Cast only if the dtype changes: NumPy cannot parse the dtype of typed random keys.
         kinds = [kind for kind, _ in other.shapes]
         cast = [x if str(x.dtype) == kind else x.astype(kind) for x, kind in zip(leaves, kinds, strict=True)]
         return PackedRows.of(jax.tree.unflatten(self.structure, cast))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from rlstable.config import ConfigError
 AXIS = "data"
 REPLICATED = PartitionSpec()
 SPLIT = PartitionSpec(AXIS)
+_MOST_GATHERED = 2**28  # bytes, unless one array is larger
 
 
 def make_mesh(count: int | None = None) -> Mesh:
@@ -84,7 +85,7 @@ def _put(x: Any, sharding: NamedSharding) -> Any:
     """A copy of an array on devices. If other processes have some of the devices, each process puts its own shards."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding, may_alias=False)
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if _is_key(x):
         return jax.random.wrap_key_data(_put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         if not x.sharding.is_equivalent_to(sharding, x.ndim):
@@ -96,6 +97,10 @@ def _put(x: Any, sharding: NamedSharding) -> Any:
         own = [(device, whole[part]) for device, part in sharding.addressable_devices_indices_map(x.shape).items()]
     shards = [jax.device_put(part, device, may_alias=False) for device, part in own]
     return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
@@ -120,19 +125,32 @@ def fetch(tree: Any) -> Any:
 
 
 def gathered(tree: Any) -> Any:
-    """The tree with whole arrays in every process, where an array is split over processes. All processes must call it.
+    """The tree with whole arrays, where an array is split over processes: in every process, and on the host.
 
-    In a process that trains alone the tree itself.
+    All processes must call it. In a process that trains alone it returns the tree itself.
     """
     leaves, structure = jax.tree.flatten(tree)
     split = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not x.is_fully_addressable]
     split = [i for i in split if not leaves[i].is_fully_replicated]
-    if split:
+    for group in _groups_of_bytes(leaves, split):
         with jax.enable_x64(True):  # otherwise float64 would silently become float32
-            whole = _gathering(leaves[split[0]].sharding.mesh)([leaves[i] for i in split])
-        for i, x in zip(split, whole, strict=True):
-            leaves[i] = x
+            whole = _gathering(leaves[group[0]].sharding.mesh)([leaves[i] for i in group])
+        for i, x in zip(group, whole, strict=True):
+            leaves[i] = x.addressable_data(0) if _is_key(x) else np.asarray(x.addressable_data(0))
     return jax.tree.unflatten(structure, leaves)
+
+
+def _groups_of_bytes(leaves: Sequence[jax.Array], indices: Sequence[int]) -> list[list[int]]:
+    """Divides arrays into groups of few bytes, because every device holds a whole group at once."""
+    groups: list[list[int]] = []
+    size = 0
+    for i in indices:
+        size += leaves[i].nbytes
+        if not groups or size > _MOST_GATHERED:
+            groups.append([])
+            size = leaves[i].nbytes
+        groups[-1].append(i)
+    return groups
 
 
 @functools.cache

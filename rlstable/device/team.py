@@ -81,6 +81,7 @@ class Team:
         self._ender: int | None = None  # identifier of this thread
         self._live: set[int] = set()
         self._lost: set[int] = set()
+        self._runs = False
         self._left = False
         self._closed = threading.Event()
         client.key_value_set(f"{_PREFIX}/host/{index}", socket.gethostname(), allow_overwrite=True)
@@ -100,9 +101,14 @@ class Team:
 
     def begin_run(self) -> None:
         """Must be called before every run of these processes."""
+        self._runs = True
         if self._ender == threading.get_ident():
             self._ender = None
             self._ends.release()
+
+    def end_run(self) -> None:
+        """Must be called after a run that has ended for the same reason in all processes."""
+        self._runs = False
 
     def claim_end(self) -> None:
         """Must be called by the thread that ends the run. If another thread ends the process already, never returns."""
@@ -128,6 +134,8 @@ class Team:
         """Disconnects this process; may be called again."""
         if self._left:
             return
+        if self._runs and self.ending is None:  # an exception in the user's script, for example
+            self.announce(Ending("error", 1, f"process {self.index} left before the run had ended"))
         self.claim_end()
         self._say_farewell()
         with contextlib.suppress(Exception):
@@ -167,9 +175,15 @@ class Team:
 
     def _wait_for_ending(self) -> None:
         """Ends this process after another process has announced that all end."""
-        with contextlib.suppress(Exception):  # the connection is closed
-            text = self.client.blocking_key_value_get(_ENDING, FOREVER)
+        while not self._closed.is_set():
+            try:
+                text = self.client.blocking_key_value_get(_ENDING, FOREVER)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" in str(error):  # the run takes longer
+                    continue
+                return  # the connection is closed
             self._end(Ending(*json.loads(text)))
+            return
 
     def _wait_for_lost_processes(self) -> None:
         """Ends this process after another process has vanished. Every process must ask again and again."""
@@ -179,8 +193,8 @@ class Team:
                 self._coordinator = self._name(0)
             try:
                 self._live = set(self.client.get_live_nodes(everyone))
-            except Exception:
-                return  # the connection is closed
+            except Exception:  # the connection is closed, or one question failed
+                continue
             lost = sorted(self._remaining() - self._live)
             self._lost.update(lost)
             if lost and not self._left:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import ConfigError
+from rlstable.envs.randomized import MODEL, RandomizedEnv
 from rlstable.envs.vector import FIRST_STATE, episode_entries
 
 _FIELDS = ("obs", "reward", "done", "metrics", "info")
@@ -64,7 +65,7 @@ def _mistakes(env: Any, name: str) -> Iterator[str]:
         return
     mistakes: list[str] = []
     first = _traced(env.reset, name, "reset", mistakes, jax.random.PRNGKey(0))
-    mistakes = mistakes or list(_reset_mistakes(first)) or list(_observation_size_mistakes(env, first))
+    mistakes = mistakes or list(_reset_mistakes(first, env)) or list(_observation_size_mistakes(env, first))
     if not mistakes:
         added = episode_entries(first.metrics, jax.ShapeDtypeStruct((), jnp.float32))
         before = first.replace(info={**first.info, **added})
@@ -107,7 +108,7 @@ def _traced(function: Callable[..., Any], name: str, what: str, mistakes: list[s
         raise user_code_error(error, name, what) from error
 
 
-def _reset_mistakes(state: Any) -> Iterator[str]:
+def _reset_mistakes(state: Any, env: Any) -> Iterator[str]:
     missing = [field for field in _FIELDS if not hasattr(state, field)]
     if missing or not (hasattr(state, "pipeline_state") or hasattr(state, "data")) or not hasattr(state, "replace"):
         yield f"reset returns {type(state).__name__}; {_STATE}"
@@ -118,6 +119,8 @@ def _reset_mistakes(state: Any) -> Iterator[str]:
             return
     if FIRST_STATE in state.info:
         yield f'reset returns info["{FIRST_STATE}"], where training keeps its first states; choose another name'
+    if MODEL in state.info and not isinstance(env, RandomizedEnv):
+        yield f'reset returns info["{MODEL}"], where training keeps randomised models; choose another name'
     for field in ("reward", "done"):
         leaf = getattr(state, field)
         if getattr(leaf, "shape", None) != () or not jnp.issubdtype(leaf.dtype, jnp.floating):

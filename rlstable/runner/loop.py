@@ -142,10 +142,12 @@ class TrainingLoop:
         """Runs one iteration and the steps due after it; returns the stop reasons of the seeds that have ended."""
         training = self._training
         iterate = self._slots.program(training, self._unfinished)
-        if hosts.is_writer() and any(run.schedule.evaluates_next for run in training.values()):
+        if any(run.schedule.evaluates_next for run in training.values()):
             # Compile before the iteration: a signal during compilation saves the present state.
-            self._evaluator.prepare(list(self._slots.policies(training).values()))
-            self._recordings.prepare(training.values())
+            if hosts.is_writer():
+                self._evaluator.prepare(list(self._slots.policies(training).values()))
+                self._recordings.prepare(training.values())
+            hosts.gather("ready", True)  # a collective must not wait for a compilation
         started = time.perf_counter()
         number = max(run.host.iteration for run in training.values()) + 1
         try:
@@ -192,6 +194,7 @@ class TrainingLoop:
                 raise
         finally:
             result = self._finish(stop_reason)
+        hosts.end_run()
         return result
 
     def _train(self) -> None:
@@ -211,6 +214,8 @@ class TrainingLoop:
             store.preload()  # while the programs compile
         self._slots.program(training, self._unfinished)
         self._evaluate_untrained(training)
+        # The first collective of gloo fails after 30 s, and a process may compile for longer than the others.
+        hosts.gather("compiled", True)
         requested = self._stop_request.agreed(float("-inf"))  # before or during the compilation
         if requested is not None:
             self._end(dict.fromkeys(self._unfinished, requested))

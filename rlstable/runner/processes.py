@@ -24,7 +24,11 @@ def connect(config: Config) -> Mesh:
             f"seeds: {config.seeds} seeds train together in one process, not in {hosts.count()}; set seeds=1, or "
             "distributed=false"
         )
-    hosts.require_same("configuration", config.model_dump(mode="json"))
+    hosts.require_same(
+        "configuration",
+        config.model_dump(mode="json"),
+        "start all processes with the same command, or set distributed=false if they train separate runs",
+    )
     own = hosts.gather("devices", len(mesh.local_devices))
     if len(set(own)) > 1:
         raise ConfigError(f"distributed: the processes have {own} devices; start them with equally many each")

@@ -125,9 +125,12 @@ def _read_host_state(
         ConfigError: The run was trained on another number of devices.
     """
     if saved["devices"] != programs.mesh.size:
+        remedy = f"resume it with devices={saved['devices']}"
+        if hosts.count() > 1:
+            remedy = f"start processes with {saved['devices']} devices in total"
         raise ConfigError(
             f"devices: the run in {folder} was trained on {saved['devices']} devices, not on {programs.mesh.size}, and "
-            f"its environments and random numbers depend on the number; resume it with devices={saved['devices']}"
+            f"its environments and random numbers depend on the number; {remedy}"
         )
     host.copy_from(HostState.of(saved["host"]))
     if _saved_level(saved) != [new["precision"][key] for key in Level._fields]:

@@ -83,6 +83,8 @@ class SeedLog:
             ppo: For the names of guards and causes.
         """
         self._update_guards = ppo.update_guards
+        # A script may pass the callback in process 0 only; the exchange needs all processes.
+        self._has_callback = hosts.from_writer("has_callback", lambda: self._callback is not None)
         self.telemetry = Telemetry(self._config, ppo)
         self._before = (self._host.elapsed, self._host.evaluated)
         if hosts.is_writer():
@@ -164,9 +166,11 @@ class SeedLog:
         step = self._host.logged_step
         self.logbook.log(step, row)
         self.history.append({"step": step, **row})
-        callback = self._callback
-        if callback is not None and hosts.from_writer("callback", lambda: callback(step, row) is True):
+        if self._has_callback and hosts.from_writer("callback", lambda: self._call_back(step, row)):
             self.stopped_by_callback = True
+
+    def _call_back(self, step: int, row: Row) -> bool:
+        return self._callback is not None and self._callback(step, row) is True
 
     def result(
         self, stop_reason: StopReason, cause: StopReason | None, run_advice: str | None, more: dict[str, Any]

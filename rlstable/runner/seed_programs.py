@@ -156,9 +156,10 @@ class SeedPrograms:
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        # A program that does not fit in one process is smaller in all of them.
-        fits = hosts.gather("fits", program is not None and self._memory.fits(needed))
-        return needed, program if all(fits) else None
+        # A program that does not fit in one process is smaller in all of them, by the same plan.
+        answers = hosts.gather("fits", [needed, program is not None and self._memory.fits(needed)])
+        needs = [need for need, _ in answers]
+        return None if None in needs else max(needs), program if all(fits for _, fits in answers) else None
 
     def smaller_plan(self, needed: int | None) -> MemoryPlan:
         """The next smaller memory plan.

@@ -14,9 +14,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
-from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
+from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache, require_shared_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
+from rlstable.device import machine as processor
 from rlstable.envs.capture import cause_names
 from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.base import MoreGuards, check_more
@@ -129,7 +130,7 @@ class SeedRun:
         self._console = console
         mesh = mesh_of(config)
         config.require_devices(mesh.size)
-        cache_error = enable_program_cache(config.compile_cache)
+        cache_error = enable_program_cache(config.compile_cache) or require_shared_cache()
         self._step_before = 0
         self._has_iterated = False
         self.keys = SeedKeys(config.seed, self.host)
@@ -140,6 +141,7 @@ class SeedRun:
         self.supervisor = Supervisor(config, self.programs, self.event, self.host)
         setup = self.programs.setup  # an unusable environment is an error before the folder is made
         _require_model(config, setup.single)
+        self._require_same_machines(more)
         self.checkpoints = self._open_checkpoints()
         self._lock: RunLock | None = None
         self._opened = False
@@ -157,6 +159,23 @@ class SeedRun:
         except BaseException:
             self.close()
             raise
+
+    def _require_same_machines(self, more_guards: MoreGuards) -> None:
+        """Checks that all processes compute the same numbers, because each process takes its own decisions from them.
+
+        Raises:
+            ConfigError: Software, device, physics, processor or the user's guards differ.
+        """
+        if hosts.count() == 1:
+            return
+        versions = {name: version for name, version in self.programs.versions.items() if name != "python"}
+        on_cpu = jax.default_backend() == "cpu"
+        own = versions | {
+            "processor": processor.fingerprint() if on_cpu else None,
+            "physics": self.programs.setup.loaded.backend,
+            "more_guards": {site: sorted(guards) for site, guards in more_guards.items()},
+        }
+        hosts.require_same("machine", own, "use equal machines with the same packages, and the same script")
 
     def _open_folder(self) -> bool:
         """Creates and locks the run folder; returns whether the run resumes."""

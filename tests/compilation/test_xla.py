@@ -28,6 +28,30 @@ from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.memory import footprint
 
 
+@pytest.mark.parametrize(
+    ("platform", "others", "stays_on"),
+    [
+        ("gpu", [True], True),  # the others see the file of process 0
+        ("gpu", [False], False),
+        ("gpu", [None], False),
+        ("cpu", [False], True),
+    ],
+)
+def test_cache_that_processes_with_accelerators_do_not_share_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, others: list[Any], stays_on: bool
+) -> None:
+    switched: dict[str, Any] = {}
+    monkeypatch.setattr(xla, "program_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(xla.hosts, "count", lambda: 2)
+    monkeypatch.setattr(xla.hosts, "gather", lambda name, value: [value, *others])
+    monkeypatch.setattr(jax.config, "update", switched.__setitem__)
+    error = xla.require_shared_cache()
+    assert error is None if stays_on else "set compile_cache to a folder that all hosts see" in str(error)
+    assert switched == ({} if stays_on else {"jax_enable_compilation_cache": False})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_deterministic_run_sets_compiler_options_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA rejects an option that it does not know on every device."""
     assert compiler_options(True) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from rlstable.config import ConfigError
@@ -9,7 +11,7 @@ from rlstable.config.distributed import DistributedConfig
 from rlstable.config.schema import validate
 from rlstable.device import hosts
 
-CLUSTERS = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")
+CLUSTERS = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,26 @@ def test_open_mpi_with_two_ranks_is_several_processes(monkeypatch: pytest.Monkey
     assert wanted()
 
 
+def test_pod_of_an_indexed_job_that_jax_cannot_read_does_not_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(ConfigError) as caught:
+        wanted()
+    assert str(caught.value) == (
+        "distributed: this pod belongs to an indexed job of Kubernetes, which JAX cannot read: the package kubernetes "
+        "is missing; install kubernetes, let the service account read pods and jobs, or set distributed=false for "
+        "separate runs"
+    )
+    assert not wanted(enabled=False)
+
+
+def test_pod_of_no_job_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    assert not wanted()
+
+
 def test_coordinator_on_the_command_line_means_several_processes() -> None:
     assert wanted(coordinator="node1:1234")
 
@@ -72,8 +94,5 @@ def test_process_that_trains_alone_decides_alone() -> None:
 def test_different_settings_name_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "from_writer", lambda name, value: {**value(), "ppo.learning_rate": 1.0})
     with pytest.raises(ConfigError) as caught:
-        hosts.require_same("configuration", {"ppo": {"learning_rate": 2.0, "num_envs": 4}})
-    assert str(caught.value) == (
-        "ppo.learning_rate: is 2.0 in process 0 and 1.0 in process 0; start all processes with the same command, "
-        "or set distributed=false if they train separate runs"
-    )
+        hosts.require_same("configuration", {"ppo": {"learning_rate": 2.0, "num_envs": 4}}, "use the same command")
+    assert str(caught.value) == ("ppo.learning_rate: is 2.0 in process 0 and 1.0 in process 0; use the same command")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import queue
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import pytest
+
+from rlstable.device.team import Ending, Team
 
 # JAX calls `abort` when process 0 vanishes. In a crash for another reason, process 0 still listens.
 PROCESS = """
@@ -17,6 +23,7 @@ class Client:
     def blocking_key_value_get(self, key, milliseconds):
         if key.endswith("ending"):
             threading.Event().wait(1)
+            raise RuntimeError("CANCELLED")
     def key_value_try_get(self, key): return "node1"
     def key_value_dir_get(self, key): return []
     def get_live_nodes(self, nodes): return nodes
@@ -55,3 +62,74 @@ def test_abort_is_an_error_with_the_name_of_process_0_only_if_process_0_has_vani
     )
     assert ended.returncode == code, ended.stderr
     assert ended.stderr.strip() == line
+
+
+class Client:
+    """A stand-in for JAX's client in a process whose first question of each kind fails."""
+
+    def __init__(self, ending: Ending | None = None, live: tuple[int, ...] = (0, 1)) -> None:
+        self.values: dict[str, str] = {} if ending is None else {"rlstable/ending": json.dumps(ending)}
+        self.live = live
+        self.asked: set[str] = set()
+        self.closed = threading.Event()
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        self.values[key] = value
+
+    def key_value_try_get(self, key: str) -> str:
+        return "node1"
+
+    def key_value_dir_get(self, key: str) -> list[Any]:
+        return []
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        if self._is_first("get"):
+            raise RuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+        if key not in self.values:
+            self.closed.wait(60)
+            raise RuntimeError("CANCELLED")
+        return self.values[key]
+
+    def get_live_nodes(self, nodes: list[int]) -> list[int]:
+        if self._is_first("live"):
+            raise RuntimeError("UNAVAILABLE")
+        return [node for node in nodes if node in self.live]
+
+    def _is_first(self, kind: str) -> bool:
+        first = kind not in self.asked
+        self.asked.add(kind)
+        return first
+
+
+@pytest.mark.parametrize(
+    ("ending", "live"),
+    [
+        (Ending("preempted", 143, "a signal"), (0, 1)),
+        (Ending("error", 1, "process 1 on node1 vanished: no heartbeat for 25 s"), (0,)),
+    ],
+)
+def test_process_learns_why_all_end_although_a_question_failed(
+    monkeypatch: pytest.MonkeyPatch, ending: Ending, live: tuple[int, ...]
+) -> None:
+    """A wait for an announcement times out after a day, and a question for lost processes may fail."""
+    ended: queue.Queue[Ending] = queue.Queue()
+    monkeypatch.setattr(Team, "_end", lambda self, ending: ended.put(ending))
+    client = Client(ending if live == (0, 1) else None, live)
+    team = Team(client, index=0, count=2, address="localhost:1")
+    assert ended.get(timeout=60) == ending
+    client.closed.set()
+    team._closed.set()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_process_that_leaves_inside_a_run_announces_its_end(ends: bool) -> None:
+    client = Client()
+    team = Team(client, index=1, count=2, address="localhost:1")
+    team.begin_run()
+    if ends:
+        team.end_run()
+    client.closed.set()
+    team.leave()
+    announced = client.values.get("rlstable/ending")
+    text = "process 1 left before the run had ended"
+    assert announced == (None if ends else json.dumps(Ending("error", 1, text)))

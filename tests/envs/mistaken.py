@@ -111,6 +111,7 @@ RESET: dict[str, Change] = {
     "info_weak": lambda state: state.replace(info={"age": 0, "goal": 0.0}),
     "info_text": _info(name="text"),
     "info_reserved": _info(first_state=jnp.zeros(2)),
+    "info_model": _info(model=jnp.zeros(2)),
     "observation_matrix": _observation_matrix,
     "observation_tuple": _observation_tuple,
     "gym": lambda state: (state.obs, state.info),

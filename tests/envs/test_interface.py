@@ -44,6 +44,7 @@ MISTAKES = {
     "info_shape": f'step changes the shape or type of info["age"]: int32[] in reset, int32[1] in step; {SAME}',
     "info_float": f'step changes the shape or type of info["age"]: int32[] in reset, float32[] in step; {SAME}',
     "info_reserved": 'reset returns info["first_state"], where training keeps its first states; choose another name',
+    "info_model": 'reset returns info["model"], where training keeps randomised models; choose another name',
     "info_text": 'reset returns info["name"] as str; only arrays and numbers can be in a state',
     "metric_added": (
         'step adds metrics["speed"], which reset does not have; '

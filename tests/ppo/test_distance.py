@@ -194,6 +194,16 @@ def test_99th_percentile_is_nan_with_a_valid_nan_and_infinite_with_many_infiniti
     without = trust_region.percentile_99(jnp.asarray(x), jnp.arange(200) != 3)
     np.testing.assert_allclose(without, 0.99 * 198 + 1, rtol=1e-6)
     assert trust_region.percentile_99(jnp.full(200, np.inf), None) == np.inf
+    x[3] = np.inf  # only the largest of 200 numbers is infinite
+    finite = trust_region.percentile_99(jnp.asarray(x).reshape(4, 50), None)
+    np.testing.assert_allclose(finite, 198.01, rtol=1e-6)
+
+
+def test_99th_percentile_of_each_seed_is_that_of_the_seed_alone():
+    draws = np.random.default_rng(0)
+    x, valid = draws.exponential(size=(3, 20, 25)).astype(np.float32), draws.random((3, 20, 25)) < 0.7
+    found = jax.vmap(trust_region.percentile_99)(x, valid)
+    np.testing.assert_allclose(found, [np.quantile(a[b], 0.99) for a, b in zip(x, valid, strict=True)], rtol=1e-5)
 
 
 def test_batch_without_valid_samples_has_no_distance():

@@ -204,9 +204,10 @@ def test_processes_with_different_configurations_name_the_key(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_process_that_finds_no_others_ends_with_one_line(tmp_path: Path) -> None:
-    alone = Team(tmp_path / "alone", own_args={0: ["distributed.num_processes=3"], 1: ["distributed.num_processes=3"]})
+    args = ["distributed.num_processes=3", "distributed.timeout=12.5"]
+    alone = Team(tmp_path / "alone", args)
     assert alone.ends() == [2, 2], alone.texts()
-    assert all("the processes have not found each other within 60 s" in text for text in alone.texts())
+    assert all("the processes have not found each other within 12.5 s" in text for text in alone.texts())
 
 
 @pytest.mark.slow

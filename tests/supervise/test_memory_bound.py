@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,8 +23,16 @@ STATES = {"q": jax.ShapeDtypeStruct((8, 10), jnp.float32)}  # 320 bytes
 OBSERVATION = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 
 
-def require(limit: float, devices: int = 1, adapt: bool = True, **sections: Any) -> None:
-    """Checks the tiny configuration, with the smallest networks, against a limit in bytes."""
+def require(limit: float, devices: int = 1, adapt: bool = True, local: int | None = None, **sections: Any) -> None:
+    """Checks the tiny configuration, with the smallest networks, against a limit in bytes.
+
+    Args:
+        limit: Bytes.
+        devices: Number of devices.
+        adapt: Whether the memory is checked.
+        local: Number of devices of this host; None for all.
+        **sections: Other sections of the configuration.
+    """
     small: dict[str, Any] = {
         "network": {"policy_hidden_layer_sizes": (1,), "value_hidden_layer_sizes": (1,)},
         "eval": {"num_envs": 8},
@@ -31,7 +40,8 @@ def require(limit: float, devices: int = 1, adapt: bool = True, **sections: Any)
         "supervise": {"memory": {"limit_gib": limit / 2**30, "adapt": adapt}},
     }
     config = tiny_config(**small | sections)
-    require_memory(config, mesh(devices), STATES, OBSERVATION, 2)
+    used: Any = SimpleNamespace(size=devices, local_devices=mesh(local or devices).local_devices)
+    require_memory(config, used, STATES, OBSERVATION, 2)
 
 
 def test_experience_is_one_copy_of_what_an_iteration_must_keep() -> None:
@@ -50,6 +60,12 @@ def test_experience_larger_than_all_memory_is_one_line_with_what_could_fit(devic
         "ppo.batch_size: one iteration is 64 environment steps (ppo.batch_size * ppo.num_minibatches * "
         "ppo.unroll_length) and takes at least 2.5 KiB of 2.5 KiB memory; at most 71 steps could fit"
     )
+
+
+def test_hosts_with_cpus_add_their_memories() -> None:
+    require(BATCH / 2, devices=4, local=2)
+    with pytest.raises(ConfigError, match=r"takes at least 2.5 KiB of 2.5 KiB memory"):
+        require(BATCH / 2 - 4, devices=4, local=2)
 
 
 def test_states_larger_than_the_hosts_memory_and_swap_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
