@@ -158,8 +158,9 @@ class SeedPrograms:
                 raise
         # A program that does not fit in one process is smaller in all of them, by the same plan.
         answers = hosts.gather("fits", [needed, program is not None and self._memory.fits(needed)])
-        needs = [need for need, _ in answers]
-        return None if None in needs else max(needs), program if all(fits for _, fits in answers) else None
+        needs = [need for need, _ in answers if need is not None]
+        needed = max(needs) if len(needs) == len(answers) else None
+        return needed, program if all(fits for _, fits in answers) else None
 
     def smaller_plan(self, needed: int | None) -> MemoryPlan:
         """The next smaller memory plan.
