@@ -135,7 +135,9 @@ class Team:
         if self._left:
             return
         if self._runs and self.ending is None:  # an exception in the user's script, for example
-            self.announce(Ending("error", 1, f"process {self.index} left before the run had ended"))
+            error = getattr(sys, "last_value", None)  # the exception that ended the script
+            why = "" if error is None else f": {type(error).__name__}: {error}"
+            self.announce(Ending("error", 1, f"process {self.index} left before the run had ended{why}"))
         self.claim_end()
         self._say_farewell()
         with contextlib.suppress(Exception):

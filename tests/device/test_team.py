@@ -122,7 +122,10 @@ def test_process_learns_why_all_end_although_a_question_failed(
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_process_that_leaves_inside_a_run_announces_its_end(ends: bool) -> None:
+def test_process_that_leaves_inside_a_run_announces_the_exception_of_its_script(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(sys, "last_value", ValueError("a mistake"), raising=False)
     client = Client()
     team = Team(client, index=1, count=2, address="localhost:1")
     team.begin_run()
@@ -131,5 +134,5 @@ def test_process_that_leaves_inside_a_run_announces_its_end(ends: bool) -> None:
     client.closed.set()
     team.leave()
     announced = client.values.get("rlstable/ending")
-    text = "process 1 left before the run had ended"
+    text = "process 1 left before the run had ended: ValueError: a mistake"
     assert announced == (None if ends else json.dumps(Ending("error", 1, text)))
