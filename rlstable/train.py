@@ -20,7 +20,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable.cli.compose import explain, quick_composition, register_resolvers, resolved_settings, with_saved
+from rlstable.cli.compose import (
+    compose_as_usual,
+    compose_quickly,
+    explain,
+    register_resolvers,
+    resolved_settings,
+    with_saved,
+)
 from rlstable.cli.typed_words import prepared
 from rlstable.compilation import background, collector, sources
 from rlstable.config import ConfigError, recipes
@@ -55,11 +62,9 @@ def main() -> None:
         _print_error(warning)
     settings_of = _playground_settings(sys.argv[1:])
     codes: list[int] = []
-    composition = contextlib.ExitStack()
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def job(composed: DictConfig) -> float:
-        composition.close()  # the run itself sees Hydra and PyYAML as they are
         code, score = run_job(composed)
         codes.append(code)
         return score
@@ -68,9 +73,8 @@ def main() -> None:
         if settings_of is not None:
             print(resolved_settings(settings_of))
             return
-        with composition:
-            composition.enter_context(quick_composition(sys.argv[1:]))
-            job()
+        compose_quickly(sys.argv[1:])
+        job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         _print_error(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
         sys.exit(StopReason.config_error.exit_code)
@@ -80,6 +84,8 @@ def main() -> None:
     except OSError as error:
         _print_error(f"hydra.run.dir: cannot write to {error.filename}: {error.strerror}; choose another folder")
         sys.exit(StopReason.config_error.exit_code)
+    finally:
+        compose_as_usual()
     # A launcher may have run the jobs in other processes; their exit codes are read from the run folders.
     sys.exit(max([*codes, *SweepSummary.exit_codes], default=0))
 
@@ -112,6 +118,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     Returns:
         Exit code, and the best return (confirmed if possible), which is always finite.
     """
+    compose_as_usual()
     options = HydraConfig.get()
     run_dir = Path(options.runtime.output_dir)
     overrides = list(options.overrides.task)

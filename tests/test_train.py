@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -173,6 +174,21 @@ def test_run_composes_its_configuration_once_unless_the_words_may_set_hydras_mod
     assert run(monkeypatch, tmp_path, "total_steps=0", *words) == 2
     assert len(composed) == times
     assert Hydra.get_mode.__qualname__ == "Hydra.get_mode"
+
+
+def test_task_of_a_sweep_can_be_pickled_for_a_launcher_in_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joblib, Ray and submitit pickle the task with the variables that it closes over."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    pickled: list[bytes] = []
+
+    def pickle_only(task: Any) -> Any:
+        return lambda: pickled.append(cloudpickle.dumps(task))
+
+    monkeypatch.setattr(train.hydra, "main", lambda **_: pickle_only)
+    monkeypatch.setattr(sys, "argv", ["rlstable.train", "-m", "seed=0,1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert len(pickled) == 1
 
 
 def test_uncaught_interrupt_is_one_line_and_exit_code_130(

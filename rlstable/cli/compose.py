@@ -25,6 +25,8 @@ from rlstable.io.trusted_folders import require_trust
 
 # Sources of environments that an option of the group `env` selects, with an example of `env.name`.
 _EXAMPLES = {"import": "<package.module:Class>", "playground": "CartpoleBalance"}
+# Here and not in `rlstable.train`, whose variables a launcher of a sweep would pickle.
+_usual = contextlib.ExitStack()
 
 
 def register_resolvers() -> None:
@@ -39,9 +41,8 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("playground", playground.resolve, replace=True)
 
 
-@contextlib.contextmanager
-def quick_composition(words: Sequence[str]) -> Iterator[None]:
-    """Context manager: OmegaConf parses YAML in C, and Hydra does not compose twice just to read `hydra.mode`.
+def compose_quickly(words: Sequence[str]) -> None:
+    """Makes OmegaConf parse YAML in C, and Hydra not compose twice just to read `hydra.mode`; see `compose_as_usual`.
 
     Args:
         words: The command line. Hydra still composes twice if a word can set its mode: a flag, an option of Hydra, or
@@ -52,11 +53,14 @@ def quick_composition(words: Sequence[str]) -> Iterator[None]:
     quicker: list[tuple[Any, str, Any]] = [(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))]
     if not any(word.lstrip("+~").startswith(("-", "hydra.mode", "hydra=", "hydra/", "sweep")) for word in words):
         quicker.append((Hydra, "get_mode", lambda *_, **__: None))
-    with contextlib.ExitStack() as undo:
-        for owner, name, value in quicker:
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        yield
+    for owner, name, value in quicker:
+        _usual.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+
+def compose_as_usual() -> None:
+    """Undoes `compose_quickly`, so that a run has Hydra and PyYAML as they are; may be called again."""
+    _usual.close()
 
 
 def _env_name(_root_: DictConfig) -> str:

@@ -88,11 +88,14 @@ def enable_program_cache(folder: str | None) -> str | None:
     return None
 
 
-def require_shared_cache() -> str | None:
+def require_shared_cache(usable: bool) -> str | None:
     """Switches JAX's cache off if several processes with accelerators do not share one folder.
 
     JAX writes the cache in process 0 only. A process that finds a program there does not compile the program, and on a
     GPU the other processes would wait for its share of the measured kernels.
+
+    Args:
+        usable: Whether this process can use the folder of its configuration.
 
     Returns:
         Why the cache is off; None if it stays on.
@@ -101,14 +104,18 @@ def require_shared_cache() -> str | None:
         return None
     folder = program_cache_folder()
     token = hosts.from_writer("cache_token", lambda: _leave_token(folder))
-    sees = hosts.gather("cache", None if folder is None else (folder / token).exists())
+    sees = hosts.gather("cache", usable and (None if folder is None else (folder / token).exists()))
     if hosts.is_writer() and folder is not None:
         (folder / token).unlink(missing_ok=True)
     if all(sees) or not any(one is not None for one in sees):
         return None
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
-    return "the processes do not share one cache; set compile_cache to a folder that all hosts see"
+    blind = ", ".join(str(i) for i, one in enumerate(sees) if not one)
+    return (
+        f"processes {blind} do not share it; set compile_cache to a folder that all hosts can write (hosts with "
+        "different processors have different subfolders)"
+    )
 
 
 def _leave_token(folder: Path | None) -> str:

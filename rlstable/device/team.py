@@ -82,6 +82,7 @@ class Team:
         self._live: set[int] = set()
         self._lost: set[int] = set()
         self._runs = False
+        self._begun = 0  # runs
         self._left = False
         self._closed = threading.Event()
         client.key_value_set(f"{_PREFIX}/host/{index}", socket.gethostname(), allow_overwrite=True)
@@ -102,6 +103,7 @@ class Team:
     def begin_run(self) -> None:
         """Must be called before every run of these processes."""
         self._runs = True
+        self._begun += 1
         if self._ender == threading.get_ident():
             self._ender = None
             self._ends.release()
@@ -156,7 +158,7 @@ class Team:
         """Announces that this process leaves. The coordinator exits last, because JAX aborts the others then."""
         self._left = True
         with contextlib.suppress(Exception):  # the coordinator is lost
-            self.client.key_value_set(f"{_PREFIX}/left/{self.index}", "1")
+            self.client.key_value_set(f"{_PREFIX}/left/{self.index}", str(self._begun))
         if self.index > 0:
             return
         deadline: float | None = None
@@ -170,10 +172,14 @@ class Team:
 
     def _remaining(self) -> set[int]:
         """The other processes that have neither left nor vanished."""
-        left: set[int] = set()
+        return set(range(self.count)) - self._runs_of_left().keys() - self._lost - {self.index}
+
+    def _runs_of_left(self) -> dict[int, int]:
+        """The number of runs that each process had begun when it left."""
         with contextlib.suppress(Exception):  # no process has left
-            left = {int(key.rsplit("/", 1)[1]) for key, _ in self.client.key_value_dir_get(f"{_PREFIX}/left/")}
-        return set(range(self.count)) - left - self._lost - {self.index}
+            entries = self.client.key_value_dir_get(f"{_PREFIX}/left/")
+            return {int(key.rsplit("/", 1)[1]): int(runs) for key, runs in entries}
+        return {}
 
     def _wait_for_ending(self) -> None:
         """Ends this process after another process has announced that all end."""
@@ -199,10 +205,17 @@ class Team:
                 continue
             lost = sorted(self._remaining() - self._live)
             self._lost.update(lost)
-            if lost and not self._left:
-                names = " and ".join(map(self._name, lost))
-                ending = Ending("error", 1, f"{names} vanished: no heartbeat for {HEARTBEAT_SECONDS} s")
-                threading.Thread(target=self._end, args=(ending,), daemon=True).start()
+            if lost:
+                self._end_without(lost, f"vanished: no heartbeat for {HEARTBEAT_SECONDS} s")
+            elif self._runs and (gone := [i for i, begun in self._runs_of_left().items() if begun < self._begun]):
+                self._end_without(gone, "left before this run")
+                return
+
+    def _end_without(self, others: list[int], why: str) -> None:
+        """Ends this process in another thread, because processes are missing."""
+        if not self._left:
+            ending = Ending("error", 1, f"{' and '.join(map(self._name, others))} {why}")
+            threading.Thread(target=self._end, args=(ending,), daemon=True).start()
 
     def _end_if_coordinator_vanished(self, _: int) -> None:
         """Ends this process in place of JAX's abort, with one line. Any other abort continues.

@@ -183,6 +183,7 @@ class TrainingLoop:
             self._advise(ending)
         except KeyboardInterrupt:
             stop_reason = StopReason.interrupted  # the second signal does not wait for the iteration
+            hosts.announce(stop_reason.name, stop_reason.exit_code, f"process {hosts.index()} was interrupted")
             raise
         except Exception as error:
             ending = hosts.cause_of(error, StopReason.error.name, StopReason.error.exit_code)

@@ -130,7 +130,8 @@ class SeedRun:
         self._console = console
         mesh = mesh_of(config)
         config.require_devices(mesh.size)
-        cache_error = enable_program_cache(config.compile_cache) or require_shared_cache()
+        cache_error = enable_program_cache(config.compile_cache)
+        cache_error = require_shared_cache(cache_error is None) or cache_error
         self._step_before = 0
         self._has_iterated = False
         self.keys = SeedKeys(config.seed, self.host)
@@ -171,6 +172,7 @@ class SeedRun:
         versions = {name: version for name, version in self.programs.versions.items() if name != "python"}
         on_cpu = jax.default_backend() == "cpu"
         own = versions | {
+            "device": sorted({device.device_kind for device in self.programs.mesh.local_devices}),
             "processor": processor.fingerprint() if on_cpu else None,
             "physics": self.programs.setup.loaded.backend,
             "more_guards": {site: sorted(guards) for site, guards in more_guards.items()},

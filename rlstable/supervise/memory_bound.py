@@ -71,8 +71,8 @@ def require_memory(config: Config, mesh: Mesh, env_state: Any, observation: Any,
     if not config.supervise.memory.adapt:
         return
     ppo, device = config.ppo, mesh.local_devices[0]
-    hosts = mesh.size // len(mesh.local_devices)
-    share = hosts if device.platform == "cpu" else mesh.size  # CPU devices of a host share one memory
+    processes = mesh.size // len(mesh.local_devices)
+    share = processes if device.platform == "cpu" else mesh.size  # CPU devices of a process share one memory
     batch, step = experience_bytes(config, observation, action_size)
     limit = memory.limit(device, config.supervise.memory.limit_gib)
     if limit is not None and batch > limit * share:

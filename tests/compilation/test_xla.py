@@ -35,6 +35,7 @@ from rlstable.supervise.memory import footprint
         ("gpu", [False], False),
         ("gpu", [None], False),
         ("cpu", [False], True),
+        ("unusable", [True], False),
     ],
 )
 def test_cache_that_processes_with_accelerators_do_not_share_is_switched_off(
@@ -42,12 +43,15 @@ def test_cache_that_processes_with_accelerators_do_not_share_is_switched_off(
 ) -> None:
     switched: dict[str, Any] = {}
     monkeypatch.setattr(xla, "program_cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform.replace("unusable", "gpu"))
     monkeypatch.setattr(xla.hosts, "count", lambda: 2)
     monkeypatch.setattr(xla.hosts, "gather", lambda name, value: [value, *others])
     monkeypatch.setattr(jax.config, "update", switched.__setitem__)
-    error = xla.require_shared_cache()
-    assert error is None if stays_on else "set compile_cache to a folder that all hosts see" in str(error)
+    error = xla.require_shared_cache(platform != "unusable")
+    process = 0 if platform == "unusable" else 1
+    assert (
+        error is None if stays_on else str(error).startswith(f"processes {process} do not share it; set compile_cache")
+    )
     assert switched == ({} if stays_on else {"jax_enable_compilation_cache": False})
     assert list(tmp_path.iterdir()) == []
 

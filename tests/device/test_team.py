@@ -67,7 +67,10 @@ def test_abort_is_an_error_with_the_name_of_process_0_only_if_process_0_has_vani
 class Client:
     """A stand-in for JAX's client in a process whose first question of each kind fails."""
 
-    def __init__(self, ending: Ending | None = None, live: tuple[int, ...] = (0, 1)) -> None:
+    def __init__(
+        self, ending: Ending | None = None, live: tuple[int, ...] = (0, 1), left: dict[int, str] | None = None
+    ) -> None:
+        self.left = left or {}
         self.values: dict[str, str] = {} if ending is None else {"rlstable/ending": json.dumps(ending)}
         self.live = live
         self.asked: set[str] = set()
@@ -80,7 +83,7 @@ class Client:
         return "node1"
 
     def key_value_dir_get(self, key: str) -> list[Any]:
-        return []
+        return [(f"{key}{index}", runs) for index, runs in self.left.items()]
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
         if self._is_first("get"):
@@ -117,6 +120,21 @@ def test_process_learns_why_all_end_although_a_question_failed(
     client = Client(ending if live == (0, 1) else None, live)
     team = Team(client, index=0, count=2, address="localhost:1")
     assert ended.get(timeout=60) == ending
+    client.closed.set()
+    team._closed.set()
+
+
+def test_process_that_left_after_an_earlier_run_is_missed_in_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: queue.Queue[Ending] = queue.Queue()
+    monkeypatch.setattr(Team, "_end", lambda self, ending: ended.put(ending))
+    client = Client(live=(0,), left={1: "1"})
+    team = Team(client, index=0, count=2, address="localhost:1")
+    team.begin_run()
+    with pytest.raises(queue.Empty):  # it left at the end of this run
+        ended.get(timeout=4)
+    team.end_run()
+    team.begin_run()
+    assert ended.get(timeout=60) == Ending("error", 1, "process 1 on node1 left before this run")
     client.closed.set()
     team._closed.set()
 

@@ -62,7 +62,7 @@ def test_experience_larger_than_all_memory_is_one_line_with_what_could_fit(devic
     )
 
 
-def test_hosts_with_cpus_add_their_memories() -> None:
+def test_processes_with_cpus_add_the_memories_of_their_hosts() -> None:
     require(BATCH / 2, devices=4, local=2)
     with pytest.raises(ConfigError, match=r"takes at least 2.5 KiB of 2.5 KiB memory"):
         require(BATCH / 2 - 4, devices=4, local=2)
