@@ -57,15 +57,9 @@ class ParamFlattener:
     def per_network(self, parts: dict[str, jax.Array]) -> jax.Array:
         """A vector `[n]` that repeats one number per network, by name, for each of the network's parameters."""
         sizes = self.structure.unflatten([math.prod(shape) for shape in self.shapes])
-        first, *others = sorted(parts)
-        start = sum(jax.tree.leaves(sizes[first]))
-        size = sum(jax.tree.leaves(sizes))
-        # Selects, because XLA does not vectorise a kernel that contains a concatenation.
-        vector = jnp.full(size, parts[first])
-        for name in others:
-            vector = jnp.where(jnp.arange(size) < start, vector, parts[name])
-            start += sum(jax.tree.leaves(sizes[name]))
-        return vector
+        counts = {name: sum(jax.tree.leaves(sizes[name])) for name in parts}
+        # With `jnp.where` on a CPU, runs with and without a supervisor would differ in the last bit (docs/lab_log.md).
+        return jnp.concatenate([jnp.broadcast_to(parts[name], counts[name]) for name in sorted(parts)])
 
     def join_subtrees(self, tree: PyTree) -> PyTree:
         """Joins every subtree that has the structure of the parameters, for example Adam's moments."""
