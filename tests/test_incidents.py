@@ -112,7 +112,7 @@ def test_two_seeds_on_two_devices_save_the_incidents_and_pools_of_two_seeds_on_o
     jax.tree.map(np.testing.assert_array_equal, *pools)
     for one, two in zip(*found, strict=True):
         assert [name for name, _ in one] == [name for name, _ in two] != []
-        # A pass over two seeds and over one round differently, so only the first incident has equal numbers.
+        # Programs for one seed and for two seeds round differently, so only the first incident has equal numbers.
         (_, ours), (_, theirs) = one[0], two[0]
         assert {key: ours.facts[key] for key in ("seed", "environment", "device", "unroll", "step")} == {
             key: theirs.facts[key] for key in ("seed", "environment", "device", "unroll", "step")

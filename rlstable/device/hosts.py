@@ -83,7 +83,8 @@ def _count_in_cluster() -> int:
                 return cluster.get_process_count()
         except Exception as error:  # a pod that belongs to no job, for instance
             reason = " ".join(str(error).split())[:200]
-    if _JOB_INDEX in os.environ:  # otherwise every pod would train a run of its own
+    # Without this error each pod of the job would train a separate run.
+    if _JOB_INDEX in os.environ:
         raise ConfigError(
             f"distributed: this pod belongs to an indexed job of Kubernetes, which JAX cannot read: {reason}; install "
             "kubernetes, let the service account read pods and jobs, or set distributed=false for separate runs"

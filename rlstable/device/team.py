@@ -81,8 +81,8 @@ class Team:
         self._ender: int | None = None  # identifier of this thread
         self._live: set[int] = set()
         self._lost: set[int] = set()
-        self._runs = False
-        self._begun = 0  # runs
+        self._in_run = False
+        self._runs_begun = 0
         self._left = False
         self._closed = threading.Event()
         client.key_value_set(f"{_PREFIX}/host/{index}", socket.gethostname(), allow_overwrite=True)
@@ -102,15 +102,15 @@ class Team:
 
     def begin_run(self) -> None:
         """Must be called before every run of these processes."""
-        self._runs = True
-        self._begun += 1
+        self._in_run = True
+        self._runs_begun += 1
         if self._ender == threading.get_ident():
             self._ender = None
             self._ends.release()
 
     def end_run(self) -> None:
         """Must be called after a run that has ended for the same reason in all processes."""
-        self._runs = False
+        self._in_run = False
 
     def claim_end(self) -> None:
         """Must be called by the thread that ends the run. If another thread ends the process already, never returns."""
@@ -136,7 +136,7 @@ class Team:
         """Disconnects this process; may be called again."""
         if self._left:
             return
-        if self._runs and self.ending is None:  # an exception in the user's script, for example
+        if self._in_run and self.ending is None:  # an exception in the user's script, for example
             error = getattr(sys, "last_value", None)  # the exception that ended the script
             why = "" if error is None else f": {type(error).__name__}: {error}"
             self.announce(Ending("error", 1, f"process {self.index} left before the run had ended{why}"))
@@ -158,7 +158,7 @@ class Team:
         """Announces that this process leaves. The coordinator exits last, because JAX aborts the others then."""
         self._left = True
         with contextlib.suppress(Exception):  # the coordinator is lost
-            self.client.key_value_set(f"{_PREFIX}/left/{self.index}", str(self._begun))
+            self.client.key_value_set(f"{_PREFIX}/left/{self.index}", str(self._runs_begun))
         if self.index > 0:
             return
         deadline: float | None = None
@@ -207,8 +207,9 @@ class Team:
             self._lost.update(lost)
             if lost:
                 self._end_without(lost, f"vanished: no heartbeat for {HEARTBEAT_SECONDS} s")
-            elif self._runs and (gone := [i for i, begun in self._runs_of_left().items() if begun < self._begun]):
-                self._end_without(gone, "left before this run")
+            left = [i for i, begun in self._runs_of_left().items() if begun < self._runs_begun]
+            if left and self._in_run:
+                self._end_without(left, "left before this run")
                 return
 
     def _end_without(self, others: list[int], why: str) -> None:
