@@ -26,7 +26,7 @@ from rlstable.io.trusted_folders import require_trust
 # Sources of environments that an option of the group `env` selects, with an example of `env.name`.
 _EXAMPLES = {"import": "<package.module:Class>", "playground": "CartpoleBalance"}
 # Here and not in `rlstable.train`, whose variables a launcher of a sweep would pickle.
-_usual = contextlib.ExitStack()
+_undo = contextlib.ExitStack()
 
 
 def register_resolvers() -> None:
@@ -50,17 +50,17 @@ def compose_quickly(words: Sequence[str]) -> None:
     """
     from hydra._internal.hydra import Hydra
 
-    quicker: list[tuple[Any, str, Any]] = [(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))]
+    replacements: list[tuple[Any, str, Any]] = [(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))]
     if not any(word.lstrip("+~").startswith(("-", "hydra.mode", "hydra=", "hydra/", "sweep")) for word in words):
-        quicker.append((Hydra, "get_mode", lambda *_, **__: None))
-    for owner, name, value in quicker:
-        _usual.callback(setattr, owner, name, getattr(owner, name))
+        replacements.append((Hydra, "get_mode", lambda *_, **__: None))
+    for owner, name, value in replacements:
+        _undo.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
 
 def compose_as_usual() -> None:
     """Undoes `compose_quickly`, so that a run has Hydra and PyYAML as they are; may be called again."""
-    _usual.close()
+    _undo.close()
 
 
 def _env_name(_root_: DictConfig) -> str:

@@ -91,8 +91,8 @@ def enable_program_cache(folder: str | None) -> str | None:
 def require_shared_cache(usable: bool) -> str | None:
     """Switches JAX's cache off if several processes with accelerators do not share one folder.
 
-    JAX writes the cache in process 0 only. A process that finds a program there does not compile the program, and on a
-    GPU the other processes would wait for its share of the measured kernels.
+    JAX writes the cache in process 0 only. On a GPU the processes that compile a program divide the timing of its
+    kernels, so they would wait for a process that finds the program in the cache.
 
     Args:
         usable: Whether this process can use the folder of its configuration.

@@ -35,6 +35,7 @@ from rlstable.io.checkpoint_folder import (
     thin,
     unfinished_size,
 )
+from rlstable.io.errors import one_line
 from rlstable.io.manifest import Damaged
 from rlstable.io.retry import Retry
 from rlstable.io.run_folder import steps_in
@@ -43,7 +44,6 @@ from rlstable.io.store import (
     finite,
     first_readable,
     items_of,
-    one_line,
     open_manager,
     ranked,
     read_arrays,
@@ -95,7 +95,6 @@ class Checkpoints:
 
     Attributes:
         directory: The folder of all checkpoints.
-        committed: Iteration of the last complete checkpoint of this object; None before the first.
         failing: Whether the last save failed.
     """
 
@@ -112,7 +111,6 @@ class Checkpoints:
         self._manager: Any = None
         self._scores: dict[int, float | None] = {}  # of the checkpoints on disk whose manifest can be read
         self._pending: _Save | None = None  # the save that runs in the background
-        self.committed: int | None = None
         self.failing = False
         self._abandoned = False
 
@@ -337,7 +335,7 @@ class Checkpoints:
 
     def _committed(self, save: _Save) -> None:
         """Records that the running save is complete, and deletes the checkpoints that it replaces."""
-        self._pending, self.committed, self.failing = None, save.iteration, False
+        self._pending, self.failing = None, False
         with contextlib.suppress(OSError):  # retried at the next save
             settle(self.directory)
         failures = self._retry.saved()

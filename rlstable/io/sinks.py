@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from rlstable.config import ConfigError
 from rlstable.config.run import WandbConfig
+from rlstable.io.errors import one_line
 from rlstable.io.jsonl import JsonLines, to_json
 
 __all__ = ["JsonLines", "Metrics", "Sink", "Sinks", "TensorBoard", "Wandb"]
@@ -277,12 +278,6 @@ def _start_wandb(
 
 def _finite(metrics: Metrics) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if value is not None and math.isfinite(value)}
-
-
-def one_line(error: Exception) -> str:
-    """The type and the first 300 characters of an error, for an event."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 def _warn(message: str) -> None:

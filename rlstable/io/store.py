@@ -17,6 +17,7 @@ from rlstable.config.run import CheckpointConfig
 from rlstable.io import manifest as manifests
 from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
 from rlstable.io.checkpoint_folder import RETIRED
+from rlstable.io.errors import one_line
 from rlstable.io.manifest import Damaged, Manifest
 from rlstable.io.orbax_logging import silence_orbax
 
@@ -233,7 +234,7 @@ def first_readable(
         ConfigError: No checkpoint can be read; lists the damaged ones with their errors.
     """
     tried: dict[int, str] = {}
-    while remaining := [step for step in candidates() if step not in tried]:
+    while remaining := [step for step in candidates() if step not in tried and (directory / str(step)).is_dir()]:
         step = remaining[0]
         try:
             return read(step), list(tried)
@@ -266,9 +267,3 @@ def verify(manager: Any, folder: Path, step: int) -> None:
 def finite(score: Any) -> float | None:
     """The score as a float; None if it is missing or not finite."""
     return float(score) if score is not None and math.isfinite(score) else None
-
-
-def one_line(error: Exception) -> str:
-    """An error as one short line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rlstable.io.errors import one_line
 from rlstable.io.run_folder import write_atomically
-from rlstable.io.sinks import one_line
 from rlstable.policy.evaluator import PolicySnapshot
 from rlstable.render.film import write_film
 from rlstable.render.page import page

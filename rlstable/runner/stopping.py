@@ -25,7 +25,7 @@ class StopRequest:
         console: Shows the name of the program that compiles.
         save_and_end: Saves and ends the run and returns the final stop reason; called by another thread while XLA
             compiles in the main thread.
-        signals: Signals that are already caught; None to catch them in `listening`.
+        signals: Signals that are already caught; None to catch them in `catching_signals`.
         limit: Seconds from now; an iteration that would end later is not started. None for no limit.
     """
 

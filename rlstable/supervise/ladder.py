@@ -32,7 +32,7 @@ class Level(NamedTuple):
 
 
 class PrecisionSigns(NamedTuple):
-    """PrecisionSigns of trouble in an iteration.
+    """Signs of precision trouble in one iteration.
 
     Attributes:
         bad_state: A state guard found parameters, optimizer or statistics not finite.

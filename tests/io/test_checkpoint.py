@@ -228,7 +228,13 @@ def test_missing_checkpoints_are_named_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match="no checkpoint here"):
         checkpoints.restore({})
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="no checkpoint here"):
+        checkpoints.restore({}, iteration=3)
+    assert list(tmp_path.iterdir()) == []
     save_scores(checkpoints, {1: None, 2: None})
     with pytest.raises(ConfigError, match=r"no checkpoint 5 here; choose best, latest or one of 1, 2$"):
         restore_policy(tmp_path, 5)
+    (tmp_path / "checkpoints" / "7").write_text("a file, not a folder")
+    with pytest.raises(ConfigError, match="no checkpoint here"):
+        checkpoints.restore({}, iteration=7)
     checkpoints.close()
