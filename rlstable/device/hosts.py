@@ -1,7 +1,7 @@
 """Several processes that train one run together, usually one per host, connected by `jax.distributed`.
 
 Every process runs the same host loop and takes the same decisions in the same iteration. Process 0 is the writer: only
-this process writes the run folder, evaluates and prints. In a process that trains alone every function is free.
+this process writes the run folder, evaluates and prints. In a process that trains alone, each function returns at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
-from rlstable.device.team import FAREWELL_SECONDS, FOREVER, HEARTBEAT_SECONDS, Ending, Team
+from rlstable.device.team import FAREWELL_SECONDS, HEARTBEAT_SECONDS, LONGEST_WAIT, Ending, Team
 
 _CONFIG_ERROR = 2  # exit code
 _JOB_INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in the pods of an indexed job
@@ -36,12 +36,19 @@ def start(config: DistributedConfig) -> None:
     """Connects the processes if the configuration or the cluster says so. Must run before JAX is initialised.
 
     Raises:
-        ConfigError: A setting is missing, the processes do not find each other, or an earlier run of them has failed.
+        ConfigError: A setting is missing, the processes do not find each other, they are connected although the
+            configuration says that they are not, or one of them has failed or vanished.
     """
     global _team
     if _team is not None and _team.ending is not None:
         raise ConfigError(
-            f"distributed: these processes have ended an earlier run as {_team.ending.stop_reason}; start new processes"
+            f"distributed: these processes have ended as {_team.ending.stop_reason} ({_team.ending.message}); start "
+            "new processes"
+        )
+    if config.enabled == "false" and _is_connected():
+        raise ConfigError(
+            "distributed: is false, but jax.distributed has connected this process to other processes; set "
+            "distributed=auto, or train separate runs in new processes"
         )
     if _team is None and _is_wanted(config):
         from jax._src import distributed  # no public API for the client
@@ -57,12 +64,17 @@ def start(config: DistributedConfig) -> None:
 def _is_wanted(config: DistributedConfig) -> bool:
     """Whether this process is one of several."""
     if config.enabled == "auto" and not config.by_hand:
-        with contextlib.suppress(ImportError, AttributeError):  # another JAX may have moved its private modules
-            from jax._src import distributed
-
-            return distributed.global_state.client is not None or _count_in_cluster() > 1
-        return False
+        return _is_connected() or _count_in_cluster() > 1
     return config.enabled != "false"
+
+
+def _is_connected() -> bool:
+    """Whether `jax.distributed` has connected this process to other processes, here or in the user's script."""
+    with contextlib.suppress(ImportError, AttributeError):  # another JAX may have moved its private modules
+        from jax._src import distributed
+
+        return distributed.global_state.client is not None and distributed.global_state.num_processes > 1
+    return False
 
 
 def _count_in_cluster() -> int:
@@ -104,8 +116,9 @@ def _connect(config: DistributedConfig) -> None:
         return
     if xla_bridge.backends_are_initialized():
         raise ConfigError(
-            "distributed: JAX is in use already, so that the processes cannot be connected; call rlstable.fit before "
-            "any other computation with JAX, or set distributed=false"
+            "distributed: JAX is in use already, so the processes cannot be connected; start the script with "
+            "jax.config.update('jax_enable_recoverability', True) and jax.distributed.initialize(), or set "
+            "distributed=false"
         )
     # Without this flag JAX aborts every process when one vanishes, before the run folder has the stop reason.
     jax.config.update("jax_enable_recoverability", True)
@@ -182,7 +195,7 @@ def from_writer(name: str, value: Callable[[], Value]) -> Value:
         text = json.dumps(result)
         _team.client.key_value_set(key, text)
     else:
-        text = _team.client.blocking_key_value_get(key, FOREVER)
+        text = _team.client.blocking_key_value_get(key, LONGEST_WAIT)
     result = json.loads(text)  # also in the writer, because JSON turns a tuple into a list
     if "mistake" in result:
         raise ConfigError(result["mistake"])
@@ -201,7 +214,7 @@ def gather(name: str, value: Value) -> list[Value]:
         return [value]
     key = _team.key(name)
     _team.client.key_value_set(f"{key}/{_team.index}", json.dumps(value))
-    return [json.loads(_team.client.blocking_key_value_get(f"{key}/{i}", FOREVER)) for i in range(_team.count)]
+    return [json.loads(_team.client.blocking_key_value_get(f"{key}/{i}", LONGEST_WAIT)) for i in range(_team.count)]
 
 
 def largest(value: int) -> int:
@@ -245,10 +258,19 @@ def on_ending(finish: Callable[[Ending], None]) -> None:
         _team.finish = finish
 
 
-def claim_end() -> None:
-    """Must be called by the thread that ends the run. If another thread already ends the process, it never returns."""
+def saving() -> contextlib.AbstractContextManager[Any]:
+    """Context manager: if another process ends meanwhile, this process first completes the block, up to a minute."""
+    return contextlib.nullcontext() if _team is None else _team.saving
+
+
+def claim_end(exits: bool = False) -> None:
+    """Must be called by the thread that ends the run. If another thread already ends the process, it never returns.
+
+    Args:
+        exits: Whether this thread ends the process after the run.
+    """
     if _team is not None:
-        _team.claim_end()
+        _team.claim_end(exits)
 
 
 def announce(stop_reason: str, exit_code: int, message: str) -> Ending:
@@ -259,7 +281,7 @@ def announce(stop_reason: str, exit_code: int, message: str) -> Ending:
 
 def cause_of(error: Exception, stop_reason: str, exit_code: int) -> Ending:
     """The first cause of an error: what another process has announced or lost, or the error itself, announced now."""
-    if _team is not None and isinstance(error, jax.errors.JaxRuntimeError):
+    if count() > 1 and _team is not None and isinstance(error, jax.errors.JaxRuntimeError):
         _team.wait_for_cause()
     return announce(stop_reason, exit_code, f"process {index()}: {type(error).__name__}: {error}")
 
@@ -271,6 +293,6 @@ def end_run() -> None:
 
 
 def leave() -> None:
-    """Disconnects this process; may be called again. The writer waits for the others, because it is the coordinator."""
+    """Disconnects this process; may be called again. The writer, which is the coordinator, leaves last."""
     if _team is not None:
         _team.leave()

@@ -1,8 +1,8 @@
-"""The processes of a run and their end: all of them end for the first cause, in any process.
+"""The processes of a run, which all end for the same cause: the first one in any process.
 
-A process that fails, or that a signal stops during compilation, announces its `Ending` to the others. A thread of every
-process waits for the announcement, and another thread watches for processes that vanish. Both threads give the main
-thread a few seconds and then end the process, because a collective of JAX cannot be interrupted.
+A process that fails, or that a signal stops during compilation, announces its `Ending` to all processes. A thread of
+every process waits for the announcement, and another thread watches for processes that vanish. Both threads give the
+thread of the run a few seconds and then end the process, because a collective of JAX cannot be interrupted.
 
 JAX aborts the other processes when process 0 vanishes, because the coordinator was part of process 0. A handler of
 SIGABRT ends the other processes with the name of the cause instead.
@@ -26,9 +26,12 @@ from typing import Any, NamedTuple
 import jax
 
 HEARTBEAT_SECONDS = 25  # after which a silent process counts as lost
-FAREWELL_SECONDS = 15  # in which the others end after a failure
-FOREVER = 24 * 3600 * 1000  # milliseconds; a thread ends a process that waits for a lost one
-_GRACE_SECONDS = 5.0  # for the main thread to end by itself
+FAREWELL_SECONDS = 15  # in which the other processes end after a failure
+LONGEST_WAIT = (
+    24 * 3600 * 1000
+)  # milliseconds of one wait; if a process is lost, `Team` ends the waiting process sooner
+_GRACE_SECONDS = 5.0  # for the thread of the run to end by itself
+_SAVE_SECONDS = 60.0  # for a save that has begun
 _EXIT_SECONDS = 5.0  # in which a process that has left exits
 _ANSWER_SECONDS = 2.0  # in which the coordinator's host accepts a connection
 _WATCH_SECONDS = 1.0  # between two questions for lost processes
@@ -59,7 +62,8 @@ class Team:
         index: Number of this process, from 0.
         count: Number of processes.
         ending: Why all processes end; None until that is known.
-        finish: Ends the run in another thread; None if there is no run.
+        finish: Ends the run in another thread; None outside of a run.
+        saving: Held while the writer saves a state.
 
     Args:
         client: JAX's client of the coordination service.
@@ -77,8 +81,10 @@ class Team:
         self.finish: Callable[[Ending], None] | None = None
         self._calls: Counter[str] = Counter()
         self._known = threading.Event()  # whether `ending` is known
-        self._ends = threading.Lock()  # held by the thread that ends the run
-        self._ender: int | None = None  # identifier of this thread
+        self.saving = threading.Lock()
+        self._claiming = threading.Lock()
+        self._ender: threading.Thread | None = None  # the thread that ends the run
+        self._exits = False  # whether this thread ends the process too
         self._live: set[int] = set()
         self._lost: set[int] = set()
         self._in_run = False
@@ -104,19 +110,31 @@ class Team:
         """Must be called before every run of these processes."""
         self._in_run = True
         self._runs_begun += 1
-        if self._ender == threading.get_ident():
-            self._ender = None
-            self._ends.release()
+        self.finish = None  # holds the training state of the last run
+        with self._claiming:
+            if not self._exits:
+                self._ender = None
 
     def end_run(self) -> None:
         """Must be called after a run that has ended for the same reason in all processes."""
         self._in_run = False
+        self.finish = None
 
-    def claim_end(self) -> None:
-        """Must be called by the thread that ends the run. If another thread ends the process already, never returns."""
-        if self._ender != threading.get_ident():
-            self._ends.acquire()
-            self._ender = threading.get_ident()
+    def claim_end(self, exits: bool = False) -> None:
+        """Must be called by the thread that ends the run. If another thread has claimed the end, never returns.
+
+        Args:
+            exits: Whether this thread ends the process after the run.
+        """
+        if not self._claim(exits):
+            threading.Event().wait()  # until the other thread ends the process
+
+    def _claim(self, exits: bool) -> bool:
+        with self._claiming:
+            if self._ender not in (None, threading.current_thread()):
+                return False
+            self._ender, self._exits = threading.current_thread(), self._exits or exits
+            return True
 
     def announce(self, ending: Ending) -> Ending:
         """Announces the end to all processes. Returns the first cause, which another process may have announced."""
@@ -140,7 +158,10 @@ class Team:
             error = getattr(sys, "last_value", None)  # the exception that ended the script
             why = "" if error is None else f": {type(error).__name__}: {error}"
             self.announce(Ending("error", 1, f"process {self.index} left before the run had ended{why}"))
-        self.claim_end()
+        with self._claiming:
+            if not self._exits:  # a run that has ended may have had another thread
+                self._ender = None
+        self.claim_end(exits=True)
         self._say_farewell()
         with contextlib.suppress(Exception):
             jax.distributed.shutdown()
@@ -155,7 +176,7 @@ class Team:
         self._known.set()
 
     def _say_farewell(self) -> None:
-        """Announces that this process leaves. The coordinator exits last, because JAX aborts the others then."""
+        """Announces that this process leaves. The coordinator exits last, because JAX then aborts all processes."""
         self._left = True
         with contextlib.suppress(Exception):  # the coordinator is lost
             self.client.key_value_set(f"{_PREFIX}/left/{self.index}", str(self._runs_begun))
@@ -185,7 +206,7 @@ class Team:
         """Ends this process after another process has announced that all end."""
         while not self._closed.is_set():
             try:
-                text = self.client.blocking_key_value_get(_ENDING, FOREVER)
+                text = self.client.blocking_key_value_get(_ENDING, LONGEST_WAIT)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" in str(error):  # the run takes longer
                     continue
@@ -194,7 +215,10 @@ class Team:
             return
 
     def _wait_for_lost_processes(self) -> None:
-        """Ends this process after another process has vanished. Every process must ask again and again."""
+        """Ends this process after another process has vanished.
+
+        `get_live_nodes` answers after every live process has asked, so every process asks once a second.
+        """
         everyone = list(range(self.count))
         while not self._closed.wait(_WATCH_SECONDS):
             if self._coordinator.endswith(_UNKNOWN_HOST):
@@ -240,12 +264,13 @@ class Team:
         return f"process {index} on {host}"
 
     def _end(self, ending: Ending) -> None:
-        """Ends this process, unless the main thread does so within the grace period."""
+        """Ends this process, unless the thread of the run does so within the grace period."""
         self._learn(ending)
         time.sleep(_GRACE_SECONDS)
-        if self._left or not self._ends.acquire(blocking=False):
+        if self.saving.acquire(timeout=_SAVE_SECONDS):  # the state would be lost
+            self.saving.release()
+        if self._left or not self._claim(exits=True):
             return
-        self._ender = threading.get_ident()
         ending = self.ending or ending
         try:
             print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr, flush=True)

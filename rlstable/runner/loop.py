@@ -70,7 +70,7 @@ class TrainingLoop:
             together; returning True stops the run.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Signal handlers that the caller has installed; None to install them during `run`.
-        factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` passes others.
+        factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` passes its own.
         environments: Environment objects of the user; None to load the configured environment.
 
     Raises:
@@ -176,6 +176,7 @@ class TrainingLoop:
         stop_reason: StopReason | None = StopReason.error
         try:
             self._train()
+            hosts.from_writer("ended", lambda: True)  # a process returns after the writer has written `result.json`
             stop_reason = None  # each seed has a stop reason
         except OutOfMemory as error:
             ending = hosts.announce(StopReason.out_of_memory.name, StopReason.out_of_memory.exit_code, str(error))
@@ -215,7 +216,7 @@ class TrainingLoop:
             store.preload()  # while the programs compile
         self._slots.program(training, self._unfinished)
         self._evaluate_untrained(training)
-        # The first collective of gloo fails after 30 s, and a process may compile for longer than the others.
+        # The first collective of gloo fails after 30 s, and one process may compile for longer than another.
         hosts.gather("compiled", True)
         requested = self._stop_request.agreed(float("-inf"))  # before or during the compilation
         if requested is not None:
@@ -237,7 +238,7 @@ class TrainingLoop:
         self._folder.wait()
         self._folder.ensure()
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
-        if self.config.seeds == 1 and hosts.count() == 1:  # an error in one process would hold up the others
+        if self.config.seeds == 1 and hosts.count() == 1:  # after an error here, the other processes would wait
             self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
         evaluations = evaluate(self._evaluator, self._slots, training, due, self._console) if due else {}
         if hosts.is_writer():
@@ -349,9 +350,10 @@ class TrainingLoop:
     def _save_and_end(self, stop_reason: StopReason) -> StopReason:
         """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation.
 
-        Several processes save nothing here, because the others may not be ready to give their parts of a state.
+        Several processes save nothing here, because one of them may not be ready to give its part of a state.
         """
         ending = hosts.announce(stop_reason.name, stop_reason.exit_code, stop_reason.meaning)
+        hosts.claim_end(exits=True)
         self._folder.wait()
         if hosts.count() == 1:
             for run in self._unfinished.values():

@@ -85,6 +85,11 @@ def resume(
     # The writer first, because it renames damaged checkpoints; the other processes read the same one.
     iteration = hosts.from_writer("resumed", newest)
     if not hosts.is_writer():
+        if not (checkpoints.directory / str(iteration)).is_dir():
+            raise ConfigError(
+                f"resume: process {hosts.index()} does not find checkpoint {iteration} in {checkpoints.directory}, "
+                "which process 0 reads; resume in a folder that all hosts share"
+            )
         read["tree"], read["saved"] = checkpoints.restore(template_of, iteration, later=_LATER)
     tree, saved = read["tree"], read["saved"]
     if renamed_guards.has_old_names(saved["config"]):

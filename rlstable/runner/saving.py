@@ -1,7 +1,7 @@
 """Saves the states of one seed, and counts the steps that are not saved.
 
-Of several processes only the writer saves. The others call the same methods, because a split state is gathered from all
-of them, and because all decide alike.
+With several processes only the writer saves. The other processes call the same methods, because a split state is
+gathered from all processes, and because all take the same decisions.
 """
 
 from __future__ import annotations
@@ -111,16 +111,24 @@ class Saving:
         """
         if not self._config.checkpoint.enabled:
             return
-        host, logbook = self._host, self._log.logbook
-        host.wandb_run_id = logbook.wandb_run_id
+        host = self._host
+        host.wandb_run_id = self._log.logbook.wandb_run_id
         saved, origins = self._snapshots.save(state, host.iteration)
         saved = sharding.gathered(dataclasses.replace(saved, incident=None))
         self._last_good = host.iteration, host.step
         if self._folder_check is None:
             self._last_score, self._unsaved = score, False
             return
+        with hosts.saving():
+            self._write(state, saved, origins, score)
+        self._last_score, self._unsaved = score, False
+
+    def _write(self, state: TrainState, saved: Any, origins: Mapping[str, Any], score: float | None) -> None:
+        """Writes a checkpoint, after the rows and the checkpoint before it."""
+        assert self._folder_check is not None
+        host = self._host
         policy, metadata = policy_arrays(state), {**self._metadata(score), **origins}
-        logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
+        self._log.logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
         self._checkpoints.wait()
         on_disk = self._checkpoints.on_disk()
         self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {host.iteration: host.step}
@@ -134,7 +142,6 @@ class Saving:
         else:
             self.warn_if_disk_nearly_full(saved)
             self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
-        self._last_score, self._unsaved = score, False
 
     def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""

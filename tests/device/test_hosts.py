@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from jax._src import distributed
 
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
@@ -79,6 +80,15 @@ def test_processes_are_not_connected_after_jax_is_in_use() -> None:
         hosts.start(validate(DistributedConfig, {"enabled": True}))
     assert "\n" not in str(caught.value)
     assert hosts.count() == 1
+
+
+def test_connected_processes_do_not_train_separate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed.global_state, "client", object())
+    monkeypatch.setattr(distributed.global_state, "num_processes", 1)
+    hosts.start(validate(DistributedConfig, {"enabled": False}))
+    monkeypatch.setattr(distributed.global_state, "num_processes", 2)
+    with pytest.raises(ConfigError, match=r"^distributed: is false, but jax\.distributed has connected this process"):
+        hosts.start(validate(DistributedConfig, {"enabled": False}))
 
 
 def test_process_that_trains_alone_decides_alone() -> None:

@@ -1,4 +1,4 @@
-"""How a process ends when another one vanishes, with a stand-in for JAX's client."""
+"""The end of a process after another process has failed, with a stand-in for JAX's client."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from rlstable.device import team as teams
 from rlstable.device.team import Ending, Team
 
 # JAX calls `abort` when process 0 vanishes. In a crash for another reason, process 0 still listens.
@@ -154,3 +156,64 @@ def test_process_that_leaves_inside_a_run_announces_the_exception_of_its_script(
     announced = client.values.get("rlstable/ending")
     text = "process 1 left before the run had ended: ValueError: a mistake"
     assert announced == (None if ends else json.dumps(Ending("error", 1, text)))
+
+
+@pytest.fixture
+def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    """A team in a run, without grace period."""
+    monkeypatch.setattr(teams, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(teams, "_EXIT_SECONDS", 0.0)
+    client = Client()
+    team = Team(client, index=1, count=2, address="localhost:1")
+    team.begin_run()
+    yield team
+    client.closed.set()
+    team._closed.set()
+
+
+def in_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_process_leaves_and_trains_again_although_another_thread_has_ended_the_run(team: Team) -> None:
+    for _ in range(2):
+        in_thread(team.claim_end).join(60)
+        team.end_run()
+        team.begin_run()
+    team.claim_end()
+    team.end_run()
+    team.client.closed.set()
+    leaving = in_thread(team.leave)
+    leaving.join(60)
+    assert not leaving.is_alive()
+
+
+def test_thread_waits_while_another_thread_ends_the_process(team: Team) -> None:
+    in_thread(lambda: team.claim_end(exits=True)).join(60)
+    for function in (team.claim_end, team.leave):
+        waiting = in_thread(function)
+        waiting.join(1)
+        assert waiting.is_alive()
+
+
+def test_save_that_has_begun_is_completed_before_the_process_ends(
+    team: Team, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(teams.os, "_exit", lambda code: done.put(f"exit code {code}"))
+    team.finish = lambda ending: done.put(ending.message)
+    with team.saving:
+        ending = in_thread(lambda: team._end(Ending("error", 1, "process 0 failed")))
+        ending.join(1)
+        done.put("saved")
+    ending.join(60)
+    assert [done.get(timeout=60) for _ in range(3)] == ["saved", "process 0 failed", "exit code 1"]
+    assert "rlstable: error: process 0 failed" in capfd.readouterr().err
+
+
+def test_team_forgets_the_last_run(team: Team) -> None:
+    team.finish = print  # in a run: a method of the training loop, which holds the training state
+    team.end_run()
+    assert team.finish is None
