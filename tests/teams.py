@@ -26,6 +26,11 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def without_cluster() -> dict[str, str]:
+    """The environment variables without those by which JAX detects a cluster."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NO_CLUSTER)}
+
+
 class Team:
     """Processes on this machine.
 
@@ -52,8 +57,9 @@ class Team:
     ):
         self.seconds_after_first_end = 0.0
         address = f"localhost:{free_port()}"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_NO_CLUSTER)}
-        environment |= ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+        environment = (
+            without_cluster() | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+        )
         environment["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
         self.logs = [run_dir.with_name(f"{run_dir.name}.{i}.log") for i in range(processes)]
         self.processes = []

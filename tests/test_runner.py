@@ -17,6 +17,7 @@ from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config, ConfigError
+from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
 from rlstable.io.checkpoint import Checkpoints
@@ -277,6 +278,19 @@ def test_callback_gets_every_row_and_can_end_the_run(tmp_path: Path) -> None:
     result = TrainingLoop(quick(), tmp_path, callback).run()
     assert seen == [ITERATION, 2 * ITERATION]
     assert result.stop_reason is StopReason.stopped
+
+
+def test_exit_of_a_callback_is_announced_to_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced = []
+    monkeypatch.setattr(hosts, "announce", lambda *ending: announced.append(ending))
+
+    def callback(step: int, row: dict[str, Any]) -> None:
+        raise SystemExit("enough")
+
+    with pytest.raises(SystemExit, match="enough"):
+        TrainingLoop(quick(), tmp_path, callback).run()
+    assert announced == [("error", 1, "process 0: SystemExit: enough")]
+    assert read_result(tmp_path)["stop_reason"] == "error"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def require_shared_cache(usable: bool) -> str | None:
     """Switches JAX's cache off if several processes with accelerators do not share one folder.
 
     JAX writes the cache in process 0 only. On a GPU the processes that compile a program divide the timing of its
-    kernels, so they would wait for a process that finds the program in the cache.
+    kernels. They would wait for a process that finds the program in the cache.
 
     Args:
         usable: Whether this process can use the folder of its configuration.

@@ -36,8 +36,8 @@ def start(config: DistributedConfig) -> None:
     """Connects the processes if the configuration or the cluster says so. Must run before JAX is initialised.
 
     Raises:
-        ConfigError: A setting is missing, the processes do not find each other, they are connected although the
-            configuration says that they are not, or one of them has failed or vanished.
+        ConfigError: A setting is missing, or the processes do not find each other. Or the processes are connected
+            although the configuration says `false`, or a process has failed or vanished.
     """
     global _team
     if _team is not None and _team.ending is not None:
@@ -253,7 +253,7 @@ def _flat(settings: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def on_ending(finish: Callable[[Ending], None]) -> None:
-    """Sets the function that ends the run in another thread, while the main thread waits for the other processes."""
+    """Sets the function that ends the run in another thread, while its own thread waits for other processes."""
     if _team is not None:
         _team.finish = finish
 

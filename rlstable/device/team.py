@@ -27,9 +27,8 @@ import jax
 
 HEARTBEAT_SECONDS = 25  # after which a silent process counts as lost
 FAREWELL_SECONDS = 15  # in which the other processes end after a failure
-LONGEST_WAIT = (
-    24 * 3600 * 1000
-)  # milliseconds of one wait; if a process is lost, `Team` ends the waiting process sooner
+# Milliseconds of one wait for another process. If that process is lost, `Team` ends the waiting process sooner.
+LONGEST_WAIT = 24 * 3600 * 1000
 _GRACE_SECONDS = 5.0  # for the thread of the run to end by itself
 _SAVE_SECONDS = 60.0  # for a save that has begun
 _EXIT_SECONDS = 5.0  # in which a process that has left exits
@@ -63,7 +62,7 @@ class Team:
         count: Number of processes.
         ending: Why all processes end; None until that is known.
         finish: Ends the run in another thread; None outside of a run.
-        saving: Held while the writer saves a state.
+        saving: Lock that the writer holds while it saves a state.
 
     Args:
         client: JAX's client of the coordination service.
@@ -127,7 +126,9 @@ class Team:
             exits: Whether this thread ends the process after the run.
         """
         if not self._claim(exits):
-            threading.Event().wait()  # until the other thread ends the process
+            while True:  # until the other thread ends the process, also if the user presses Ctrl-C
+                with contextlib.suppress(KeyboardInterrupt):
+                    threading.Event().wait()
 
     def _claim(self, exits: bool) -> bool:
         with self._claiming:
@@ -277,7 +278,7 @@ class Team:
             if self.finish is not None:
                 self.finish(ending)
         finally:
-            # Connected to the end, because the main thread would fail if its call of the client were cancelled.
+            # Connected to the end, because the thread of the run would fail if its call of the client were cancelled.
             self._say_farewell()
             with contextlib.suppress(Exception):
                 sys.stdout.flush()

@@ -186,7 +186,8 @@ def steps_in(directory: Path) -> list[int]:
     """
     if not directory.is_dir():
         return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if re.fullmatch("[0-9]+", entry.name))
+    entries = [entry for entry in directory.iterdir() if re.fullmatch("[0-9]+", entry.name) and entry.is_dir()]
+    return sorted(int(entry.name) for entry in entries)
 
 
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:

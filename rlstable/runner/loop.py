@@ -194,6 +194,10 @@ class TrainingLoop:
                 log_event("error", message=f"{type(error).__name__}: {error}")
             if stop_reason is StopReason.error:
                 raise
+        except BaseException as error:  # SystemExit of a callback
+            error_text = f"process {hosts.index()}: {type(error).__name__}: {error}"
+            hosts.announce(StopReason.error.name, StopReason.error.exit_code, error_text)
+            raise
         finally:
             result = self._finish(stop_reason)
         hosts.end_run()

@@ -84,12 +84,14 @@ def resume(
 
     # The writer first, because it renames damaged checkpoints; the other processes read the same one.
     iteration = hosts.from_writer("resumed", newest)
+    # All processes raise the error, before one of them writes a file.
+    found = hosts.gather("found", hosts.is_writer() or (checkpoints.directory / str(iteration)).is_dir())
+    if not all(found):
+        raise ConfigError(
+            f"resume: process {found.index(False)} does not find checkpoint {iteration} in {checkpoints.directory}, "
+            "which process 0 reads; resume in a folder that all hosts share"
+        )
     if not hosts.is_writer():
-        if not (checkpoints.directory / str(iteration)).is_dir():
-            raise ConfigError(
-                f"resume: process {hosts.index()} does not find checkpoint {iteration} in {checkpoints.directory}, "
-                "which process 0 reads; resume in a folder that all hosts share"
-            )
         read["tree"], read["saved"] = checkpoints.restore(template_of, iteration, later=_LATER)
     tree, saved = read["tree"], read["saved"]
     if renamed_guards.has_old_names(saved["config"]):

@@ -169,6 +169,7 @@ def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     yield team
     client.closed.set()
     team._closed.set()
+    teams._set_abort_handler(team._earlier_handler)
 
 
 def in_thread(function: Callable[[], object]) -> threading.Thread:

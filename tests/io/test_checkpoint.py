@@ -235,6 +235,6 @@ def test_missing_checkpoints_are_named_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"no checkpoint 5 here; choose best, latest or one of 1, 2$"):
         restore_policy(tmp_path, 5)
     (tmp_path / "checkpoints" / "7").write_text("a file, not a folder")
-    with pytest.raises(ConfigError, match="no checkpoint here"):
+    with pytest.raises(ConfigError, match=r"no checkpoint 7 here; choose best, latest or one of 1, 2$"):
         checkpoints.restore({}, iteration=7)
     checkpoints.close()

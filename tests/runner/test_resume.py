@@ -14,12 +14,10 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.runner.resume import resume
 
 
-def test_process_that_does_not_see_the_run_folder_ends_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_folder_that_a_process_does_not_see_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "is_writer", lambda: False)
-    monkeypatch.setattr(hosts, "index", lambda: 1)
     monkeypatch.setattr(hosts, "from_writer", lambda name, value: 7)
+    monkeypatch.setattr(hosts, "gather", lambda name, value: [True, value])
     config = tiny_config()
     unused: Any = None
     with Checkpoints(tmp_path, config.checkpoint) as checkpoints, pytest.raises(ConfigError) as caught:

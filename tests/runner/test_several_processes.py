@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quick_compile import ENVIRONMENT
-from teams import Team, free_port
+from teams import Team, free_port, without_cluster
 from test_kills import ROOT, TINY, checkpoints, require_same, rows
 
 from rlstable.io.run_folder import read_result, steps_in
@@ -250,7 +250,8 @@ def test_physics_of_mujoco_runs_on_the_devices_of_each_process(tmp_path: Path, b
 @pytest.mark.slow
 def test_script_of_two_processes_may_train_twice_in_a_thread(tmp_path: Path) -> None:
     address = f"localhost:{free_port()}"
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    environment = without_cluster() | environment
     words = [*TINY, "total_steps=320", "eval.num_evals=2", f"distributed.coordinator={address}"]
     words += ["distributed.num_processes=2"]
     processes = [
@@ -260,7 +261,13 @@ def test_script_of_two_processes_may_train_twice_in_a_thread(tmp_path: Path) -> 
         )
         for i in range(2)
     ]  # fmt: skip
-    for process in processes:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
-        assert "first completed\nsecond completed\n" in output
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, output
+            ended = [line for line in output.splitlines() if line.endswith(" completed")]
+            assert ended == ["first completed", "second completed"], output
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
