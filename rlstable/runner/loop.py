@@ -372,6 +372,7 @@ class TrainingLoop:
                 run.event("error", message=ending.message)
         self._advise(ending)
         self._finish(stop_reason)
+        self._stop_request.call_previous_handler()
 
     def _advise(self, ending: hosts.Ending) -> None:
         """Explains a failure of another process, or of all; a signal explains itself."""

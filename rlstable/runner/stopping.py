@@ -85,6 +85,11 @@ class StopRequest:
         with self._console.compiling(name), handler:
             yield
 
+    def call_previous_handler(self) -> None:
+        """Calls the handler that was set before the run, if its signal ended the run: submitit queues the job again."""
+        if self._signals is not None:
+            self._signals.call_previous_handler()
+
     def _announce(self, number: int) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self._console.message(f"{name}: the run saves and stops; a second signal stops it at once, without saving")
@@ -94,8 +99,7 @@ class StopRequest:
         stop_reason = self.stop_reason or StopReason.interrupted
         try:
             stop_reason = self._save_and_end(stop_reason)
-            if self._signals is not None:
-                self._signals.call_previous_handler()
+            self.call_previous_handler()
         finally:
             hosts.leave()
             sys.stdout.flush()
