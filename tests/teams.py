@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 from test_kills import ROOT, TINY
 
 # Longest time of a start and a short run; a test that hangs fails.
@@ -58,7 +58,7 @@ class Team:
         self.seconds_after_first_end = 0.0
         address = f"localhost:{free_port()}"
         environment = (
-            without_cluster() | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+            without_cluster() | quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
         )
         environment["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
         self.logs = [run_dir.with_name(f"{run_dir.name}.{i}.log") for i in range(processes)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 
 from rlstable.io.run_folder import read_result, seed_folders, steps_in
 from rlstable.io.store import open_manager, read_arrays, read_json
@@ -46,7 +46,7 @@ Moment = dict[str, Any]
 def start(run_dir: Path, args: Sequence[str], moment: Moment | None = None) -> subprocess.Popen[str]:
     """Starts the command in another process; without a moment it is not killed."""
     devices = next((arg.split("=")[1] for arg in args if arg.startswith("devices=")), "1")
-    environment = os.environ | ENVIRONMENT
+    environment = os.environ | quick_environment()
     environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     environment["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
     command = [sys.executable, str(ROOT / "tests" / "deadly.py"), json.dumps(moment or {"at": "end"})]

@@ -47,10 +47,10 @@ _NORMAL_ONLY = (
     "mean_kernel_init_kwargs",
 )
 _INITIALIZERS = ("policy_network_kernel_init_fn", "value_network_kernel_init_fn", "mean_kernel_init_fn")
-# Functions that wrap an environment as rlstable's own vectorisation does, by module and name.
+# Functions that wrap an environment as rlstable's own vectorisation does, by package and name.
 _KNOWN_WRAPPERS = {
-    ("brax.envs.wrappers.training", "wrap"),
-    ("mujoco_playground._src.wrapper", "wrap_for_brax_training"),
+    ("brax", "wrap"),
+    ("mujoco_playground", "wrap_for_brax_training"),
 }
 
 
@@ -130,7 +130,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
         )
     wrapper = arguments["wrap_env_fn"]
     function = getattr(wrapper, "func", wrapper)
-    known = (getattr(function, "__module__", None), getattr(function, "__name__", None)) in _KNOWN_WRAPPERS
+    package = str(getattr(function, "__module__", None)).partition(".")[0]
+    known = (package, getattr(function, "__name__", None)) in _KNOWN_WRAPPERS
     if function is not None and not known:
         raise ConfigError(
             f"wrap_env_fn: {getattr(function, '__name__', function)!r} is not known; rlstable vectorises the "

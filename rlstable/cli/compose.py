@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlstable.cli import playground
 from rlstable.cli.resolvers import reject_resolvers
 from rlstable.cli.typed_words import prepared
+from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.config.schema import unknown_key
@@ -48,11 +49,11 @@ def compose_quickly(words: Sequence[str]) -> None:
         words: The command line. Hydra still composes twice if a word can set its mode: a flag, an option of Hydra, or
             an option of `sweep`.
     """
-    from hydra._internal.hydra import Hydra
-
     replacements: list[tuple[Any, str, Any]] = [(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))]
     if not any(word.lstrip("+~").startswith(("-", "hydra.mode", "hydra=", "hydra/", "sweep")) for word in words):
-        replacements.append((Hydra, "get_mode", lambda *_, **__: None))
+        hydra_class = compatibility.hydra_with_mode()
+        if hydra_class is not None:
+            replacements.append((hydra_class, "get_mode", lambda *_, **__: None))
     for owner, name, value in replacements:
         _undo.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)

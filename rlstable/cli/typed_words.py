@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlstable.cli.options import latest_run
+from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError
 from rlstable.config.overrides import literal
 from rlstable.config.renamed import with_new_names
@@ -87,9 +88,9 @@ def _reject_unknown_flags(words: Sequence[str]) -> None:
     Raises:
         ConfigError: A flag is unknown, or its value is missing or not allowed.
     """
-    from hydra._internal.utils import get_args_parser  # no public API for the flags
-
-    parser = get_args_parser()
+    parser = compatibility.hydra_flags()
+    if parser is None:
+        return
     parser.exit_on_error = False
     words = [word for word in words if word != "--version"]  # would print and exit here
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -26,7 +28,7 @@ _DETERMINISTIC = {
     "gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
 }
 
-# Such a program compiles in a quarter of the time and runs half as fast.
+# Such a program compiles in a quarter of the time and runs half as fast. The emitters are an option until jaxlib 0.10.
 _QUICK = {
     "cpu": {
         "xla_backend_optimization_level": 0,
@@ -37,21 +39,50 @@ _QUICK = {
 
 
 def compiler_options(deterministic: bool, quickly: bool = False) -> dict[str, bool | int] | None:
-    """Non-default XLA options, or None. A CPU is deterministic without options.
+    """Non-default XLA options that this jaxlib knows, or None. A CPU is deterministic without options.
 
     Args:
         deterministic: Whether the same program on the same device must give the same bits.
         quickly: Whether compile time matters more than the speed of the programs.
     """
-    options = (_DETERMINISTIC.get(jax.default_backend(), {}) if deterministic else {}) | (
-        quick_options() if quickly else {}
-    )
+    options = (_known(_DETERMINISTIC) if deterministic else {}) | (quick_options() if quickly else {})
     return options or None
 
 
 def quick_options() -> dict[str, bool | int]:
-    """XLA options for programs whose compile time matters more than their speed."""
-    return _QUICK.get(jax.default_backend(), {})
+    """XLA options that this jaxlib knows, for programs whose compile time matters more than their speed."""
+    return _known(_QUICK)
+
+
+def unknown_options() -> tuple[str, ...]:
+    """Names of the XLA options for this kind of device that this jaxlib does not know; programs do without them."""
+    return _unknown(jax.default_backend())
+
+
+def _known(table: Mapping[str, Mapping[str, bool | int]]) -> dict[str, bool | int]:
+    """The options of a table for this kind of device that this jaxlib knows."""
+    options = table.get(jax.default_backend(), {})
+    return {name: value for name, value in options.items() if name not in unknown_options()}
+
+
+@functools.cache
+def _unknown(backend: str) -> tuple[str, ...]:
+    """The unknown options for a kind of device, found by compiling an empty program; every jaxlib has other options."""
+    options: dict[str, Any] = {
+        name: value for table in (_DETERMINISTIC, _QUICK) for name, value in table.get(backend, {}).items()
+    }
+    empty, unknown = jax.jit(lambda: None).lower(), []
+    while options:
+        try:
+            empty.compile(options)
+            break
+        except jax.errors.JaxRuntimeError as error:
+            name = next((name for name in options if f"'{name}'" in str(error)), None)
+            if name is None or "No such compile option" not in str(error):
+                raise
+            unknown.append(name)
+            del options[name]
+    return tuple(unknown)
 
 
 def enable_program_cache(folder: str | None) -> str | None:

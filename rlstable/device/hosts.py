@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
 from rlstable.device.team import FAREWELL_SECONDS, HEARTBEAT_SECONDS, LONGEST_WAIT, Ending, Team
@@ -51,11 +52,8 @@ def start(config: DistributedConfig) -> None:
             "distributed=auto, or train separate runs in new processes"
         )
     if _team is None and _is_wanted(config):
-        from jax._src import distributed  # no public API for the client
-
         _connect(config)
-        state = distributed.global_state
-        _team = Team(state.client, state.process_id, state.num_processes, str(state.coordinator_address))
+        _team = Team(*compatibility.coordination())
         atexit.register(leave)
     if _team is not None:
         _team.begin_run()
@@ -70,11 +68,7 @@ def _is_wanted(config: DistributedConfig) -> bool:
 
 def _is_connected() -> bool:
     """Whether `jax.distributed` has connected this process to other processes, here or in the user's script."""
-    with contextlib.suppress(ImportError, AttributeError):  # another JAX may have moved its private modules
-        from jax._src import distributed
-
-        return distributed.global_state.client is not None and distributed.global_state.num_processes > 1
-    return False
+    return jax.distributed.is_initialized() and compatibility.coordination().num_processes > 1
 
 
 def _count_in_cluster() -> int:
@@ -87,12 +81,9 @@ def _count_in_cluster() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a missing package `kubernetes`
         try:
-            from jax._src import clusters  # no public API for the detection
-
-            kinds = (kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
-            cluster = next((kind for kind in kinds if kind.is_env_present()), None)
-            if cluster is not None:
-                return cluster.get_process_count()
+            count = compatibility.processes_of_cluster()
+            if count is not None:
+                return count
         except Exception as error:  # a pod that belongs to no job, for instance
             reason = " ".join(str(error).split())[:200]
     # Without this error each pod of the job would train a separate run.
@@ -110,11 +101,9 @@ def _connect(config: DistributedConfig) -> None:
     Raises:
         ConfigError: A setting is missing, or the processes do not find each other.
     """
-    from jax._src import distributed, xla_bridge  # no public API for the client and the state of JAX
-
-    if distributed.global_state.client is not None:
+    if jax.distributed.is_initialized():
         return
-    if xla_bridge.backends_are_initialized():
+    if compatibility.backends_are_initialized():
         raise ConfigError(
             "distributed: JAX is in use already, so the processes cannot be connected; start the script with "
             "jax.config.update('jax_enable_recoverability', True) and jax.distributed.initialize(), or set "

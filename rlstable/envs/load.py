@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
@@ -175,13 +176,13 @@ def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
 def _brax_class(name: str) -> Any:
     # Without warp-lang, mujoco.mjx prints an import message and works anyway.
     with contextlib.redirect_stdout(io.StringIO()):
-        from brax import envs, fluid
+        from brax import fluid
 
     if isinstance(fluid.jp, types.ModuleType):
         # Brax 0.14's fluid model, used by its swimmer, calls `clip` with a keyword that JAX 0.10 has removed.
         clip = lambda x, a_min: jnp.clip(x, min=a_min)  # noqa: E731
         fluid.jp = types.SimpleNamespace(**{**vars(jnp), "clip": clip})
-    registry = envs._envs
+    registry = compatibility.brax_environments()
     if name not in registry:
         close = difflib.get_close_matches(name, list(registry), n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(sorted(registry))}"

@@ -43,6 +43,14 @@ def model_of(env: Any) -> Any | None:
     return model
 
 
+def physics_steps(env: Any) -> int:
+    """Physics steps of one action: Playground's `n_substeps`, or what `dt` and the timestep of Brax's models say."""
+    system: Any = getattr(env, "sys", None)
+    if hasattr(system, "mj_model") and hasattr(env, "dt"):
+        return round(float(env.dt) / float(system.opt.timestep))
+    return int(getattr(env, "n_substeps", 1))
+
+
 def _copy_changed_array(model: Any, name: str, value: Any) -> None:
     """Writes an array of `env.sys` into the model, if the model has it with other numbers."""
     array = getattr(model, name, None)

@@ -19,10 +19,10 @@ from brax.base import Base, Motion, Transform
 from brax.envs.base import PipelineEnv
 from flax import struct
 
-from rlstable.compilation import ffi
+from rlstable.compilation import compatibility, ffi
 from rlstable.device.machine import share_of_cores
 from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported
-from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.mujoco_model import model_of, physics_steps
 from rlstable.envs.randomized import RandomizedEnv
 
 
@@ -233,12 +233,13 @@ def with_native_physics(env: Any, devices: int = 1) -> Any:
 
 
 def _install(env: Any, pipeline: Pipeline) -> None:
-    env._pipeline = pipeline
+    if not hasattr(env, compatibility.BRAX_PIPELINE):
+        raise Unsupported("this version of Brax has no pipeline that can be replaced")
+    setattr(env, compatibility.BRAX_PIPELINE, pipeline)
+    frames = physics_steps(env)
     if type(env).pipeline_step is PipelineEnv.pipeline_step:
         # All physics steps of an action in one call. An environment that overrides `pipeline_step` calls each of them.
-        _override(
-            env, pipeline_step=lambda self, state, action: pipeline.steps(self.sys, state, action, self._n_frames)
-        )
+        _override(env, pipeline_step=lambda self, state, action: pipeline.steps(self.sys, state, action, frames))
 
 
 def _install_in_task(env: Any, pipeline: Pipeline) -> None:

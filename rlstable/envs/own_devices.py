@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from rlstable.compilation import compatibility
+
 
 class _OwnDevices:
     """The module `jax` whose `devices` are those of this process."""
@@ -22,6 +24,4 @@ class _OwnDevices:
 def use_own_devices() -> None:
     """Must run before an environment is made. MJX (3.17) takes the first device of all processes, process 0's."""
     if jax.process_count() > 1:
-        from mujoco.mjx._src import io
-
-        io.jax = _OwnDevices()
+        compatibility.mjx_io().jax = _OwnDevices()

@@ -10,6 +10,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
@@ -53,7 +54,7 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, Any], impl: str | None = N
         )
     if overrides.get("vision", settings.get("vision", False)):
         raise ConfigError("env.kwargs: rlstable does not train on pixels; leave vision=false")
-    needs_models = suite is not _module(f"_src.{_SUITES[0]}") and not _module("_src.mjx_env").MENAGERIE_PATH.exists()
+    needs_models = suite is not _module(_SUITES[0]) and not _menagerie().exists()
     if needs_models:
         print("rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes", file=sys.stderr)
     try:
@@ -89,7 +90,7 @@ def randomizer(name: str) -> Any:
     """
     suite_of(name)
     with _quiet():
-        function = _module("_src.registry").get_domain_randomizer(name)
+        function = _module("registry").get_domain_randomizer(name)
     if function is None:
         raise ConfigError(
             f"env.randomize: Playground has no randomisation for {name}; set env.randomize=false, or give a function "
@@ -125,7 +126,7 @@ def suite_of(name: str) -> Any:
     Raises:
         ConfigError: Playground is not installed, or has no such task.
     """
-    suites = [_module(f"_src.{suite}") for suite in _SUITES]
+    suites = [_module(suite) for suite in _SUITES]
     for suite in suites:
         if name in suite.ALL_ENVS:
             return suite
@@ -147,7 +148,8 @@ def _module(name: str) -> Any:
         raise ConfigError("env: MuJoCo Playground is not installed; pip install 'rlstable[playground]'")
     try:
         with _quiet():
-            return importlib.import_module(f"{_PACKAGE}.{name}")
+            found = getattr(importlib.import_module(_PACKAGE), name, None)
+            return importlib.import_module(f"{_PACKAGE}.{name}") if found is None else found
     except Exception as error:
         raise ConfigError(
             f"env: MuJoCo Playground cannot be imported: {type(error).__name__}: {first_line(error)}; "
@@ -175,8 +177,14 @@ def _require_known(overrides: Mapping[str, Any], settings: Any, name: str) -> No
             raise ConfigError(f"env.kwargs: {name} has no setting {key!r}; {hint}")
 
 
+def _menagerie() -> Path:
+    """The folder in which Playground looks for the models of MuJoCo Menagerie."""
+    path: Path = _module("registry").mjx_env.MENAGERIE_PATH
+    return path
+
+
 def _no_models(name: str, mistake: str) -> str:
-    path = _module("_src.mjx_env").MENAGERIE_PATH
+    path = _menagerie()
     return (
         f"env.name: {name} needs the robot models of MuJoCo Menagerie, which {mistake}; start it once with git and a "
         f"network, or put a clone of https://github.com/google-deepmind/mujoco_menagerie at {path}"

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 
 MODEL = "model"  # the entry of `info`
@@ -39,7 +40,7 @@ class RandomizedEnv:
         self.env = env
         self._randomization_fn = randomization_fn
         inner = _inner(env)
-        fields = [name for name in ("sys", "_mjx_model") if hasattr(inner, name)]
+        fields = [name for name in compatibility.RANDOMIZED_FIELDS if hasattr(inner, name)]
         if not fields:
             raise ConfigError(
                 f"env.randomization_fn: {type(inner).__name__} has neither sys (Brax) nor mjx_model (Playground) to "

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.device.shared import Shared
 from rlstable.device.trees import EnvState
@@ -60,7 +61,7 @@ def contact_norms(state: EnvState) -> jax.Array | None:
         The norms; None if the physics has no shared contacts.
     """
     data = physics(state)
-    data = getattr(data, "_impl", data)
+    data = compatibility.mjx_arrays(data)
     world, count = (getattr(data, name, None) for name in (f"{_CONTACT}worldid", "nacon"))
     if not isinstance(world, Shared) or not isinstance(count, Shared) or not world.value.size:
         return None

@@ -169,7 +169,7 @@ class TensorBoard:
         width, height = (int.from_bytes(data[place : place + 2], "little") for place in (6, 8))
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=data)
         summary = Summary(value=[Summary.Value(tag="episode", image=image)])
-        self._writer._get_file_writer().add_summary(summary, int(step))
+        self._writer.file_writer.add_summary(summary, int(step))
 
     def restore(self) -> None:
         """Starts a new file after the folder was deleted."""

@@ -18,7 +18,7 @@ from rlstable.device.shared import row, vmapped
 from rlstable.envs.float64 import computes_in_float64
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_batch import set_arrays
-from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.mujoco_model import model_of, physics_steps
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.vector import VectorEnv, without_first_state
 from rlstable.faults import PROBES
@@ -140,7 +140,7 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
             field[...] = array
     if f"{root}/time" in before:
         data.time = float(before[f"{root}/time"])
-    frames = int(getattr(env, "_n_frames", getattr(env, "n_substeps", 1)))  # the names of Brax and Playground
+    frames = physics_steps(env)
     limits, note = limits_of(incident.config), ""
     for frame in range(frames):
         _step_quietly(mujoco, model, data)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
+from rlstable.compilation import xla
 from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache, require_shared_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
@@ -152,6 +153,8 @@ class SeedRun:
                 self.event("lock_unsupported", error=self._lock.unsupported)
             if cache_error is not None:
                 self.event("compile_cache_unusable", error=cache_error)
+            if unknown := xla.unknown_options():
+                self.event("compiler_options_unknown", options=list(unknown))
             if config.env.backend == "auto":
                 _log_backend(setup, self.event)
             self._initialize_state(setup, resumes)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 
 from rlstable.compilation import ffi
 
@@ -99,7 +99,7 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     """The programs do not depend on the order of sets, which differs between processes."""
     found = []
     for seed in ("1", "2"):
-        surroundings = {**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": seed}
+        surroundings = {**os.environ, **quick_environment(), "XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": seed}
         surroundings.pop("JAX_COMPILATION_CACHE_DIR", None)
         done = subprocess.run(
             [sys.executable, "-c", _TRAIN, str(tmp_path / seed)],

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from jax import export
 from lowering import outside_calls, programs_of_run
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 from toys import mesh, tiny_config
 
 from rlstable.compilation import ffi, sources, trace_cache
@@ -481,7 +481,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def train(folder: Path, cache: Path, *words: str) -> None:
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    environment = os.environ | quick_environment() | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
     del environment["JAX_COMPILATION_CACHE_DIR"]
     command = [sys.executable, "-m", "rlstable.train", "eval.num_envs=4", *words, f"hydra.run.dir={folder}"]
     subprocess.run(command, env=environment, check=True, timeout=400)

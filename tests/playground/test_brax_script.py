@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("mujoco_playground")
 
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).parent / "brax_script.py"
@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parent / "brax_script.py"
 def run(logdir: Path, *flags: str) -> list[dict[str, Any]]:
     """The lines that the script prints as JSON."""
     command = [sys.executable, str(SCRIPT), f"--logdir={logdir}", *flags]
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | quick_environment() | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("mujoco_playground")
 
 from commands import exit_code
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 from robots import GO1, use_dummy_meshes
 
 import rlstable
@@ -127,7 +127,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def train(folder: Path, cache: Path) -> None:
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    environment = os.environ | quick_environment() | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
     del environment["JAX_COMPILATION_CACHE_DIR"]
     words = ["env=playground", f"env.name={TASK}", *TINY, f"hydra.run.dir={folder}"]
     subprocess.run([sys.executable, "-m", "rlstable.train", *words], env=environment, check=True, timeout=400)

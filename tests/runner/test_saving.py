@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
@@ -92,7 +92,7 @@ def command(folder: Path, *words: str, **environment: str) -> subprocess.Complet
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     return subprocess.run(
         [sys.executable, "-m", "rlstable.train", *TINY, *words, f"hydra.run.dir={folder.name}"],
-        env=os.environ | ENVIRONMENT | {"PYTHONPATH": path} | environment, cwd=folder.parent,
+        env=os.environ | quick_environment() | {"PYTHONPATH": path} | environment, cwd=folder.parent,
         capture_output=True, text=True, errors="surrogateescape", timeout=300, check=False,
     )  # fmt: skip
 

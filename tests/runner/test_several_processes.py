@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 from teams import Team, free_port, without_cluster
 from test_kills import ROOT, TINY, checkpoints, require_same, rows
 
@@ -250,7 +250,7 @@ def test_physics_of_mujoco_runs_on_the_devices_of_each_process(tmp_path: Path, b
 @pytest.mark.slow
 def test_script_of_two_processes_may_train_twice_in_a_thread(tmp_path: Path) -> None:
     address = f"localhost:{free_port()}"
-    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    environment = quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
     environment = without_cluster() | environment
     words = [*TINY, "total_steps=320", "eval.num_evals=2", f"distributed.coordinator={address}"]
     words += ["distributed.num_processes=2"]

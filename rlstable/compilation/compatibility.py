@@ -1,0 +1,139 @@
+"""Private names of libraries, and what rlstable does with a version of the library that lacks the name.
+
+A test finds private names in any other file of the package. The module imports a library only when it is asked for it.
+
+| library | private name | without the name |
+| --- | --- | --- |
+| JAX | `distributed.global_state` | a run of several processes ends with one line |
+| JAX | `xla_bridge.backends_are_initialized` | JAX's own error, if JAX is in use before the processes connect |
+| JAX | `clusters.ClusterEnv` | clusters are not detected: set `distributed.coordinator` and so on |
+| Hydra | `utils.get_args_parser` | Hydra prints its own help for an unknown flag |
+| Hydra | `hydra.Hydra.get_mode` | Hydra composes the configuration twice, 0.2 s longer |
+| Brax | `envs._envs` | one line that asks for another version of Brax |
+| Brax | `PipelineEnv._pipeline` | no native physics: `env.backend=auto` simulates with MJX |
+| MJX | `io.jax` | one line, only in a run of several processes |
+| MJX | `Data._impl` | the arrays are read from the data itself |
+| Playground | `MjxEnv._mjx_model` | domain randomisation of its tasks ends with one line |
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+from typing import Any, NamedTuple
+
+from rlstable.config import ConfigError
+
+BRAX_PIPELINE = "_pipeline"
+# Fields with the model that domain randomisation replaces: Brax's environments, and Playground's tasks.
+RANDOMIZED_FIELDS = ("sys", "_mjx_model")
+
+
+class Coordination(NamedTuple):
+    """JAX's coordination service, as this process sees it.
+
+    Attributes:
+        client: JAX's client of the service; None before the processes are connected.
+        process_id: Number of this process, from 0.
+        num_processes: Number of all processes.
+        address: `<host>:<port>` of process 0.
+    """
+
+    client: Any
+    process_id: int
+    num_processes: int
+    address: str
+
+
+def coordination() -> Coordination:
+    """JAX's coordination service.
+
+    Raises:
+        ConfigError: This version of JAX has no such name.
+    """
+    state = _private("jax._src.distributed", "global_state")
+    try:
+        return Coordination(state.client, state.process_id, state.num_processes, str(state.coordinator_address))
+    except AttributeError:
+        raise _unknown_version("distributed", "jax", "train with one process") from None
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has initialised a device; False if this version of JAX cannot say."""
+    function = _private("jax._src.xla_bridge", "backends_are_initialized")
+    return function is not None and bool(function())
+
+
+def processes_of_cluster() -> int | None:
+    """Number of processes of the cluster that JAX detects; None outside of one.
+
+    Raises:
+        Exception: Whatever JAX raises when it cannot read the cluster.
+    """
+    cluster_env = _private("jax._src.clusters", "ClusterEnv")
+    kinds = getattr(cluster_env, "_cluster_types", ())
+    cluster = next((kind for kind in kinds if not kind.opt_in_only_method and kind.is_env_present()), None)
+    return None if cluster is None else int(cluster.get_process_count())
+
+
+def hydra_flags() -> argparse.ArgumentParser | None:
+    """The parser of Hydra's flags; None if this version of Hydra has none under a known name."""
+    function = _private("hydra._internal.utils", "get_args_parser")
+    return None if function is None else function()
+
+
+def hydra_with_mode() -> type | None:
+    """Hydra's class with a method `get_mode`; None if this version of Hydra has none."""
+    owner = _private("hydra._internal.hydra", "Hydra")
+    return owner if hasattr(owner, "get_mode") else None
+
+
+def brax_environments() -> dict[str, type]:
+    """Brax's environments by name.
+
+    Raises:
+        ConfigError: This version of Brax has no such name.
+    """
+    environments: dict[str, type] | None = _private("brax.envs", "_envs")
+    if environments is None:
+        raise _unknown_version("env", "brax", "give the class: env=import env.name=brax.envs.ant:Ant")
+    return environments
+
+
+def mjx_io() -> Any:
+    """The module of MJX that puts models on a device.
+
+    Raises:
+        ConfigError: This version of MJX has no such module.
+    """
+    module = _private("mujoco.mjx._src", "io")
+    if not hasattr(module, "jax"):
+        raise _unknown_version("distributed", "mujoco-mjx", "train with one process")
+    return module
+
+
+def mjx_arrays(data: Any) -> Any:
+    """The object with the arrays of one implementation of MJX, contacts among them; `data` itself for other physics."""
+    return getattr(data, "_impl", data)
+
+
+def _private(module: str, name: str) -> Any:
+    """A name of a module; None if either is gone."""
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.startswith(error.name) and error.name != module.partition(".")[0]:
+            return None
+        raise
+    if hasattr(found, name):
+        return getattr(found, name)
+    try:
+        return importlib.import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return None
+
+
+def _unknown_version(key: str, package: str, otherwise: str) -> ConfigError:
+    version = importlib.metadata.version(package)
+    return ConfigError(f"{key}: rlstable does not know {package} {version}; install an older {package}, or {otherwise}")

@@ -1,0 +1,165 @@
+"""Private names of libraries: in one file only, and what happens with a version of a library that lacks one."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstable.cli import typed_words
+from rlstable.cli.typed_words import prepared
+from rlstable.compilation import compatibility
+from rlstable.config import ConfigError
+from rlstable.config.distributed import DistributedConfig
+from rlstable.config.run import EnvConfig
+from rlstable.config.schema import validate
+from rlstable.device import hosts
+from rlstable.envs.load import load_env
+from rlstable.envs.mujoco_batch import Unsupported
+from rlstable.envs.native import with_native_physics
+
+PACKAGE = Path(compatibility.__file__).parents[1]
+# Python's own names with an underscore, which every version has.
+OF_PYTHON = {"_asdict", "_replace", "_fields", "_make", "_exit"}
+# Functions that take a name as text.
+BY_TEXT = ("getattr", "hasattr", "setattr", "importlib.import_module")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def own_names(tree: ast.AST) -> Iterator[str]:
+    """Names with an underscore that a file of the package defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+
+
+def private_uses(tree: ast.AST, own: set[str]) -> Iterator[str]:
+    """Private modules, attributes and texts of a file that no file of the package defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            parts = [
+                *(getattr(node, "module", None) or "").split("."),
+                *".".join(a.name for a in node.names).split("."),
+            ]
+            names = [part for part in parts if is_private(part) and part not in own]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr] if is_private(node.attr) and node.attr not in own else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "getattr",
+            "hasattr",
+            "setattr",
+            "import_module",
+        ):
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            names = [text for text in texts if any(is_private(part) and part not in own for part in text.split("."))]
+        else:
+            continue
+        yield from (f"line {node.lineno}: {name}" for name in names)
+
+
+def test_private_names_of_libraries_stand_in_one_file() -> None:
+    trees = {file: ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
+    own = OF_PYTHON.union(*map(own_names, trees.values()))
+    found = {str(file.relative_to(PACKAGE)): list(private_uses(tree, own)) for file, tree in trees.items()}
+    assert {file: uses for file, uses in found.items() if uses and file != "compilation/compatibility.py"} == {}
+    assert found["compilation/compatibility.py"] != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["from jax._src import core", "import hydra._internal.utils", "jax.config._state", "getattr(env, '_n_frames', 1)"],
+)
+def test_scan_finds_a_private_name(text: str) -> None:
+    assert list(private_uses(ast.parse(text), set())) != []
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Makes private names of libraries look as if they were gone."""
+    private = compatibility._private
+    monkeypatch.setattr(
+        compatibility, "_private", lambda module, name: None if name in names else private(module, name)
+    )
+
+
+def test_missing_module_or_name_is_none() -> None:
+    assert compatibility._private("jax._src.no_such_module", "name") is None
+    assert compatibility._private("jax._src.distributed", "no_such_name") is None
+    assert compatibility._private("mujoco.mjx._src", "io") is importlib.import_module("mujoco.mjx._src.io")
+    with pytest.raises(ModuleNotFoundError):
+        compatibility._private("no_such_library._src", "name")
+
+
+def test_unknown_coordination_service_ends_a_run_of_several_processes_with_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without(monkeypatch, "global_state")
+    with pytest.raises(ConfigError, match=r"^distributed: rlstable does not know jax \d.*; install an older jax, or "):
+        compatibility.coordination()
+    assert not hosts._is_wanted(validate(DistributedConfig, {}))  # a single process needs none of it
+
+
+def test_unknown_cluster_detection_leaves_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOB_ID": "7", "STEP_NODELIST": "n[1-2]", "NTASKS": "2", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert compatibility.processes_of_cluster() == 2
+    without(monkeypatch, "ClusterEnv")
+    assert compatibility.processes_of_cluster() is None
+
+
+def test_unknown_state_of_the_backends_counts_as_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("jax").devices()
+    assert compatibility.backends_are_initialized()
+    without(monkeypatch, "backends_are_initialized")
+    assert not compatibility.backends_are_initialized()
+
+
+def test_unknown_flags_of_hydra_are_left_to_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="unknown flag '--nonsense'"):
+        prepared(["--nonsense"])
+    monkeypatch.setattr(typed_words.compatibility, "hydra_flags", lambda: None)
+    assert prepared(["--nonsense"]) == (["--nonsense"], [])
+
+
+def test_class_of_hydra_without_a_mode_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compatibility.hydra_with_mode() is not None
+    monkeypatch.setattr(compatibility, "_private", lambda *_: object)
+    assert compatibility.hydra_with_mode() is None
+
+
+def test_unknown_registry_of_brax_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "_envs")
+    with pytest.raises(ConfigError, match=r"^env: rlstable does not know brax \d.*env\.name=brax\.envs\.ant:Ant$"):
+        compatibility.brax_environments()
+
+
+def test_unknown_module_of_mjx_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compatibility.mjx_io().__name__ == "mujoco.mjx._src.io"
+    without(monkeypatch, "io")
+    with pytest.raises(ConfigError, match=r"^distributed: rlstable does not know mujoco-mjx \d"):
+        compatibility.mjx_io()
+
+
+def test_arrays_of_mjx_are_those_of_its_implementation_if_there_is_one() -> None:
+    class Data:
+        _impl: Any = "arrays"
+
+    assert compatibility.mjx_arrays(Data()) == "arrays"
+    assert compatibility.mjx_arrays("plain") == "plain"
+
+
+def test_environment_of_brax_without_a_known_pipeline_has_no_native_physics(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EnvConfig(name="inverted_pendulum", backend="mjx")
+    monkeypatch.setattr(compatibility, "BRAX_PIPELINE", "_no_such_pipeline")
+    with pytest.raises(Unsupported, match="no pipeline that can be replaced"):
+        with_native_physics(load_env(config))
