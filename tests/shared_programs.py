@@ -22,7 +22,7 @@ from rlstable.runner import loop, setup_cache
 from rlstable.runner.setup import TrainingSetup
 
 # Sections that do not change any program. The seed and the numbers of a fault are data of the training state.
-_OF_THE_HOST = ("checkpoint", "logging", "render", "resume", "seed", "seeds", "supervise")
+_OF_THE_HOST = ("checkpoint", "logging", "render", "resume", "seed", "seeds", "supervise", "total_steps")
 _DATA_OF_A_FAULT = ("value", "probability", "start", "iterations", "seed")
 
 _programs: dict[Any, Future[Any]] = {}
@@ -97,8 +97,6 @@ def _training_key(config: Config) -> Any:
     del sections["env"]["reset_pool_refresh"], sections["ppo"]["num_resets_per_eval"]
     del sections["guards"]["finite_update"]["patience"], sections["guards"]["return_watch"]
     sections["fault"] = _fault_key(config)
-    if config.ppo.learning_rate_schedule == "constant" and not config.ppo.learning_rate_warmup:
-        del sections["total_steps"]  # a constant rate does not depend on it
     return _text(sections)
 
 

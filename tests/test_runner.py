@@ -160,7 +160,7 @@ def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(
 def test_training_counts_steps_beyond_the_limits_of_narrow_counters(tmp_path: Path, start: int) -> None:
     """int32 wraps at 2^31, uint32 at 2^32, and float64 loses single steps at 2^53."""
     total = start + 32 * ITERATION
-    scheduled = start > 2**32  # only one of them: the total of a schedule is part of the program
+    scheduled = start > 2**32
     schedule = {"learning_rate_schedule": "linear", "learning_rate_schedule_min_lr": 1e-5}
     config = quick(total_steps=total, eval={"num_evals": 0}, ppo=schedule if scheduled else {})
     runner = TrainingLoop(config, tmp_path)

@@ -35,8 +35,21 @@ from rlstable.device.precision import Precision, level
 from rlstable.io.private_folder import make_private, user_id, writable_by_others
 from rlstable.io.versions import versions
 
-# Configuration keys and JAX flags that do not change a program's text.
-_IRRELEVANT_KEYS = {"seed", "logging", "checkpoint", "render", "compile_cache", "quick_compile_iterations", "resume"}
+# Configuration keys and JAX flags that do not change a program's text: the host reads them, or they are data.
+_IRRELEVANT_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("total_steps", "seed", "logging", "checkpoint", "render", "recipe_for"), True),
+    **dict.fromkeys(("compile_cache", "quick_compile_iterations", "resume"), True),
+    "ppo": {"learning_rate", "num_resets_per_eval"},
+    "env": {"reset_pool_refresh"},
+    "eval": {"num_evals", "at_start", "target_return"},
+    "supervise": {
+        "max_wall_time": True,
+        "memory": {"limit_gib"},
+        "recovery": {"every", "attempts", "window", "relax_after"},
+        "ladder": {"max_invalid", "max_rejected", "patience", "down_after"},
+        "incident": {"window", "keep", "max_mb"},
+    },
+}
 _IRRELEVANT_FLAGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _PLAYGROUND = "mujoco_playground"
@@ -267,8 +280,7 @@ def _plain(arguments: Mapping[str, Any] | None) -> bool:
 
 def _key_text(config: Config, files: str, mesh: Mesh) -> str:
     """Everything that the programs of a configuration are traced from, as text for the cache key."""
-    ignored = _IRRELEVANT_KEYS if config.ppo.schedules_by_progress else _IRRELEVANT_KEYS | {"total_steps"}
     flags = {name: str(value) for name, value in jax.config.values.items() if not name.startswith(_IRRELEVANT_FLAGS)}
     # Calls of native physics contain the number of threads. Not as JSON, which has no infinity.
     devices = jax.default_backend(), sorted(mesh.shape.items()), share_of_cores(mesh.size)
-    return repr([config.model_dump(exclude=ignored), files, versions(), devices, sorted(flags.items())])
+    return repr([config.model_dump(exclude=_IRRELEVANT_KEYS), files, versions(), devices, sorted(flags.items())])

@@ -149,8 +149,9 @@ class WideCounter:
         if not _traced(hi, lo) and not np.all(np.asarray(hi) | np.asarray(lo)):
             raise ValueError(f"progress needs a total above 0; got {_describe(total)}")
         # A Python total may exceed the counter's range; above 2^126 the fraction would be subnormal in float32.
-        whole = np.float32(min(total, 2**126)) if isinstance(total, int) else _to_float(hi, lo)
-        part = self.to_float() / jnp.maximum(whole, np.float32(1))  # no 0/0 for jax_debug_nans
+        whole = np.float32(min(total, 2**126)) if isinstance(total, int) else _nearest_float(hi, lo)
+        # XLA divides by a constant in this way; so a traced total gives the same bits. No 1/0 for jax_debug_nans.
+        part = self.to_float() * (np.float32(1) / jnp.maximum(whole, np.float32(1)))
         # Both floats are rounded, so only the exact comparison shows whether the total is reached.
         return jnp.where(self >= total, np.float32(1), jnp.minimum(part, np.float32(1)))
 
@@ -204,6 +205,16 @@ def _count(x: Any, what: str) -> tuple[Any, Any]:
 
 def _to_float(hi: Any, lo: Any) -> jax.Array:
     return jnp.asarray(hi, np.float32) * np.float32(2**32) + jnp.asarray(lo, np.float32)
+
+
+def _nearest_float(hi: Any, lo: Any) -> jax.Array:
+    """The float32 that is nearest to a count; `_to_float` may return its neighbour, because it rounds twice."""
+    hi, lo = jnp.asarray(hi), jnp.asarray(lo)
+    width = np.uint32(32) - jax.lax.clz(hi)  # bits of the upper word
+    top = (hi << (np.uint32(32) - width)) | jax.lax.shift_right_logical(lo, width)
+    lost = jax.lax.shift_right_logical(lo, width) << width != lo
+    rounded = (top | lost.astype(jnp.uint32)).astype(jnp.float32)  # one lost bit is enough to round correctly
+    return jnp.where(hi == 0, lo.astype(jnp.float32), jnp.ldexp(rounded, width.astype(jnp.int32)))
 
 
 def _traced(*leaves: Any) -> bool:

@@ -74,6 +74,7 @@ def init_tuning(config: Config) -> Tuning:
         loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
         good_steps=jnp.int32(0),
         epochs=jnp.int32(config.ppo.num_updates_per_batch),
+        total_steps=WideCounter.of(config.total_steps) if config.ppo.schedules_by_progress else None,
     )
 
 
@@ -93,7 +94,7 @@ def init_state(
 
 
 def init_program(ppo: PPO, env_state: EnvState) -> Callable[[jax.Array], TrainState]:
-    """A jitted function from a random key to a training state without environments.
+    """A jitted function from a random key to a training state without environments and tuning.
 
     Without `jax.jit` JAX would compile every operation for every shape of every layer.
 
@@ -110,18 +111,22 @@ def init_program(ppo: PPO, env_state: EnvState) -> Callable[[jax.Array], TrainSt
 def with_environments(
     state: TrainState, ppo: PPO, env_state: EnvState, reset_pool: PackedRows | None, devices: int
 ) -> TrainState:
-    """Puts environments, reset pool and incident slots into a training state; arguments as for `init_state`."""
+    """Puts environments, reset pool, incident slots and tuning into a training state; arguments as for `init_state`.
+
+    The tuning is data of the state and not a constant of `init_program`, so that changing it compiles nothing.
+    """
     captures = ppo.env.guards and ppo.config.supervise.incident.enabled
     return dataclasses.replace(
         state,
         env_state=env_state,
         reset_pool=reset_pool,
+        tuning=init_tuning(ppo.config),
         incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if captures else None,
     )
 
 
 def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainState:
-    """The training state before the first iteration, without environments."""
+    """The training state before the first iteration, without environments and tuning."""
     key_networks, key = jax.random.split(key)
     params = ppo.networks.init(key_networks, observation)
     guards = {**ppo.env.guards, **ppo.batch_guards, **ppo.update_guards, **ppo.state_guards}
@@ -144,7 +149,7 @@ def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainStat
         env_state=None,
         reset_pool=None,
         guard_memory={name: guard.init().memory for name, guard in guards.items()},
-        tuning=init_tuning(ppo.config),
+        tuning=None,  # type: ignore[arg-type]  # `with_environments` adds it
         key=key,
         counters=counters,
         return_statistics=returns.statistics,

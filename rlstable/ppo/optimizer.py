@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +12,7 @@ import optax
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import LossScaleConfig
+from rlstable.device.counter import WideCounter
 from rlstable.device.trees import PyTree
 from rlstable.guards import limiters
 from rlstable.ppo.flat import ParamFlattener
@@ -116,21 +116,19 @@ class Optimizer:
             update, norm = jax.tree.map(lambda u: u * shrink, update), norm * shrink
         return Candidate(optax.apply_updates(params, update), new_state, norm, parameter_norm, activity)
 
-    def rates(self, tuning: Tuning, progress: Callable[[], jax.Array]) -> Rates:
+    def rates(self, tuning: Tuning, env_steps: WideCounter) -> Rates:
         """The learning rates of policy and critic.
 
         A slowed policy must not slow its critic: a lagging critic gives wrong advantages, and the policy would follow
         them. So the KL limiter slows the critic only down to `CRITIC_RATE`.
 
         Args:
-            tuning: Holds the base rate and its factors.
-            progress: Returns the finished share of the run. It is only called for a schedule that needs it, so that
-                otherwise runs of different lengths share one program.
+            tuning: Holds the base rate, its factors and the total of a schedule.
+            env_steps: Finished environment steps of the run.
         """
-        config = self.config
         rate = tuning.learning_rate * tuning.learning_rate_scale
-        if config.schedules_by_progress:
-            rate = rate * self._schedule(progress())
+        if tuning.total_steps is not None:
+            rate = rate * self._schedule(tuning.learning_rate)(env_steps.progress(tuning.total_steps))
         if not self.separate_rates:
             return Rates(rate, rate)
         slowed = rate * tuning.step_scale
@@ -150,16 +148,15 @@ class Optimizer:
             parts.append(optax.add_decayed_weights(config.weight_decay))
         return optax.chain(*parts)
 
-    @property
-    def _schedule(self) -> optax.Schedule:
+    def _schedule(self, base: jax.Array) -> optax.Schedule:
         """The factor on the base rate as a function of the finished share of the run, in the place of optax's count."""
         config = self.config
-        floor = config.learning_rate_schedule_min_lr / config.learning_rate
+        floor: Any = jnp.minimum(config.learning_rate_schedule_min_lr / base, 1.0)
         duration = 1.0 - config.learning_rate_warmup
         main = {
             "constant": optax.constant_schedule(1.0),
-            "linear": optax.linear_schedule(1.0, min(floor, 1.0), duration),
-            "cosine": optax.cosine_decay_schedule(1.0, duration, min(floor, 1.0)),
+            "linear": optax.linear_schedule(1.0, floor, duration),
+            "cosine": optax.cosine_decay_schedule(1.0, duration, floor),
         }[config.learning_rate_schedule]
         if not config.learning_rate_warmup:
             return main

@@ -260,7 +260,7 @@ class SGD:
             tuning = select(updating, adapted, tuning)
         # Schedules use the steps at the iteration's end: the first iteration of a warm-up must not have rate 0.
         env_steps = counters.env_steps + self.config.env_steps_per_iteration
-        rates = self.optimizer.rates(tuning, lambda: env_steps.progress(self.config.total_steps))
+        rates = self.optimizer.rates(tuning, env_steps)
         clip_scale = tuning.clip_scale if self.config.may_tighten_clipping else None
         before = carry.progress
         candidate = self.optimizer.candidate(

@@ -12,6 +12,7 @@ import jax
 from rlstable.config import Config, ConfigError
 from rlstable.config.renamed import updated
 from rlstable.device import hosts
+from rlstable.device.counter import WideCounter
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
@@ -31,7 +32,8 @@ from rlstable.supervise.snapshots import NAMES, SavedState, template
 
 # Parts that older checkpoints lack: numbers of `Tuning`, and the snapshots.
 _LATER = (
-    "tuning/clip_scale", "tuning/policy_rate_scale", "tuning/critic_rate_scale", "tuning/policy_hold", *NAMES,
+    "tuning/clip_scale", "tuning/policy_rate_scale", "tuning/critic_rate_scale", "tuning/policy_hold",
+    "tuning/total_steps", *NAMES,
 )  # fmt: skip
 # Settings that a memory plan depends on; if one of them changed, the plan is made again.
 _PLANNED_FOR = (
@@ -105,7 +107,8 @@ def resume(
         "epochs": old["ppo"]["num_updates_per_batch"] != new["ppo"]["num_updates_per_batch"],
         "loss_scale": old["precision"] != new["precision"],
     }
-    tuning = {name: getattr(first_state.tuning, name) for name, is_changed in changed.items() if is_changed}
+    names = ("total_steps", *(name for name, is_changed in changed.items() if is_changed))
+    tuning = {name: getattr(first_state.tuning, name) for name in names}
     state = supervisor.read(tree, {name: saved.get(name) for name in NAMES}, **tuning)
     envs_changed = _num_envs(saved) != programs.num_envs
     if envs_changed:
@@ -151,8 +154,10 @@ def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: Tra
     """The shapes of the saved training state, at the level and size of its training."""
     state = template(programs.shapes(Level(*saved.get("level", _saved_level(saved))), _num_envs(saved)))
     # Values, not shapes: numbers that an old checkpoint lacks have their first value. Slots are not saved.
-    snapshots = {name: getattr(state, name) | {"tuning": first_state.tuning} for name in NAMES}
-    state = dataclasses.replace(state, tuning=first_state.tuning, incident=None, **snapshots)
+    # The present schedule may need no total, but the saved one did.
+    tuning = dataclasses.replace(first_state.tuning, total_steps=WideCounter.zero())
+    snapshots = {name: getattr(state, name) | {"tuning": tuning} for name in NAMES}
+    state = dataclasses.replace(state, tuning=tuning, incident=None, **snapshots)
     if has_unpacked_first_states(saved):
         state = with_unpacked_first_states(state, programs.mesh)
     return renamed_guards.under_old_names(state) if renamed_guards.has_old_names(saved["config"]) else state

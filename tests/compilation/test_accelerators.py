@@ -178,7 +178,7 @@ OURS = {0: 4}
 # has about 100 arrays; the cached first states are one array per type.
 BUDGETS: dict[tuple[str, str], Budget] = {
     ("default", "resets"): Budget(0, 16, {}),
-    ("default", "untrained"): Budget(1, 75, {}),
+    ("default", "untrained"): Budget(1, 65, {}),
     ("default", "training 1"): Budget(97, 111, OURS),
     ("default", "evaluation 1 4"): Budget(9, 3, {0: 1}),
     ("guards off", "training 1"): Budget(76, 86, {0: 1}),

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -22,11 +23,13 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from jax import export
+from jax import export, monitoring
+from jax.experimental.compilation_cache import compilation_cache
 from lowering import outside_calls, programs_of_run
 from quick_compile import environment as quick_environment
 from toys import mesh, tiny_config
 
+from rlstable.cli.compose import compose
 from rlstable.compilation import ffi, sources, trace_cache
 from rlstable.compilation.programs import Programs
 from rlstable.compilation.trace_cache import TraceCache, programs_of
@@ -39,6 +42,7 @@ from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
+from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import Factories
@@ -319,22 +323,33 @@ def test_programs_with_kernels_of_warp_are_not_cached(
 
 
 OUTSIDE_THE_KEY: dict[str, Any] = {
+    "total_steps": 5_000,
     "seed": 7,
+    "recipe_for": "cpu",
+    "compile_cache": "elsewhere",
+    "quick_compile_iterations": 7,
+    "resume": "auto",
+    "distributed": {"enabled": "false"},
     "logging": {"console": "off", "log_every": 3},
     "checkpoint": {"every": 3},
     "render": {"every": 1},
-    "compile_cache": "elsewhere",
-    "quick_compile_iterations": 7,
-    "distributed": {"enabled": "false"},
-    "resume": "auto",
-    "total_steps": 5_000,
+    "env": {"reset_pool_refresh": 3},
+    "ppo": {"learning_rate": 1e-3, "num_resets_per_eval": 1},
+    "eval": {"num_evals": 3, "at_start": True, "target_return": 7.0},
+    "supervise": {
+        "max_wall_time": 700.0,
+        "memory": {"limit_gib": 0.5},
+        "recovery": {"enabled": False, "every": 3, "attempts": 2, "window": 70, "relax_after": 7},
+        "ladder": {"max_invalid": 0.2, "max_rejected": 0.1, "patience": 7, "down_after": 7},
+        "incident": {"enabled": False, "window": 7, "keep": 7, "max_mb": 7.0},
+    },
 }
 LINEAR = {"ppo": {"learning_rate_schedule": "linear"}}
 OTHER_PROGRAMS: tuple[dict[str, Any], ...] = (
-    LINEAR, LINEAR | {"total_steps": 5_000}, {"ppo": {"discounting": 0.5}}, {"ppo": {"learning_rate_warmup": 0.1}},
+    LINEAR, {"ppo": {"discounting": 0.5}}, {"ppo": {"learning_rate_warmup": 0.1}},
     {"eval": {"num_envs": 3}}, {"deterministic": True}, {"env": {"episode_length": 14}},
     {"network": {"activation": "relu"}}, {"guards": {}}, {"seeds": 2}, {"precision": {"matmul": "highest"}},
-    {"supervise": {}}, {"fault": {"site": "reward"}}, {"devices": 1}, {"recipe_for": "cpu"},
+    {"supervise": {}}, {"fault": {"site": "reward"}}, {"devices": 1},
     # JSON would write some of these alike.
     *({"env": {"kwargs": {"limit": value}}} for value in (None, 1, float("inf"), float("-inf"), float("nan"))),
 )  # fmt: skip
@@ -364,6 +379,90 @@ def test_configurations_with_different_programs_share_no_cached_program(
     assert not is_cached()
 
 
+# A change of these settings traces and compiles programs again; a change of any other setting does not.
+COMPILED_AGAIN = {
+    "env.": (
+        "source name backend episode_length action_repeat reset reset_pool_size envs_per_pass kwargs "
+        "randomization_fn randomize impl"
+    ),
+    "ppo.": (
+        "num_envs batch_size num_minibatches num_updates_per_batch unroll_length discounting gae_lambda gae "
+        "bootstrap_on_timeout reward_scaling normalize_advantage normalize_observations "
+        "normalize_observations_mode normalize_observations_std_eps normalize_until_count normalizer_update "
+        "entropy_cost clipping_epsilon clipping_epsilon_value normalize_values normalize_rewards "
+        "vf_loss_coefficient max_grad_norm learning_rate_schedule learning_rate_warmup "
+        "learning_rate_schedule_min_lr learning_rate_schedule_max_lr desired_kl gradient_accumulation"
+    ),
+    "ppo.optimizer.": "name b1 b2 eps weight_decay",
+    "network.": (
+        "policy_hidden_layer_sizes value_hidden_layer_sizes activation policy_layer_norm value_layer_norm "
+        "policy_obs_key value_obs_key distribution_type noise_std_type init_noise_std state_dependent_std "
+        "mean_clip_scale policy_network_kernel_init policy_network_kernel_init_kwargs value_network_kernel_init "
+        "value_network_kernel_init_kwargs mean_kernel_init mean_kernel_init_kwargs use_distributional_critic "
+        "num_quantiles"
+    ),
+    "guards.quarantine.": (
+        "enabled max_abs_state max_abs_acceleration max_abs_observation max_abs_reward max_other_norm"
+    ),
+    "guards.finite_samples.": "enabled max_norm",
+    "guards.reward_outlier.": "enabled factor",
+    "guards.finite_update.": "enabled max_parameter_norm thorough patience",
+    "guards.spike.": "enabled factor",
+    "guards.finite_state.": "enabled max_parameter_norm max_other_norm patience",
+    "guards.storm.": "enabled max_share patience",
+    "guards.value_loss.": "enabled factor patience",
+    "guards.policy.": "enabled max_kl min_std max_std min_entropy patience",
+    "guards.return_watch.": "enabled tolerance episodes",
+    "guards.limiters.": (
+        "reward observation observation_outlier advantage_std_min value_target value_error log_ratio "
+        "policy_std_min policy_std_max kl gradient_norm gradient_block update_norm"
+    ),
+    "precision.": "matmul network",
+    "precision.loss_scale.": "initial floor cap growth_interval",
+    "eval.": "num_envs deterministic randomize env_kwargs",
+    "fault.": "site value probability start iterations seed below eval",
+    "supervise.recovery.": "enabled remedies collapse_remedies",
+    "supervise.ladder.": "enabled matmul network",
+    "supervise.memory.": "adapt",
+    "supervise.incident.": "enabled",
+    "": "seeds devices deterministic",
+}
+
+
+def settings_of(sections: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in sections.items():
+        if isinstance(value, dict) and value:
+            yield from settings_of(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def with_other_value(section: Any, path: list[str]) -> Any:
+    """A copy of a configuration that is not checked, with a value of its own for one setting."""
+    name, *rest = path
+    other = with_other_value(getattr(section, name), rest) if rest else "another value"
+    return section.model_copy(update={name: other})
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_settings_whose_change_compiles_again_are_these() -> None:
+    config = compose(["env=fast"])
+    settings = [*settings_of(config.model_dump())]
+    key = trace_cache._key_text(config, "", mesh(1))
+    changed = [
+        name
+        for name in settings
+        if trace_cache._key_text(with_other_value(config, name.split(".")), "", mesh(1)) != key
+    ]
+    listed = [f"{section}{name}" for section, names in COMPILED_AGAIN.items() for name in names.split()]
+    assert sorted(changed) == sorted(listed)
+    whole = ("logging.", "checkpoint.", "render.", "distributed.")  # sections that no program reads
+    tried = {name for name in settings_of(OUTSIDE_THE_KEY) if not name.endswith(".enabled")}
+    assert {name for name in settings if name not in changed and not name.startswith(whole)} == {
+        name for name in tried if not name.startswith(whole)
+    }
+
+
 def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
     built: dict[str, Future[Any]] = {}
@@ -379,14 +478,75 @@ def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.
 
     def lowered(config: Config) -> str:
         texts.clear()
-        TrainingSetup(config, mesh(1)).first_state(*KEYS, config.fault, ahead=True)
+        setup = TrainingSetup(config, mesh(1))
+        state = setup.first_state(*KEYS, config.fault, ahead=True)
+        evaluator = make_evaluator(config, setup.ppo.networks, lambda _: contextlib.nullcontext(), print)
+        evaluator.prepare([snapshot_of(state, KEYS[0])])
         return "".join(sorted(texts))
 
-    monkeypatch.setattr(assemblies, "programs_of", lambda *_: Recording())
-    plain = lowered(tiny_config())
-    assert len(plain) > 10_000
+    for module in (assemblies, evaluation):
+        monkeypatch.setattr(module, "programs_of", lambda *_: Recording())
+    plain, linear = lowered(tiny_config()), lowered(tiny_config(**LINEAR))
+    assert len(texts) == 4 and len(plain) > 10_000 and plain != linear
     assert lowered(tiny_config(**OUTSIDE_THE_KEY)) == plain
-    assert lowered(tiny_config(**LINEAR)) != lowered(tiny_config(**LINEAR, total_steps=5_000))
+    assert lowered(tiny_config(**OUTSIDE_THE_KEY | {"ppo": OUTSIDE_THE_KEY["ppo"] | LINEAR["ppo"]})) == linear
+
+
+@contextlib.contextmanager
+def counting_compilations(folder: Path) -> Iterator[list[str]]:
+    """Lists the programs that JAX compiles, not those that it reads from a cache folder."""
+    found: list[str] = []
+
+    def listen(name: str, **_: str) -> None:
+        if name.endswith("/cache_misses"):
+            found.append(name)
+
+    settings = {"jax_compilation_cache_dir": str(folder), "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: jax.config.values[name] for name in settings}
+    monitoring.register_event_listener(listen)
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        yield found
+    finally:
+        monitoring.unregister_event_listener(listen)
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_run_resumed_with_another_total_compiles_nothing(trusted: Path, tmp_path: Path, schedule: str) -> None:
+    """The learning rate follows the new total, and with the same total the run continues bit for bit."""
+    steps, ppo = 64, {"learning_rate_schedule": schedule, "learning_rate_schedule_min_lr": 1e-3}
+
+    def train(folder: str, iterations: int, total: int, **sections: Any) -> tuple[Any, list[float]]:
+        config = tiny_config(
+            {}, env=BRAX, ppo=ppo, eval={"num_envs": 4, "num_evals": 0}, supervise={}, devices=1,
+            total_steps=total * steps, logging={"console": "off"}, **sections,
+        )  # fmt: skip
+        loop = TrainingLoop(config, tmp_path / folder, lambda step, _: step == iterations * steps)
+        result = loop.run()
+        return jax.device_get(loop.single.state), [row["training/learning_rate"] for row in result.history]
+
+    def decayed(total: int, iterations: range) -> list[float]:
+        return [3e-3 - 2e-3 * i / total if schedule == "linear" else 3e-3 for i in iterations]
+
+    whole, rates = train("whole", 6, 6)
+    np.testing.assert_allclose(rates, decayed(6, range(1, 7)), rtol=1e-5)
+    train("parts", 3, 6)
+    shutil.copytree(tmp_path / "parts", tmp_path / "same")
+    with counting_compilations(tmp_path / "compiled") as compiled:
+        same, _ = train("same", 6, 6, resume="auto")
+        assert len(compiled) == 3
+        compiled.clear()
+        for x, y in zip(jax.tree.leaves(same), jax.tree.leaves(whole), strict=True):
+            np.testing.assert_array_equal(x, y)
+        _, rates = train("parts", 12, 12, resume="auto")
+        assert compiled == []
+    np.testing.assert_allclose(rates, decayed(12, range(4, 13)), rtol=1e-5)
+    assert len(files(trusted)) == 3
 
 
 def test_cached_program_depends_on_flags_and_versions(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,12 +663,12 @@ def test_command_caches_its_programs_with_native_physics(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_resumed_command_uses_the_cached_programs(tmp_path: Path) -> None:
-    """Arrays that were read from a checkpoint have another sharding. Another evaluation makes another configuration."""
+    """Arrays that were read from a checkpoint have another sharding. Neither total is part of a program."""
     train(tmp_path / "run", tmp_path, *NATIVE)
     more = [f"resume={tmp_path / 'run'}", "total_steps=8192", "eval.num_evals=2"]
     train(tmp_path / "run", tmp_path, *more)
     assert metrics_of(tmp_path / "run")[-1]["step"] == 8192
-    assert len(list(tmp_path.rglob("traced-*/*"))) == 8
+    assert len(list(tmp_path.rglob("traced-*/*"))) == 4
 
 
 def test_process_that_ran_user_code_caches_nothing(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstable.device.counter import LARGEST, WideCounter
+from rlstable.device.counter import LARGEST, WideCounter, _nearest_float
 
 EDGES = sorted(
     {n for p in (0, 1, 31, 32, 33, 53, 63, 64) for d in (-2, -1, 0, 1, 2) if 0 <= (n := 2**p + d) <= LARGEST}
@@ -34,6 +34,7 @@ radd = jax.jit(lambda c, x: x + c)
 sub = jax.jit(lambda c, x: c - x)
 compare = jax.jit(lambda c, x: [compare(c, x) for compare in COMPARISONS])
 progress = jax.jit(lambda c, total: c.progress(total))
+nearest_float = jax.jit(lambda c: _nearest_float(c.hi, c.lo))
 to_float = jax.jit(lambda c: c.to_float())
 of = jax.jit(WideCounter.of)
 
@@ -96,6 +97,19 @@ def test_progress_of_a_counter_is_a_share_of_at_most_one(a, total):
     assert float(got) <= 1.0
     if a >= total:
         assert float(got) == 1.0
+
+
+@pytest.mark.parametrize("total", [7, 10_000, 2**24 + 3, 100_000_000, 2**32 + 2**8 + 1, 2**40 + 2**16 + 12_345])
+def test_progress_towards_a_traced_total_has_the_bits_of_a_constant_total(total):
+    towards_constant = jax.jit(lambda c: c.progress(total))
+    for part in range(300):
+        c = WideCounter.of(part * total // 299)
+        assert progress(c, WideCounter.of(total)) == towards_constant(c)
+
+
+@given(counts.filter(lambda n: n <= 2**53))
+def test_total_is_rounded_to_the_nearest_float(total):
+    assert nearest_float(WideCounter.of(total)) == np.float32(total)
 
 
 # --- boundaries

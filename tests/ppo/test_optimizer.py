@@ -34,6 +34,8 @@ from rlstable.ppo.state import Counters
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 LR, MIN = 4e-3, 1e-3
+TOTAL = 10_000
+STEPS = WideCounter.of(0)
 
 
 def tuning(**fields):
@@ -50,6 +52,14 @@ def candidate(ours, gradient, state, params, rate=LR):
 
 
 # --- schedules
+
+
+def scheduled(progress, learning_rate_scale=1.0, **ppo):
+    """The rates after a share of the run."""
+    first = init_tuning(tiny_config(total_steps=TOTAL, ppo={"learning_rate": LR, **ppo}))
+    now = dataclasses.replace(first, learning_rate_scale=learning_rate_scale)
+    return optimizer(**ppo).rates(now, WideCounter.of(int(progress * TOTAL)))
+
 
 SHAPES = {"learning_rate_schedule_min_lr": MIN}
 MIDDLE = (LR + MIN) / 2  # where half of a linear or cosine decay is done
@@ -69,17 +79,17 @@ QUARTER = MIN + (LR - MIN) * 0.5 * (1 + np.cos(np.pi / 4))
     ],
 )
 def test_learning_rate_schedules_have_exact_values_at_their_corners(schedule, warmup, expected):
-    rates = optimizer(learning_rate_schedule=schedule, learning_rate_warmup=warmup, **SHAPES).rates
+    settings = {"learning_rate_schedule": schedule, "learning_rate_warmup": warmup, **SHAPES}
     for progress, value in expected.items():
-        np.testing.assert_allclose(rates(tuning(), lambda p=progress: jnp.float32(p)), value, rtol=1e-5, atol=1e-9)
-        halved = tuning(learning_rate_scale=jnp.float32(0.5))  # as a remedy does
-        np.testing.assert_allclose(rates(halved, lambda p=progress: jnp.float32(p)), value / 2, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(scheduled(progress, **settings), value, rtol=1e-5, atol=1e-9)
+        halved = scheduled(progress, **settings, learning_rate_scale=jnp.float32(0.5))  # as a remedy does
+        np.testing.assert_allclose(halved, value / 2, rtol=1e-5, atol=1e-9)
 
 
 def test_decaying_learning_rate_never_rises():
     """With a floor above the learning rate the rate stays constant."""
-    rates = optimizer(learning_rate_schedule="linear", learning_rate_schedule_min_lr=2 * LR).rates
-    np.testing.assert_allclose([rates(tuning(), lambda p=p: jnp.float32(p)) for p in (0, 0.5, 1)], LR, rtol=1e-6)
+    floor = {"learning_rate_schedule": "linear", "learning_rate_schedule_min_lr": 2 * LR}
+    np.testing.assert_allclose([scheduled(progress, **floor) for progress in (0, 0.5, 1)], LR, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +113,10 @@ def test_adaptive_learning_rate_follows_the_kl(kl, factor):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "adaptive_kl"])
-def test_constant_learning_rate_does_not_trace_the_progress(schedule):
-    """Otherwise a run of another length would compile another program."""
-    tuned = tuning()
-    assert (
-        optimizer(learning_rate_schedule=schedule).rates(tuned, lambda: pytest.fail("asked"))[0] == tuned.learning_rate
-    )
+def test_learning_rate_without_a_schedule_needs_no_total(schedule):
+    tuned = init_tuning(tiny_config(ppo={"learning_rate_schedule": schedule, "learning_rate": LR}))
+    assert tuned.total_steps is None
+    assert optimizer(learning_rate_schedule=schedule).rates(tuned, STEPS)[0] == tuned.learning_rate
 
 
 def test_adaptive_learning_rate_stays_within_its_bounds():
@@ -127,7 +135,7 @@ def test_adaptive_learning_rate_stays_within_its_bounds():
 def separate(rate, **tuned):
     settings = tiny_config(ppo={"learning_rate": rate})
     now = dataclasses.replace(init_tuning(settings), **{name: jnp.float32(x) for name, x in tuned.items()})
-    return Optimizer(settings.ppo, settings.guards.limiters, separate_rates=True).rates(now, lambda: jnp.float32(0))
+    return Optimizer(settings.ppo, settings.guards.limiters, separate_rates=True).rates(now, STEPS)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,7 @@ def test_policy_is_slowed_and_critic_keeps_its_rate(rate, tuned, policy, value):
 
 def test_policy_and_critic_share_one_rate_without_the_kl_limiter():
     """One array, as in a program with a single rate."""
-    rates = optimizer().rates(tuning(step_scale=jnp.float32(0.1), policy_hold=jnp.int32(3)), lambda: jnp.float32(0))
+    rates = optimizer().rates(tuning(step_scale=jnp.float32(0.1), policy_hold=jnp.int32(3)), STEPS)
     assert rates.policy is rates.value and rates.policy == np.float32(LR)
 
 
