@@ -166,6 +166,7 @@ class CheckpointConfig(Section, at="checkpoint"):
 
     enabled: Flag
     every: Count
+    every_minutes: Positive | None
     keep: Count
     keep_best: CountOrZero
     confirm_best: CountOrZero

@@ -13,7 +13,7 @@ from rlstable.supervise.stop_reasons import StopReason
 
 
 def finish_iteration(
-    run: SeedRun, metrics: Metrics, evaluation: Row, requested_stop: StopReason | None
+    run: SeedRun, metrics: Metrics, evaluation: Row, requested_stop: StopReason | None, saves: bool
 ) -> StopReason | None:
     """Finishes the iteration of one seed: logs, decides, applies the decision and saves.
 
@@ -24,6 +24,7 @@ def finish_iteration(
         metrics: Metrics of the iteration, on the host.
         evaluation: Metrics of the present policy; empty if it was not evaluated.
         requested_stop: Stop reason that a signal or the clock requests.
+        saves: Whether to save the state if it is good, whatever the count of iterations.
 
     Returns:
         The stop reason if the seed ends after this iteration, else None.
@@ -45,7 +46,7 @@ def finish_iteration(
             score = run.take_best_policy()
         case Action.CONTINUE:
             score = row.get("eval/episode_reward")
-    return _continue(run, metrics, row, score, requested_stop)
+    return _continue(run, metrics, row, score, requested_stop, saves)
 
 
 def _stop(run: SeedRun, decision: Decision) -> StopReason | None:
@@ -62,7 +63,7 @@ def _stop(run: SeedRun, decision: Decision) -> StopReason | None:
 
 
 def _continue(
-    run: SeedRun, metrics: Metrics, row: Row, score: float | None, requested_stop: StopReason | None
+    run: SeedRun, metrics: Metrics, row: Row, score: float | None, requested_stop: StopReason | None, saves: bool
 ) -> StopReason | None:
     """Follows the precision ladder, resets, keeps and saves the state.
 
@@ -72,6 +73,7 @@ def _continue(
         row: Metrics of the evaluation; empty if there was none.
         score: Return of the state that is saved; None if it was not evaluated.
         requested_stop: Stop reason that a signal or the clock requests.
+        saves: Whether to save the state if it is good, whatever the count of iterations.
 
     Returns:
         The stop reason; None to continue training.
@@ -96,7 +98,7 @@ def _continue(
         run.supervisor.keep(run.state)
     if good:
         run.return_check.keep(run.state)
-    if healthy and (run.saving.due(host.iteration) or row or stop_reason is not None):
+    if healthy and (saves or run.saving.due(host.iteration) or row or stop_reason is not None):
         run.saving.save(run.state, score)
     return stop_reason
 

@@ -222,7 +222,7 @@ class TrainingLoop:
         self._evaluate_untrained(training)
         # The first collective of gloo fails after 30 s, and one process may compile for longer than another.
         hosts.gather("compiled", True)
-        requested = self._stop_request.agreed(float("-inf"))  # before or during the compilation
+        requested, _ = self._stop_request.agreed(float("-inf"))  # before or during the compilation
         if requested is not None:
             self._end(dict.fromkeys(self._unfinished, requested))
         while self._unfinished:
@@ -251,9 +251,11 @@ class TrainingLoop:
         if suspects:
             compare_with_best(self._evaluator, self._slots, training, suspects, self._console)
         # Asked once for all seeds, so that all of them stop after the same iteration.
-        requested = self._stop_request.agreed(self._last_seconds)
+        outdated = hosts.is_writer() and any(run.saving.outdated for run in training.values())
+        requested, saves = self._stop_request.agreed(self._last_seconds, outdated)
         own_reasons = {
-            seed: self._finish_iteration_of(run, metrics[seed], evaluations.get(seed, {}), requested) or requested
+            seed: self._finish_iteration_of(run, metrics[seed], evaluations.get(seed, {}), requested, saves)
+            or requested
             for seed, run in training.items()
         }
         waiting = self._unfinished.keys() - training.keys()
@@ -275,11 +277,11 @@ class TrainingLoop:
         return ended
 
     def _finish_iteration_of(
-        self, run: SeedRun, metrics: Metrics, evaluation: Row, requested: StopReason | None
+        self, run: SeedRun, metrics: Metrics, evaluation: Row, requested: StopReason | None, saves: bool
     ) -> StopReason | None:
         """Logs, decides and saves for one seed; with several seeds, an error ends this seed alone."""
         try:
-            return finish_iteration(run, metrics, evaluation, requested)
+            return finish_iteration(run, metrics, evaluation, requested, saves)
         except Exception as error:
             if self.config.seeds == 1:
                 raise

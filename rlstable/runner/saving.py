@@ -7,6 +7,7 @@ gathered from all processes, and because all take the same decisions.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,8 @@ class Saving:
         self._last_score: float | None = None
         self._steps: dict[int, int] = {}  # environment steps by iteration, of the checkpoints of this process
         self._first_step = host.step
+        self._clock = time.monotonic
+        self._saved_at = self._clock()  # or the start of the run
 
     @property
     def taken(self) -> bool:
@@ -81,6 +84,14 @@ class Saving:
         """Whether to save after this iteration. Of several processes, none saves sooner after a failed save."""
         due = self._checkpoints.due(iteration)
         return due if hosts.count() == 1 else iteration % self._config.checkpoint.every == 0
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the last save, or the start of the run, is `checkpoint.every_minutes` ago."""
+        config = self._config.checkpoint
+        if not config.enabled or config.every_minutes is None:
+            return False
+        return self._clock() - self._saved_at >= 60.0 * config.every_minutes
 
     def record_iteration(self, healthy: bool) -> None:
         """Records an iteration, not saveable yet: the evaluation and reset due after it have not happened."""
@@ -111,6 +122,7 @@ class Saving:
         """
         if not self._config.checkpoint.enabled:
             return
+        self._saved_at = self._clock()  # also if the save fails: `due` retries sooner
         host = self._host
         host.wandb_run_id = self._log.logbook.wandb_run_id
         saved, origins = self._snapshots.save(state, host.iteration)

@@ -50,13 +50,19 @@ class StopRequest:
             return None
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
-    def agreed(self, next_seconds: float) -> StopReason | None:
-        """The stop reason that a signal or the clock of any process requests. All processes must call it together.
+    def agreed(self, next_seconds: float, saves: bool = False) -> tuple[StopReason | None, bool]:
+        """The requests that all processes agree on after an iteration. All processes must call it together.
 
         Args:
             next_seconds: Expected seconds of the next iteration.
+            saves: Whether the clock of this process asks for a checkpoint.
+
+        Returns:
+            The stop reason that a signal or the clock of any process requests, and whether to save. A run that stops
+            saves in any case.
         """
-        return _REQUESTS[hosts.largest(_REQUESTS.index(self.requested(next_seconds)))]
+        request, save = divmod(hosts.largest(2 * _REQUESTS.index(self.requested(next_seconds)) + saves), 2)
+        return _REQUESTS[request], bool(save)
 
     def requested(self, next_seconds: float) -> StopReason | None:
         """The stop reason that a signal or the clock requests after an iteration, in this process.

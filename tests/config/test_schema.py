@@ -27,7 +27,10 @@ from rlstable.config.schema import unknown_key
         ("totl_steps", "did you mean total_steps?"),
         ("ppo.lerning_rate", "did you mean learning_rate?"),
         ("seed.x", "seed is a value, not a section"),
-        ("checkpoint.colour", "allowed here: enabled, every, keep, keep_best, confirm_best, keep_period, asynchronous"),
+        (
+            "checkpoint.colour",
+            "allowed here: enabled, every, every_minutes, keep, keep_best, confirm_best, keep_period, asynchronous",
+        ),
     ],
 )
 def test_unknown_key_suggests_the_key_that_was_meant(key: str, hint: str) -> None:

@@ -13,17 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from quick_compile import environment as quick_environment
 from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
+from rlstable.device import hosts
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.console import Console
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.policy import load_policy
 from rlstable.runner import loop
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.stop_reasons import SAVED, StopReason
 from rlstable.train import main
 
@@ -67,6 +71,62 @@ def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
         begin(self, save, in_background)
 
     monkeypatch.setattr(Checkpoints, "_begin", broken)
+
+
+def advanced(folder: Path, minutes: list[float], **checkpoint: Any) -> tuple[TrainingLoop, list[list[int]]]:
+    """A run whose iterations end at these minutes, and the checkpoints that lie on disk after each iteration."""
+    config = quick(
+        total_steps=100 * ITERATION, checkpoint={"every": 100, "keep": 9, "asynchronous": False, **checkpoint}
+    )
+    run = TrainingLoop(config, folder)
+    now, found = [0.0], []
+    run.single.saving._clock = lambda: 60.0 * now[0]
+    run.single.saving._saved_at = 0.0
+    for now[0] in minutes:
+        assert not run.advance()
+        found.append(steps_in(folder / "checkpoints"))
+    run.close()
+    return run, found
+
+
+def test_checkpoint_is_due_some_minutes_after_the_last_one(tmp_path: Path) -> None:
+    """By default after five minutes, counted from the start or from any save."""
+    _, found = advanced(tmp_path / "default", [3, 4.9, 5, 9.9, 10.1, 30])
+    assert found == [[], [], [3], [3], [3, 5], [3, 5, 6]]
+    _, found = advanced(tmp_path / "more", [3, 6, 9, 13], every=2)
+    assert found == [[], [2], [2], [2, 4]]
+    assert advanced(tmp_path / "never", [100, 1000], every_minutes=None)[1] == [[], []]
+    assert advanced(tmp_path / "off", [100, 1000], enabled=False)[1] == [[], []]
+
+
+def test_checkpoints_by_time_do_not_change_what_is_trained_and_saved(tmp_path: Path) -> None:
+    often, found = advanced(tmp_path / "often", [5, 10, 15], every=3)
+    once, _ = advanced(tmp_path / "once", [1, 2, 3], every=3)
+    assert found[-1] == [1, 2, 3]
+    for x, y in zip(jax.tree.leaves(often.single.state), jax.tree.leaves(once.single.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    saved = [load_policy(tmp_path / name, "latest").host["host"] for name in ("often", "once")]
+    for host in saved:
+        del host["elapsed"]
+    assert saved[0] == saved[1]
+
+
+def test_failed_checkpoint_by_time_is_retried_by_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in every iteration while the disk is full."""
+    fail_after(monkeypatch, 0)
+    advanced(tmp_path, [5, 5.1, 5.2, 5.3, 5.4, 5.5, 5.6])
+    assert [event["iteration"] for event in events(tmp_path, "checkpoint_failed")] == [1, 2, 4]
+
+
+def test_clock_of_any_process_asks_all_processes_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the writer's clock is asked, so `saves` is false in the other processes."""
+    request = StopRequest(Console("off", 1), lambda reason: reason, limit=10.0)
+    asked: list[int] = []
+    for theirs, agreed in ((0, None), (1, None), (2, StopReason.time_limit), (5, StopReason.interrupted)):
+        monkeypatch.setattr(hosts, "largest", lambda own, theirs=theirs: asked.append(own) or max(own, theirs))
+        assert request.agreed(0.0) == (agreed, bool(theirs % 2))
+    assert request.agreed(11.0, True)[0] is StopReason.interrupted
+    assert asked == [0, 0, 0, 0, 3]
 
 
 def small_disk(folder: Path, size: str) -> None:
