@@ -545,6 +545,29 @@ def test_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
     assert resumed.run().stop_reason is StopReason.completed
 
 
+@pytest.mark.parametrize("schedules", [("linear", "constant"), ("constant", "linear")])
+def test_resume_with_another_schedule_trains_with_the_total_that_the_schedule_needs(
+    tmp_path: Path, schedules: tuple[str, str]
+) -> None:
+    """The total belongs to the training state and to its snapshots, but only with a schedule."""
+    before, after = schedules
+    recovery = {"recovery": {"every": 2}, "incident": OFF}
+
+    def config(schedule: str, iterations: int, **sections: Any) -> Config:
+        ppo = {"learning_rate_schedule": schedule, "learning_rate_schedule_min_lr": 1e-3}
+        return quick(total_steps=iterations * ITERATION, ppo=ppo, supervise=recovery, **sections)
+
+    TrainingLoop(config(before, 3), tmp_path).run()
+    resumed = TrainingLoop(config(after, 6, resume="auto"), tmp_path)
+    snapshots = resumed.single.supervisor.snapshots
+    for tuning in (resumed.single.state.tuning, snapshots.last_good._parts["tuning"]):
+        total = tuning.total_steps
+        assert (None if total is None else int(total)) == (6 * ITERATION if after == "linear" else None)
+    rates = [row["training/learning_rate"] for row in resumed.run().history]
+    expected = [3e-3 - 2e-3 * i / 6 if after == "linear" else 3e-3 for i in (4, 5, 6)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
 def test_resume_of_a_finished_run_keeps_its_result_and_says_how_to_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

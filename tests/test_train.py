@@ -297,7 +297,8 @@ def test_signal_while_a_program_compiles_ends_the_run_at_once(tmp_path: Path, nu
     assert f"stop reason  {name}: " in output
     assert "compiled training" not in output
     shown = {"preempted": "SIGTERM", "interrupted": "Ctrl-C"}[name]
-    assert f"{shown}: the run saves and stops; a second signal stops it at once, without saving\n" in output
+    second = "a second signal stops it at once, without saving (nothing has been saved yet)"
+    assert f"{shown}: the run saves and stops; {second}\n" in output
     (folder,) = (tmp_path / "runs" / "toys.PointMass").iterdir()
     result = json.loads((folder / "result.json").read_text())
     assert (result["stop_reason"], result["step"]) == (name, 0)

@@ -94,7 +94,9 @@ class TrainingLoop:
         title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
         shown = config.logging.console if hosts.is_writer() else "off"
         self._console = Console(shown, config.total_steps, title, verbose=config.logging.verbose)
-        self._stop_request = StopRequest(self._console, self._save_and_end, signals, config.supervise.max_wall_time)
+        self._stop_request = StopRequest(
+            self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
+        )
         self._slots = Slots(config.each_seed)
         self._recordings = Recordings()
         self._last_seconds = 0.0
@@ -149,9 +151,10 @@ class TrainingLoop:
                 self._recordings.prepare(training.values())
             hosts.gather("ready", True)  # a collective must not wait for a compilation
         started = time.perf_counter()
-        number = max(run.host.iteration for run in training.values()) + 1
+        number, expected = max(run.host.iteration for run in training.values()) + 1, self._last_seconds or None
+        reminder = self._console.working(f"iteration {number}", expected)
         try:
-            with self._console.working(f"iteration {number}", self._last_seconds or None), interruptible():
+            with reminder, self._stop_request.iterating(expected), interruptible():
                 results = iterate.each(self._slots.states(training))
                 metrics = fetch(self._slots.store(results, training))
         except jax.errors.JaxRuntimeError as error:
@@ -365,6 +368,16 @@ class TrainingLoop:
             for run in self._unfinished.values():
                 run.saving.save_if_due(run.state)
         return self._finish(StopReason[ending.stop_reason]).stop_reason
+
+    def _last_save(self) -> str:
+        """The last checkpoint in a few words; of several seeds the oldest one."""
+        if not self.config.checkpoint.enabled:
+            return "checkpoint.enabled=false saves nothing"
+        steps = [run.saving.saved_step for run in self._unfinished.values()]
+        saved = [step for step in steps if step is not None]
+        if len(saved) < len(steps) or not saved:
+            return "nothing has been saved yet"
+        return f"the last checkpoint is of step {min(saved):,}"
 
     def _end_with_others(self, ending: hosts.Ending) -> None:
         """Ends the run because another process has ended or vanished. Another thread may call this."""

@@ -275,6 +275,11 @@ class Saving:
         return f"{room}; then {command('train', folder, 'resume=')} trains the unsaved steps again."
 
     @property
+    def saved_step(self) -> int | None:
+        """Environment steps of the newest checkpoint on disk; None without any. Does not wait for a running save."""
+        return max((self._steps.get(iteration, self._first_step) for iteration in self._on_disk()), default=None)
+
+    @property
     def _nothing_on_disk(self) -> bool:
         return not self._on_disk()
 
@@ -285,8 +290,7 @@ class Saving:
         """Environment steps from the newest checkpoint on disk to the last good state."""
         if self._last_good is None:
             return 0
-        saved = [self._steps.get(iteration, self._first_step) for iteration in self._on_disk()]
-        return max(self._last_good[1] - max(saved, default=0), 0)
+        return max(self._last_good[1] - (self.saved_step or 0), 0)
 
 
 def finite(policy: Mapping[str, Any]) -> bool:

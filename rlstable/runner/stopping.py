@@ -25,6 +25,8 @@ class StopRequest:
         console: Shows the name of the program that compiles.
         save_and_end: Saves and ends the run and returns the final stop reason; called by another thread while XLA
             compiles in the main thread.
+        last_save: Describes the last checkpoint, for the user who is about to send a second signal; called by another
+            thread.
         signals: Signals that are already caught; None to catch them in `catching_signals`.
         limit: Seconds from now; an iteration that would end later is not started. None for no limit.
     """
@@ -33,6 +35,7 @@ class StopRequest:
         self,
         console: Console,
         save_and_end: Callable[[StopReason], StopReason],
+        last_save: Callable[[], str],
         signals: Signals | None = None,
         limit: float | None = None,
     ):
@@ -40,7 +43,9 @@ class StopRequest:
         self._limit = limit
         self._console = console
         self._save_and_end = save_and_end
+        self._last_save = last_save
         self._signals = signals
+        self._iteration: tuple[float, float | None] | None = None  # start and expected seconds of a running iteration
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -85,6 +90,19 @@ class StopRequest:
             yield
 
     @contextlib.contextmanager
+    def iterating(self, expected: float | None) -> Iterator[None]:
+        """Announces signals inside the block with the time that the iteration still takes.
+
+        Args:
+            expected: Expected seconds of the iteration; None if unknown.
+        """
+        self._iteration = time.monotonic(), expected
+        try:
+            yield
+        finally:
+            self._iteration = None
+
+    @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
         """Shows the name of the program that compiles, and reacts to signals meanwhile."""
         handler = contextlib.nullcontext() if self._signals is None else self._signals.exit_handler(self._exit)
@@ -98,7 +116,21 @@ class StopRequest:
 
     def _announce(self, number: int) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        self._console.message(f"{name}: the run saves and stops; a second signal stops it at once, without saving")
+        at_once = " at once," if self._signals is not None and self._signals.owns_process else ""
+        again = f"a second signal stops it{at_once} without saving ({self._last_save()})"
+        self._console.message(f"{name}: the run saves and stops{self._when()}; {again}")
+
+    def _when(self) -> str:
+        """The end of a sentence that says when the run stops; empty outside of an iteration."""
+        if self._iteration is None:
+            return ""
+        started, expected = self._iteration
+        if expected is None:
+            return " after this iteration, the first of this start, so its duration is not known yet"
+        left = expected - (time.monotonic() - started)
+        if left < 0.0:
+            return f" after this iteration, which takes longer than the {expected:.0f} s of the one before"
+        return f" after this iteration, in about {left:.0f} s"
 
     def _exit(self) -> None:
         """Saves the run and ends the process."""

@@ -32,6 +32,7 @@ class Signals:
             signal end the process at once. Otherwise the second signal goes to the previous handler.
 
     Attributes:
+        owns_process: As the argument.
         received: Number of the first signal; None before it.
         announce: Called with the number of the first signal at once, possibly by another thread.
     """
@@ -39,7 +40,7 @@ class Signals:
     def __init__(self, owns_process: bool = False):
         self.received: int | None = None
         self.announce: Callable[[int], None] = lambda number: None
-        self._owns_process = owns_process
+        self.owns_process = owns_process
         self._previous: dict[int, Any] = {}
         self._exit: Callable[[], None] | None = None
         self._lock = threading.Lock()
@@ -55,7 +56,7 @@ class Signals:
             stop.remove(signal.SIGTERM)
         for number in (*stop, *requeue):
             self._previous[number] = signal.signal(number, self._handle)
-        if self._owns_process:
+        if self.owns_process:
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, end == self._pipe[0])
@@ -79,7 +80,7 @@ class Signals:
         A signal during the block calls the function in another thread.
         """
         with self._lock:
-            self._exit = save_and_exit if self._owns_process else None
+            self._exit = save_and_exit if self.owns_process else None
         if self.received is not None:
             self._exit_if_compiling()
         try:
@@ -94,7 +95,7 @@ class Signals:
             self._previous[self.received](self.received, None)
 
     def _handle(self, number: int, _: Any) -> None:
-        if self._owns_process:
+        if self.owns_process:
             return  # the thread receives the signal too
         self.received = number
         for stop in _STOP:

@@ -120,7 +120,7 @@ def test_failed_checkpoint_by_time_is_retried_by_count(tmp_path: Path, monkeypat
 
 def test_clock_of_any_process_asks_all_processes_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the writer's clock is asked, so `saves` is false in the other processes."""
-    request = StopRequest(Console("off", 1), lambda reason: reason, limit=10.0)
+    request = StopRequest(Console("off", 1), lambda reason: reason, str, limit=10.0)
     asked: list[int] = []
     for theirs, agreed in ((0, None), (1, None), (2, StopReason.time_limit), (5, StopReason.interrupted)):
         monkeypatch.setattr(hosts, "largest", lambda own, theirs=theirs: asked.append(own) or max(own, theirs))

@@ -1,0 +1,112 @@
+"""The line that answers a signal: when the run stops, and what a second signal loses."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from quick_compile import ENVIRONMENT
+from toys import tiny_config
+
+from rlstable.io.console import Console
+from rlstable.io.run_folder import steps_in
+from rlstable.policy import load_policy
+from rlstable.runner import stopping
+from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.stopping import StopRequest
+from rlstable.supervise.signals import Signals
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+ROOT = Path(__file__).resolve().parents[2]
+ITERATION = 64
+NOT_ITERATING = "outside"
+
+
+@pytest.mark.parametrize(
+    ("expected", "passed", "when"),
+    [
+        (NOT_ITERATING, 0.0, ""),
+        (None, 50.0, " after this iteration, the first of this start, so its duration is not known yet"),
+        (100.0, 58.2, " after this iteration, in about 42 s"),
+        (100.0, 130.0, " after this iteration, which takes longer than the 100 s of the one before"),
+    ],
+)
+def test_signal_is_answered_with_the_time_that_the_iteration_still_takes(
+    expected: float | None, passed: float, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [7.0]
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    output, signals = io.StringIO(), Signals(owns_process=True)
+    console = Console("plain", 1, stream=output)
+    request = StopRequest(console, lambda reason: reason, lambda: "the last checkpoint is of step 640", signals)
+    iteration = contextlib.nullcontext() if expected is NOT_ITERATING else request.iterating(expected)
+    with request.catching_signals(), iteration:
+        now[0] += passed
+        signals.announce(signal.SIGINT)
+    second = "a second signal stops it at once, without saving (the last checkpoint is of step 640)"
+    assert output.getvalue() == f"Ctrl-C: the run saves and stops{when}; {second}\n"
+
+
+def test_answer_names_the_last_checkpoint_also_of_an_earlier_start(tmp_path: Path) -> None:
+    checkpoint = {"every": 2, "asynchronous": False}
+    config = tiny_config(
+        total_steps=9 * ITERATION, eval={"num_evals": 0}, logging={"console": "off"}, checkpoint=checkpoint
+    )
+    run = TrainingLoop(config, tmp_path)
+    found = [run._last_save()]
+    for _ in range(3):
+        run.advance()
+        found.append(run._last_save())
+    run.close()
+    saved = "the last checkpoint is of step 128"
+    assert found == ["nothing has been saved yet"] * 2 + [saved] * 2
+    resumed = TrainingLoop(config.model_copy(update={"resume": "auto"}), tmp_path)
+    assert resumed._last_save() == saved
+    resumed.close()
+    off = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"enabled": False})})
+    unsaved = TrainingLoop(off, tmp_path / "off")
+    assert unsaved._last_save() == "checkpoint.enabled=false saves nothing"
+    unsaved.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_stays(tmp_path: Path, number: int) -> None:
+    """One iteration of XLA takes half a minute or more, and no Python handler runs meanwhile."""
+    words = [
+        "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=100_000",
+        "eval.num_evals=0", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.unroll_length=4",
+        "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "logging.console=plain",
+        "checkpoint.every=1", "hydra.run.dir=run",
+    ]  # fmt: skip
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+
+    def started(*more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "rlstable.train", *words, *more]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+
+    assert started("total_steps=64", "ppo.num_updates_per_batch=2").wait(timeout=300) == 0
+    process = started("resume=auto", "ppo.num_updates_per_batch=10_000")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("compiled training"):
+            break
+    time.sleep(2.0)
+    process.send_signal(number)
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    answer = process.stdout.readline()
+    assert answer.startswith(f"{name}: the run saves and stops after this iteration, the first of this start, ")
+    assert answer.endswith("without saving (the last checkpoint is of step 64)\n")
+    sent = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + number
+    assert time.monotonic() - sent < 5.0
+    assert steps_in(tmp_path / "run" / "checkpoints") == [1]
+    assert load_policy(tmp_path / "run").host["step"] == 64
