@@ -32,7 +32,8 @@ from rlstable.cli.typed_words import prepared
 from rlstable.compilation import background, collector, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
-from rlstable.io.run_folder import read_result, return_of, write_overrides, write_result
+from rlstable.io.outcome import outcome_of
+from rlstable.io.run_folder import read_result, write_overrides, write_result
 from rlstable.report.sweep_summary import SweepSummary
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
@@ -116,7 +117,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     """Runs one configuration until it stops; the only exception it raises is a keyboard interrupt.
 
     Returns:
-        Exit code, and the best return (confirmed if possible), which is always finite.
+        Exit code, and the return of the policy that the run hands over, which is always finite.
     """
     compose_as_usual()
     options = HydraConfig.get()
@@ -174,7 +175,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             _print_error(f"{run_dir}: result.json could not be written: {error}")
     elif stop_reason is StopReason.config_error:
         _remove_if_empty(run_dir)  # Hydra made the folder; a configuration error leaves no empty folder
-    score = return_of(result)
+    score = outcome_of(result).value
     return stop_reason.exit_code, WORST_SCORE if score is None else score
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +18,7 @@ from toys import GUARDS_OFF, tiny_config
 from rlstable import load_policy
 from rlstable.config import Config
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result
 from rlstable.policy.policy import policy_arrays
 from rlstable.runner.loop import TrainingLoop
@@ -140,10 +144,44 @@ def test_collapsed_run_saves_its_best_policy(exhausted: TrainingLoop) -> None:
     assert policy.host["host"]["last_return"] == policy.host["return"] == last["best_return"]
     assert float(policy.act(np.zeros(2, np.float32))[0]) == pytest.approx(0.6, abs=0.3)
     left = read_result(exhausted.run_dir)
-    assert left is not None and left["step"] == exhausted.single.host.step and left["return"] == last["best_return"]
+    assert left is not None and left["step"] == exhausted.single.host.step
+    assert (left["last_return"], left["fallen_return"]) == (last["best_return"], last["return"])
+    assert left["return"] == left["confirmed_return"] <= left["best_return"]
     # Logged steps never decrease.
     steps = [row["step"] for row in exhausted.single.log.history]
     assert steps == sorted(steps) and events(exhausted.run_dir)[-1]["step"] == steps[-1]
+
+
+@pytest.fixture(scope="module")
+def fallen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, str]:
+    """A run whose policy is ruined two iterations before its end, and its console."""
+    shown = io.StringIO()
+    own = config(fault={"start": TOTAL - 2}, logging={"console": "plain"}, eval={"num_evals": 1, "num_envs": 64})
+    with contextlib.redirect_stdout(shown):
+        return TrainingLoop(own, tmp_path_factory.mktemp("fallen")).run(), shown.getvalue()
+
+
+def test_run_that_falls_at_its_end_has_one_outcome_on_console_page_and_result(fallen: tuple[Result, str]) -> None:
+    result, console = fallen
+    left = read_result(result.run_dir)
+    assert left is not None
+    (collapsed,) = events(result.run_dir, "return_collapsed")
+    assert (left["policy_iteration"], left["fallen_return"]) == (collapsed["best_iteration"], collapsed["return"])
+    assert left["fallen_return"] < left["return"] == left["confirmed_return"] <= left["best_return"]
+    assert result.policy_return == left["return"] and f"return {left['return']:,.1f}" in repr(result)
+
+    outcome = outcome_of(left)
+    policy = f"iteration {left['policy_iteration']}, step {left['policy_step']:,}"
+    policy += f"; the last state had fallen to {left['fallen_return']:,.1f}"
+    rows = [line.strip().split(maxsplit=1) for line in console.splitlines()]
+    assert [row[1] for row in rows if row[0] == "return"] == [outcome.return_text]
+    assert [row[1] for row in rows if row[0] == "policy"] == [policy]
+
+    page = (result.run_dir / "report.html").read_text()
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert (facts["return"], facts["best evaluation"]) == (f"{left['return']:,.1f}", f"{left['best_return']:,.1f}")
+    assert f"Return: {outcome.return_text}. Policy: {policy}." in page
+    assert float(load_policy(result.run_dir).act(np.zeros(2, np.float32))[0]) == pytest.approx(0.6, abs=0.3)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_run_completes_and_writes_its_result(run: tuple[TrainingLoop, Result]) -
     left = read_result(result.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["exit_code"], left["step"]) == ("completed", 0, 4 * ITERATION)
-    assert left["return"] == result.metrics["eval/episode_reward"]
+    assert left["last_return"] == result.metrics["eval/episode_reward"]
+    assert left["return"] == left["confirmed_return"] == result.policy_return
 
 
 def test_run_folder_has_these_files_rows_and_events(run: tuple[TrainingLoop, Result]) -> None:
@@ -578,7 +579,8 @@ def test_resume_of_a_finished_run_keeps_its_result_and_says_how_to_continue(
     assert again.stop_reason is StopReason.completed
     left = read_result(tmp_path)
     assert left is not None
-    assert left["return"] == first.metrics["eval/episode_reward"]
+    assert left["last_return"] == first.metrics["eval/episode_reward"]
+    assert left["return"] == first.policy_return == again.policy_return
     assert left["step"] == 4 * ITERATION
 
 

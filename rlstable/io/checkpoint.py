@@ -178,6 +178,13 @@ class Checkpoints:
         scores = {step: score for step in steps if (score := self._scores.get(step)) is not None}
         return [(step, scores[step]) for step in ranked(scores, steps)]
 
+    def host_data(self, iteration: int) -> dict[str, Any] | None:
+        """The JSON data of one checkpoint; None if it is missing or damaged."""
+        self.wait()
+        with contextlib.suppress(Damaged, ConfigError):
+            return read_json(self._open(), self.directory, iteration)[0]
+        return None
+
     def all(self) -> list[int]:
         """Every iteration on disk, ascending; waits for a running save."""
         self.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from omegaconf import OmegaConf
 from rlstable.config import ConfigError
 from rlstable.config.renamed import updated
 from rlstable.io.lock import RunLock
+from rlstable.io.outcome import outcome_of
 
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
 _CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
@@ -78,7 +78,7 @@ def seed_of(folder: Path) -> int:
 def best_seed(run_dir: Path) -> Path | None:
     """The folder of the seed with the best return; None if no seed with a checkpoint has a return."""
     saved = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
-    scores = {folder: return_of(read_result(folder) or {}) for folder in saved}
+    scores = {folder: outcome_of(read_result(folder)).value for folder in saved}
     known = {folder: score for folder, score in scores.items() if score is not None}
     return max(known, key=lambda folder: known[folder], default=None)
 
@@ -250,13 +250,6 @@ def read_overrides(run_dir: Path) -> tuple[str, ...] | None:
 def confirmed_of(run_dir: Path) -> dict[str, Any]:
     """The fields `confirmed_*` of `result.json`; empty if no best policy is confirmed."""
     return {key: value for key, value in (read_result(run_dir) or {}).items() if key.startswith(_CONFIRMED)}
-
-
-def return_of(result: Mapping[str, Any]) -> float | None:
-    """The return for comparing runs: the confirmed return, else the return of the best evaluation; None without one."""
-    confirmed = result.get(f"{_CONFIRMED}return")
-    value = result.get("best_return") if confirmed is None else confirmed
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.io.run_folder import return_of
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.changes import changed_settings
 from rlstable.report.ending import coloured_ending
@@ -63,22 +62,6 @@ def _subtitle(records: Sequence[RunRecord]) -> str:
     return f"{envs}{span}"
 
 
-def _best(record: RunRecord) -> float | None:
-    """Returns the confirmed return, or else the return of the best evaluation."""
-    confirmed = _confirmed(record)
-    return _best_evaluation(record) if confirmed is None else confirmed
-
-
-def _confirmed(record: RunRecord) -> float | None:
-    result = record.result or {}
-    return return_of(result) if result.get("confirmed_return") is not None else None
-
-
-def _best_evaluation(record: RunRecord) -> float | None:
-    values = record.series("eval/episode_reward")[1]
-    return float(values.max()) if values.size else None
-
-
 def _facts(record: RunRecord) -> str:
     trips, rollbacks = record.trip_count, record.last("supervise/rollbacks") or 0.0
     value = (record.result or {}).get("unsaved_steps")
@@ -87,8 +70,8 @@ def _facts(record: RunRecord) -> str:
         ("stop reason", coloured_ending(record.result)),
         ("steps", f"{record.steps:,.0f}"),
         *([("steps not saved", f'<span class="bad">{unsaved:,.0f}</span>')] if unsaved else []),
-        ("last return", number(record.last("eval/episode_reward"))),
-        ("best evaluation" if _confirmed(record) is None else "confirmed best", number(_best(record))),
+        ("return" if record.result is not None else "last return", number(record.outcome.value)),
+        ("best evaluation", number(record.outcome.best)),
         ("training time", duration(record.last("training/walltime"))),
         ("steps per second", number(_median(record, "training/sps"), ",.0f")),
         ("guard trips", _guards_off(record) or f'<span class="{"bad" if trips else "good"}">{trips:,.0f}</span>'),
@@ -96,7 +79,17 @@ def _facts(record: RunRecord) -> str:
     ]
     names = ", ".join(text(name) for name, _ in record.warnings)
     facts += [("warnings", f'<span class="bad">{names}</span>')] if names else []
-    return '<dl class="facts">' + "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for n, v in facts) + "</dl>"
+    listed = "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for n, v in facts)
+    return f'<dl class="facts">{listed}</dl>{_handed_over(record)}'
+
+
+def _handed_over(record: RunRecord) -> str:
+    """Returns the return and the policy that a run hands over, in the words of the console."""
+    if record.result is None:
+        return ""
+    policy = record.outcome.policy_text
+    sentence = "" if policy is None else f" Policy: {policy}."
+    return f"<p>Return: {text(record.outcome.return_text + '.' + sentence)}</p>"
 
 
 def _guards_off(record: RunRecord) -> str:
@@ -111,7 +104,7 @@ def _median(record: RunRecord, key: str) -> float | None:
 
 
 def _summary(records: Sequence[RunRecord]) -> str:
-    head = ["run", "stop reason", "steps", "last return", "best return", "time", "steps/s", "trips", "rollbacks"]
+    head = ["run", "stop reason", "steps", "return", "best evaluation", "time", "steps/s", "trips", "rollbacks"]
     rows = []
     for index, record in enumerate(records):
         rows.append(
@@ -119,8 +112,8 @@ def _summary(records: Sequence[RunRecord]) -> str:
                 f"{swatch(index)}{text(record.name)}",
                 coloured_ending(record.result),
                 f"{record.steps:,.0f}",
-                number(record.last("eval/episode_reward")),
-                number(_best(record)),
+                number(record.outcome.value),
+                number(record.outcome.best),
                 duration(record.last("training/walltime")),
                 number(_median(record, "training/sps"), ",.0f"),
                 f"{record.trip_count:,.0f}",
@@ -164,14 +157,12 @@ def _signs(records: Sequence[RunRecord]) -> str:
 
 def _over_seeds(records: Sequence[RunRecord]) -> str:
     """Returns the summary of runs that differ only in their seed."""
-    best = [value for record in records if (value := _best(record)) is not None]
-    if not best:
+    returns = [value for record in records if (value := record.outcome.value) is not None]
+    if not returns:
         return ""
-    found = estimate(best, interquartile_mean)
+    found = estimate(returns, interquartile_mean)
     interval = "" if found.low is None else f", 95 % interval {found.low:,.1f} to {found.high:,.1f}"
-    return (
-        f"<p>Best return over {len(best)} seeds: interquartile mean <strong>{found.value:,.1f}</strong>{interval}.</p>"
-    )
+    return f"<p>Return over {len(returns)} seeds: interquartile mean <strong>{found.value:,.1f}</strong>{interval}.</p>"
 
 
 def _differences(records: Sequence[RunRecord]) -> str:

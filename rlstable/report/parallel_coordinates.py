@@ -1,4 +1,4 @@
-"""Parallel coordinates of a sweep: a line per job through its varied settings to its best return."""
+"""Parallel coordinates of a sweep: a line per job through its varied settings to its return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST_GAP = 0.07  # of the height between two marks of a few numbers; closer nu
 
 
 def parallel_coordinates(jobs: Sequence[Job], keys: Sequence[str]) -> str:
-    """Returns an SVG with a line per job through its varied values to its best return.
+    """Returns an SVG with a line per job through its varied values to its return.
 
     The result is empty if fewer than two jobs have a return.
 
@@ -30,7 +30,7 @@ def parallel_coordinates(jobs: Sequence[Job], keys: Sequence[str]) -> str:
     if len(scored) < 2:
         return ""
     axes = [_Axis(key, [job.values.get(key, "") for job in scored]) for key in keys]
-    axes.append(_Axis("best return", [repr(job.score) for job in scored], may_be_log=False))
+    axes.append(_Axis("return", [repr(job.score) for job in scored], may_be_log=False))
     places = np.linspace(_SIDE, _WIDTH - _SIDE, len(axes))
     scores = np.array([job.score for job in scored], np.float64)
     order = np.argsort(np.argsort(scores)) / max(len(scored) - 1, 1)
@@ -44,7 +44,7 @@ def parallel_coordinates(jobs: Sequence[Job], keys: Sequence[str]) -> str:
     drawn = "".join(axis.drawn(x, index) for index, (x, axis) in enumerate(zip(places, axes, strict=True)))
     return (
         f'<svg class="timeline" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" '
-        f'aria-label="varied settings and the best return">{"".join(lines)}<g class="axes">{drawn}</g></svg>'
+        f'aria-label="varied settings and the return">{"".join(lines)}<g class="axes">{drawn}</g></svg>'
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_result, read_settings, seed_folders
 
 Settings = dict[str, Any]
@@ -94,6 +95,14 @@ class RunRecord:
         """Returns the last value of a metric; None without values."""
         values = self.series(key)[1]
         return float(values[-1]) if values.size else None
+
+    @functools.cached_property
+    def outcome(self) -> Outcome:
+        """Outcome of the run; while it trains, the last and the best evaluation so far."""
+        returns = self.series("eval/episode_reward")[1]
+        if self.result is not None or not returns.size:
+            return outcome_of(self.result)
+        return outcome_of(None)._replace(value=float(returns[-1]), best=float(returns.max()))
 
     @property
     def guards(self) -> list[str]:

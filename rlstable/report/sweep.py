@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
-from rlstable.io.run_folder import read_overrides, read_result, return_of, seed_folder, seed_folders, seed_of
+from rlstable.io.outcome import outcome_of
+from rlstable.io.run_folder import read_overrides, read_result, seed_folder, seed_folders, seed_of
 from rlstable.policy.statistics import Estimate, estimate, interquartile_mean, probability_of_improvement
 from rlstable.report.ending import ending
 from rlstable.report.run_record import RunRecord, read_record
@@ -59,8 +60,8 @@ class Job:
 
     @property
     def score(self) -> float | None:
-        """Best return, confirmed if possible; None without a return."""
-        return return_of(self.result or {})
+        """Return of the policy that the run hands over, confirmed if possible; None without a return."""
+        return outcome_of(self.result).value
 
     @functools.cached_property
     def record(self) -> RunRecord | None:
@@ -85,12 +86,12 @@ class Setting:
 
     @property
     def scores(self) -> list[float]:
-        """Best returns of the jobs with a return."""
+        """Returns of the jobs with a return."""
         return [job.score for job in self.jobs if job.score is not None]
 
     @functools.cached_property
     def iqm(self) -> Estimate | None:
-        """Interquartile mean of the best returns; None without a return."""
+        """Interquartile mean of the returns; None without a return."""
         return estimate(self.scores, interquartile_mean) if self.scores else None
 
     @property

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.report.chart import LARGE, Axis, chart
 from rlstable.report.ending import coloured_ending
 from rlstable.report.forest import Forest
 from rlstable.report.markup import colour, document, number, swatch, table, text
 from rlstable.report.parallel_coordinates import parallel_coordinates
-from rlstable.report.sweep import RETURN, Job, Setting, Values, how_sure, interval, settings_of, split_keys
+from rlstable.report.sweep import Job, Setting, Values, how_sure, interval, settings_of, split_keys
 from rlstable.report.sweep_curves import ENDED, NOTE, curves_of
 
 _MOST_CURVES = 8  # as many as there are colours
@@ -66,7 +67,7 @@ def _best(settings: Sequence[Setting], varied: Sequence[str]) -> str:
         f"95 % interval <strong>{interval(best.iqm)}</strong>" if best.iqm.low is not None else "without an interval"
     )
     notes = [
-        f"Best return <strong>{number(best.iqm.value)}</strong>, {found}: interquartile mean over "
+        f"Return <strong>{number(best.iqm.value)}</strong>, {found}: interquartile mean over "
         f"{_counted(len(best.scores), 'seed')}.",
         text(how_sure(settings, varied)),
         f"Runs without a return do not count: {without:,} of {len(best.jobs):,}." if without else "",
@@ -123,7 +124,7 @@ def _settings(settings: Sequence[Setting], varied: Sequence[str], jobs: Sequence
         (text(varied[0]) if varied else "setting", False, name),
         *((text(key), True, value(key)) for key in varied[1:]),
         ("seeds", True, lambda setting: f"{len(setting.jobs):,}"),
-        ("best return", True, lambda setting: number(setting.iqm and setting.iqm.value)),
+        ("return", True, lambda setting: number(setting.iqm and setting.iqm.value)),
         ("95 % interval", True, lambda setting: (setting.iqm and interval(setting.iqm)) or "–"),
         ("seeds and interval", False, lambda setting: forest.drawn(setting, places.get(setting.values))),
         ("better than next", True, lambda setting: _chance(setting, following.get(setting.values))),
@@ -137,9 +138,9 @@ def _settings(settings: Sequence[Setting], varied: Sequence[str], jobs: Sequence
     numbers = [place for place, (_, is_number, _) in enumerate(columns) if is_number]
     return (
         f'<h2>Settings</h2><div class="pinned">{table([head for head, _, _ in columns], rows, numbers)}</div>'
-        '<p class="faint">The return of a run is its best return, confirmed if possible. The return of a setting is '
-        "the interquartile mean over its seeds. <em>Better than</em>: the probability that a seed of this setting "
-        "returns more than a seed of the other one, with its 95 % interval.</p>"
+        '<p class="faint">The return of a run is that of the policy that it hands over, confirmed if possible. The '
+        "return of a setting is the interquartile mean over its seeds. <em>Better than</em>: the probability that a "
+        "seed of this setting returns more than a seed of the other one, with its 95 % interval.</p>"
     )
 
 
@@ -187,12 +188,11 @@ def _runs(jobs: Sequence[Job], settings: Sequence[Setting], varied: Sequence[str
             *(text(_value(job, key)) for key in keys),
             f'<span class="whole">{coloured_ending(job.result)}</span>',
             f"{_steps(job):,.0f}",
-            number(_last(job)),
-            number(_best_return(job)),
+            *map(number, _outcome(job)[:2]),
         ]
         for job in jobs
     ]
-    head = ["run", *(text(key) for key in keys), "stop reason", "steps", "last return", "best return"]
+    head = ["run", *(text(key) for key in keys), "stop reason", "steps", "return", "best evaluation"]
     at = len(head)
     numbers = [*range(1, len(keys) + 1), *range(at - 3, at)]
     return f'<h2>Runs</h2><div class="pinned">{table(head, rows, numbers)}</div>'
@@ -221,17 +221,6 @@ def _steps(job: Job) -> float:
     return max((row["step"] for row in rows if "step" in row), default=0)
 
 
-def _last(job: Job) -> float | None:
-    return job.record.last(RETURN) if job.record is not None else _finite((job.result or {}).get("return"))
-
-
-def _best_return(job: Job) -> float | None:
-    """Returns the best return of a run, so far if it has not ended."""
-    if job.result is not None or job.record is None:
-        return job.score
-    values = job.record.series(RETURN)[1]
-    return float(values.max()) if values.size else None
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < float("inf") else None
+def _outcome(job: Job) -> Outcome:
+    """Returns the outcome of a run, so far if it has not ended."""
+    return job.record.outcome if job.result is None and job.record is not None else outcome_of(job.result)

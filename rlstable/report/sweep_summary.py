@@ -1,4 +1,7 @@
-"""Prints the summary of a sweep: a table of its jobs, its best setting and the next commands."""
+"""Prints the summary of a sweep: a table of its jobs, its best setting and the next commands.
+
+Hydra imports this module for every run, so NumPy and rich are imported only at the end of a sweep.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,10 @@ from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rlstable.config import ConfigError
-from rlstable.io.run_folder import read_result, return_of
-from rlstable.report.sweep import how_sure, interval, job_number, read_sweep, settings_of, split_keys
+from rlstable.io.outcome import outcome_of
+from rlstable.io.run_folder import read_result
 from rlstable.supervise.stop_reasons import StopReason, command
 
 
@@ -29,9 +29,17 @@ class SweepSummary(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Prints the table, the best setting, and the commands that train it and compare all settings."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        from rlstable.report.sweep import job_number
+
         sweep_dir = Path(config.hydra.sweep.dir)
         type(self).exit_codes.clear()
-        table = Table("job", "overrides", "stop reason", "steps", "return", "best", title=Text(f"sweep {sweep_dir}"))
+        table = Table(
+            "job", "overrides", "stop reason", "steps", "return", "best evaluation", title=Text(f"sweep {sweep_dir}")
+        )
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=job_number):
             saved = read_result(folder)
             result = saved or {}
@@ -39,12 +47,8 @@ class SweepSummary(Callback):
             type(self).exit_codes.append(
                 StopReason.error.exit_code if saved is None else int(result.get("exit_code", 0))
             )
-            cells = (
-                result.get("stop_reason"),
-                result.get("step"),
-                result.get("return"),
-                return_of(result),
-            )
+            outcome = outcome_of(result)
+            cells = (result.get("stop_reason"), result.get("step"), outcome.value, outcome.best)
             overrides = " ".join(result.get("overrides", []))
             # As `Text`, because rich reads square brackets in a string as markup.
             table.add_row(*map(Text, (folder.name, overrides, *map(_cell, cells))))
@@ -57,6 +61,8 @@ class SweepSummary(Callback):
 
 def _best(sweep_dir: Path) -> list[str]:
     """The lines about the best setting; none if there is only one setting or no return."""
+    from rlstable.report.sweep import how_sure, interval, read_sweep, settings_of, split_keys
+
     try:
         settings = settings_of(read_sweep(sweep_dir))
     except ConfigError:  # no job has left a file

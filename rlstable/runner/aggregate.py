@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlstable.io.outcome import outcome_of
 from rlstable.policy.statistics import interquartile_mean
 from rlstable.runner.result import Row
 from rlstable.supervise.stop_reasons import StopReason
@@ -88,8 +89,9 @@ def fields_of(seeds: Mapping[int, Fields], stop_reason: StopReason | None = None
         "stop_reason": worst["stop_reason"] if stop_reason is None else stop_reason.name,
         "exit_code": worst["exit_code"] if stop_reason is None else stop_reason.exit_code,
         "step": max((fields["step"] for fields in each), default=0),
-        "return": _iqm(fields["return"] for fields in each),
+        "return": _iqm(outcome_of(fields).value for fields in each),
         "best_return": _iqm(fields["best_return"] for fields in each),
+        "last_return": _iqm(fields.get("last_return", fields["return"]) for fields in each),
         **_confirmed(each),
         "seconds": max((fields["seconds"] for fields in each), default=0.0),
         **_wall_seconds(each),

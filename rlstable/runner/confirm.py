@@ -122,12 +122,14 @@ def _record(run: SeedRun, returns: list[tuple[float, Candidate]]) -> None:
     value, best = max(returns, key=lambda pair: (pair[0], pair[1].iteration), default=(-np.inf, None))
     if best is None or not np.isfinite(value):
         return _log_not_confirmed([run], because="no candidate has a return")
-    episodes = run.config.eval.num_envs
+    episodes, newest = run.config.eval.num_envs, run.checkpoints.all()[-1]
+    latest = next((value for value, one in returns if one.iteration == newest and np.isfinite(value)), None)
     run.confirmed = {
         "confirmed_return": float(value),
         "confirmed_iteration": best.iteration,
         "confirmed_step": best.step,
         "confirmed_episodes": episodes,
+        "confirmed_last_return": latest,
     }
     fields = {"iteration": best.iteration, "step": best.step, "return": float(value), "score": best.score}
     run.event("best_confirmed", **fields, candidates=len(returns), episodes=episodes)

@@ -13,6 +13,7 @@ from rlstable.io.console import Console
 from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
+from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
     forget_result,
     free_reserve,
@@ -144,7 +145,8 @@ class FleetFolder(SingleFolder):
                     if fields is not None and stays_ended(fields, config):
                         # The wall time is of another process.
                         self._fields[seed] = {key: value for key, value in fields.items() if key != "wall_seconds"}
-                        self.results[seed] = Result(StopReason[fields["stop_reason"]], folder, fields["step"], {}, [])
+                        stop_reason, value = StopReason[fields["stop_reason"]], outcome_of(fields).value
+                        self.results[seed] = Result(stop_reason, folder, fields["step"], {}, [], policy_return=value)
                         continue
                 console = SeedConsole(self._console, seed, shown)
                 seeds[seed] = open_seed(
@@ -179,7 +181,7 @@ class FleetFolder(SingleFolder):
         """Logs a row of all seeds, once every training seed has logged its row."""
         unfinished = list(unfinished)
         self._step = max(self._step, min((run.host.logged_step for run in unfinished), default=0))
-        returns = [fields["return"] for fields in self._fields.values()]
+        returns = [fields.get("last_return", fields["return"]) for fields in self._fields.values()]
         row = self._rows.combine(training, [*returns, *(run.host.last_return for run in unfinished)], is_last)
         if row is None:
             return False
@@ -212,7 +214,8 @@ class FleetFolder(SingleFolder):
             options = {"report": report, "saved": saved, "env_by_name": by_name}
             finish_files(stop_reason, fields, self._run_dir, self._console, **options)
             results = tuple(self.results[seed] for seed in self._config.each_seed if seed in self.results)
-            return Result(stop_reason, self._run_dir, self._step, self._last_evaluation, self.history, results)
+            numbers = (self._step, self._last_evaluation, self.history, results, fields["return"])
+            return Result(stop_reason, self._run_dir, *numbers)
 
     def close(self) -> None:
         """Releases the folder; may be called again."""

@@ -22,8 +22,11 @@ class HostState:
         iteration: Iterations done, rolled back iterations not included.
         step: Environment steps trained, rolled back steps not included; valid after the training state is donated.
         episodes: Training episodes that ended.
-        last_return: Return of the last evaluation; None if every episode was aborted.
+        last_return: Return of the present policy: of the last evaluation, or of the comparison that replaced it; None
+            if every episode was aborted.
         best_return: Return of the best evaluation so far.
+        replaced: If the state has the policy of an earlier state, because the return had collapsed: `iteration` and
+            `step` of that policy, and `fallen_return` of the collapsed policy; else None.
         idle: Iterations in a row without an accepted update.
         doubt: Healthy iterations still needed before a state counts as good, after unhealthy ones.
         drawn: Whether the pool of clean first states was used since its last refill.
@@ -44,6 +47,7 @@ class HostState:
     episodes: int = 0
     last_return: float | None = None
     best_return: float | None = None
+    replaced: dict[str, Any] | None = None
     idle: int = 0
     doubt: int = 0
     drawn: bool = False

@@ -25,6 +25,8 @@ class Result:
         metrics: Metrics of the last evaluation; a missing number is None.
         history: Logged rows with the key `step`; rows of long runs are thinned (docs/metrics.md).
         seeds: Result of each seed if several seeds trained together; metrics and history then combine all seeds.
+        policy_return: Return of `policy`, as in `result.json`, confirmed if possible; with several seeds the
+            interquartile mean; None without a return.
     """
 
     stop_reason: StopReason
@@ -33,6 +35,7 @@ class Result:
     metrics: Row
     history: list[Row]
     seeds: tuple[Result, ...] = ()
+    policy_return: float | None = None
 
     @property
     def ending(self) -> StopReason:
@@ -41,7 +44,7 @@ class Result:
         return self.stop_reason
 
     def __repr__(self) -> str:
-        value = self.metrics.get("eval/episode_reward")
+        value = self.policy_return
         parts = (
             *([f"{len(self.seeds)} seeds"] if self.seeds else []),
             self.stop_reason.name,

@@ -25,6 +25,7 @@ class ReturnCheck:
         enabled: Whether the return is watched.
         collapsed: Whether this iteration's comparison has confirmed a collapse.
         best_return: Return of the best policy in the episodes of the comparison; None before the first collapse.
+        fallen_return: Return of the collapsed policy in the same episodes; None if every episode was aborted.
 
     Args:
         config: The whole configuration.
@@ -49,6 +50,7 @@ class ReturnCheck:
         self._healthy = self._evaluated_best = False
         self.collapsed = False
         self.best_return: float | None = None
+        self.fallen_return: float | None = None
 
     def train(self, metrics: Metrics) -> None:
         """Records the training episodes of an iteration, unless its state is bad."""
@@ -100,7 +102,7 @@ class ReturnCheck:
             self._watch.confirm()
             self._event("guard_tripped", guard="return_watch", collapsed=1)
             self._event("return_collapsed", **returns)
-            self.best_return = _mean(best_returns)
+            self.best_return, self.fallen_return = _mean(best_returns), _mean(present_returns)
         elif worse is None:
             self._watch.reset_test()
             self._event("return_fall_unclear", **returns)

@@ -181,7 +181,7 @@ class SeedLog:
             stop_reason: Why the run ended.
             cause: Cause of the last failed iteration, None if none failed.
             run_advice: Advice of the component that ended the run; None if there is none.
-            more: Fields `confirmed_*` and `unsaved_steps`, if any.
+            more: Fields about the policy that the run hands over, and `unsaved_steps`, if any.
         """
         host = self._host
         training, evaluation = self._seconds_here()
@@ -191,6 +191,7 @@ class SeedLog:
             "step": host.step,
             "return": host.last_return,
             "best_return": host.best_return,
+            "last_return": host.last_return,
             **more,
             "seconds": round(host.elapsed, 1),
             "wall_seconds": {

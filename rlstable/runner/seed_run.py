@@ -274,6 +274,7 @@ class SeedRun:
                 forget_result(self.run_dir)  # not sooner: a run that cannot start loses nothing
             self.confirmed = {}
         host = self.host
+        host.replaced = None
         self._step_before, host.step = host.step, int(metrics.counters.env_steps)
         self.saving.record_iteration(healthy)
         host.iteration += 1
@@ -303,9 +304,11 @@ class SeedRun:
 
     def take_best_policy(self) -> float | None:
         """Replaces a collapsed policy by the best one; returns the best policy's return in fresh episodes."""
+        host, check, best = self.host, self.return_check, self.supervisor.snapshots.best
         self.state = self.supervisor.snapshots.with_best_policy(self.state)
-        self.host.last_return = self.return_check.best_return
-        return self.host.last_return
+        host.replaced = {"iteration": best.iteration, "step": best.step, "fallen_return": check.fallen_return}
+        host.last_return = check.best_return
+        return host.last_return
 
     def roll_back(self, decision: Decision) -> None:
         """Applies a decision to roll back."""
@@ -352,11 +355,11 @@ class SeedRun:
         with contextlib.closing(self):
             stop_reason = self.final_stop_reason(stop_reason)
             unsaved = self.saving.unsaved_steps()
+            more = {**self._policy_fields(), **({"unsaved_steps": unsaved} if unsaved else {})}
             self.checkpoints.close()
-            more = {**self.confirmed, **({"unsaved_steps": unsaved} if unsaved else {})}
             fields = self.log.result(stop_reason, self.cause, self.advice, more)
-            step, history = self.host.step, self.log.history
-            result = Result(stop_reason, self.run_dir, step, self.log.last_evaluation, history)
+            numbers = (self.host.step, self.log.last_evaluation, self.log.history)
+            result = Result(stop_reason, self.run_dir, *numbers, policy_return=fields["return"])
             if not hosts.is_writer():
                 return fields, result
             self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
@@ -369,6 +372,28 @@ class SeedRun:
             options["env_by_name"] = self.config.env.source != "object"
             finish_files(stop_reason, fields, self.run_dir, self._console, **options)
             return fields, result
+
+    def _policy_fields(self) -> dict[str, Any]:
+        """Fields of `result.json` about the policy that the run hands over; read by `io.outcome`.
+
+        `return` is measured in fresh episodes if possible, else by the evaluation that chose the policy.
+        """
+        checkpoints, fields = self.checkpoints, dict(self.confirmed)
+        if not hosts.is_writer() or not self.config.checkpoint.enabled or self.saving.taken:
+            return fields
+        scores: dict[int, float | None] = dict(checkpoints.ranked())
+        iteration: int | None = fields.get("confirmed_iteration", next(iter(scores), checkpoints.latest()))
+        saved = None if iteration is None else checkpoints.host_data(iteration)
+        if iteration is None or saved is None:
+            return fields
+        value = fields.get("confirmed_return", scores.get(iteration, self.host.last_return))
+        known = [number for number in (value, self.host.best_return) if number is not None]
+        fields |= {"return": value, "best_return": max(known, default=None)}
+        origin = {"iteration": iteration, "step": saved["step"]} | (saved["host"].get("replaced") or {})
+        fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"]}
+        if self.host.replaced is not None:
+            fields["fallen_return"] = self.host.replaced["fallen_return"]
+        return fields
 
     def close(self) -> None:
         """Releases the folder, as `finish` does, for a seed that is not run. May be called again."""

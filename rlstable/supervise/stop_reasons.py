@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import shutil
 import sys
@@ -14,6 +13,8 @@ from typing import Any
 
 from rlstable.config import Config
 from rlstable.config.overrides import literal
+from rlstable.io.outcome import outcome_of
+from rlstable.io.run_folder import seed_of
 from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
 
 
@@ -164,9 +165,9 @@ def describe(
 
     Args:
         stop_reason: Why the run stopped.
-        fields: `step`, `return`, `best_return` and `seconds`; `wall_seconds` of this process; `confirmed_*` of a
-            confirmed policy; `unsaved_steps`, `advice`, `signs` and `warnings` if there are any; `seeds` with the
-            fields of each of several seeds.
+        fields: Fields of `result.json`: `step`, `seconds` and the fields that `outcome_of` reads; `wall_seconds` of
+            this process; `unsaved_steps`, `advice`, `signs` and `warnings` if there are any; `seeds` with the fields of
+            each of several seeds.
         run_dir: The run folder.
         policy: Folder of the policy, with several seeds of the best seed; None if nothing was saved.
         env_by_name: Whether the commands can load the environment; they cannot load an environment object.
@@ -180,7 +181,8 @@ def describe(
         *((f"seed {seed}", _of_seed(seed_fields)) for seed, seed_fields in seeds.items()),
         *_of_signs(fields, seeds),
         ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),
-        ("return", "interquartile mean " * bool(seeds) + _returns(fields)),
+        ("return", "interquartile mean " * bool(seeds) + outcome_of(fields).return_text),
+        *_of_policy(fields, policy),
         _time(fields),
         ("run folder", folder),
         *([("report", short_path(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
@@ -199,6 +201,14 @@ def describe(
     return rows
 
 
+def _of_policy(fields: Mapping[str, Any], policy: Path | None) -> list[tuple[str, str]]:
+    """The line about the policy that the run hands over, with several seeds the policy of the best seed."""
+    seeds = {str(seed): seed_fields for seed, seed_fields in fields.get("seeds", {}).items()}
+    best = "" if policy is None or not seeds else str(seed_of(policy))
+    text = outcome_of(seeds.get(best, fields)).policy_text
+    return [] if policy is None or text is None else [("policy", f"seed {best}, " * bool(best) + text)]
+
+
 def _time(fields: Mapping[str, Any]) -> tuple[str, str]:
     """The line about the time: of this process by its parts if known, else of training only."""
     training, wall = float(fields["seconds"]), fields.get("wall_seconds")
@@ -212,7 +222,7 @@ def _time(fields: Mapping[str, Any]) -> tuple[str, str]:
 
 def _of_seed(fields: Mapping[str, Any]) -> str:
     advice = f". {fields['advice']}" if "advice" in fields else ""
-    return f"{fields['stop_reason']}, return {_returns(fields)}{advice}"
+    return f"{fields['stop_reason']}, return {outcome_of(fields).return_text}{advice}"
 
 
 def _of_signs(fields: Mapping[str, Any], seeds: Mapping[Any, Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -250,16 +260,6 @@ def _seed_prefix(seeds: list[str]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: " * bool(seeds)
 
 
-def _returns(fields: Mapping[str, Any]) -> str:
-    best = fields.get("confirmed_return")
-    if best is not None:
-        how = ""
-        if "confirmed_step" in fields:
-            how = f" on {fields['confirmed_episodes']:,} fresh episodes, step {fields['confirmed_step']:,}"
-        return f"{_number(fields['return'])} at the end, {_number(best)} best (confirmed{how})"
-    return f"{_number(fields['return'])} (best {_number(fields['best_return'])})"
-
-
 def command(name: str, path: Path, key: str = "") -> str:
     """The command line for a command of rlstable, as a user types it in a shell.
 
@@ -283,10 +283,6 @@ def train_command(overrides: Sequence[str]) -> str:
         overrides: Overrides as Hydra read them, such as `overrides` in `result.json`.
     """
     return shlex.join([_python(), "-m", "rlstable.train", *overrides])
-
-
-def _number(value: Any) -> str:
-    return "none" if value is None or not math.isfinite(value) else f"{value:,.1f}"
 
 
 def short_path(path: Path) -> str:

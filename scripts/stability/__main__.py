@@ -165,7 +165,7 @@ def seed_row(folder: Path, seed: int) -> Row:
         "return_collapsed": kinds.count("return_collapsed"),
         "return_fall_refuted": kinds.count("return_fall_refuted"),
         "trips": results.trips(metrics[-1]),
-        "left": result["return"],
+        "left": result.get("last_return", result["return"]),
         "stop_reason": result["stop_reason"],
         "steps_per_second": float(np.median([row["training/sps"] for row in metrics if row.get("training/sps")])),
     }

@@ -33,7 +33,7 @@ def drawn(runs: list[Job], *keys: str) -> tuple[list[list[float]], list[str], li
 def test_parallel_coordinates_have_a_line_per_run_with_a_return() -> None:
     runs = jobs({"lr": ["1e-4", "1e-3", "1e-2", "1e-2"], "net": ["a", "b", "a", "b"]}, [1.0, 2.0, 3.0, None])
     heights, names, tooltips = drawn(runs, "lr", "net")
-    assert names == ["lr", "net", "best return"]
+    assert names == ["lr", "net", "return"]
     assert np.diff([own[0] for own in heights], 2) == pytest.approx([0.0], abs=0.2)  # tenfold steps, equally long
     assert tooltips == ["lr=1e-4, net=a: 1.0", "lr=1e-3, net=b: 2.0", "lr=1e-2, net=a: 3.0"]
 

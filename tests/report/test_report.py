@@ -72,7 +72,7 @@ def test_run_writes_its_report(finished: Path) -> None:
     text = (finished / "report.html").read_text()
     assert text == page([read_record(finished)])
     story = read_record(finished)
-    assert f">{story.last('eval/episode_reward'):,.1f}<" in text
+    assert f"<dt>return</dt><dd>{story.outcome.value:,.1f}</dd>" in text
     assert '<span class="good" title="all steps were trained">completed</span>' in text
     shown = re.findall(r'class="chart by-step narrow".*?aria-label="(.*?)"', text)
     assert shown[0] == "Return" and sorted(shown) == sorted(panel.title for panel in PANELS)

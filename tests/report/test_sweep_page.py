@@ -54,7 +54,7 @@ def test_page_begins_with_the_best_setting_and_its_command(sweep: Path) -> None:
     page = page_of(sweep)
     best = page[page.index('<section class="card best">') : page.index("</section>")]
     assert "ppo.learning_rate=1e-3 ppo.entropy_cost=0" in html.unescape(TAGS.sub("", best))
-    assert "Best return <strong>101.2</strong>, 95 % interval <strong>[101.0, 101.4]</strong>" in best
+    assert "Return <strong>101.2</strong>, 95 % interval <strong>[101.0, 101.4]</strong>" in best
     assert "one seed" not in best and "two seeds are not enough" in best  # the next setting has a running seed
     assert "rlstable.train ppo.learning_rate=1e-3 ppo.entropy_cost=0 env=ant</pre>" in best
     assert page.index("</section>") < page.index("<figcaption>Return")
@@ -63,7 +63,7 @@ def test_page_begins_with_the_best_setting_and_its_command(sweep: Path) -> None:
 def test_settings_are_a_table_of_what_varies_best_first(sweep: Path) -> None:
     head, *rows = rows_of(page_of(sweep), "Settings")
     assert head == [
-        "ppo.learning_rate", "ppo.entropy_cost", "seeds", "best return", "95 % interval", "seeds and interval",
+        "ppo.learning_rate", "ppo.entropy_cost", "seeds", "return", "95 % interval", "seeds and interval",
         "better than next", "better than first", "stop reasons", "trips", "rollbacks",
     ]  # fmt: skip
     shown = [[*row[:5], *row[6:]] for row in rows]
@@ -126,7 +126,7 @@ def test_runs_link_to_their_page_or_their_folder(sweep: Path, tmp_path_factory: 
     assert '<a href="0/report.html">0</a>' in page and '<a href="1">1</a>' in page
     head, *rows = rows_of(page, "Runs")
     assert head == [
-        "run", "ppo.learning_rate", "ppo.entropy_cost", "seed", "stop reason", "steps", "last return", "best return",
+        "run", "ppo.learning_rate", "ppo.entropy_cost", "seed", "stop reason", "steps", "return", "best evaluation",
     ]  # fmt: skip
     assert rows[10] == ["10", "1e-3", "0.1", "1", "policy_diverged", "1,000", "100.2", "100.2"]
     assert rows[11] == ["11", "1e-3", "0.1", "2", "not ended", "500", "3.0", "3.0"]

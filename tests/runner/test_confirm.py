@@ -104,7 +104,9 @@ def test_without_confirmation_a_lucky_evaluation_chooses_the_policy(tmp_path: Pa
     result, _ = lucky_run(tmp_path, confirm_best=0)
     assert iteration_of(result.policy) == 3
     left = read_result(tmp_path) or {}
-    assert left["best_return"] == LUCKY and "confirmed_return" not in left
+    assert left["best_return"] == left["return"] == LUCKY and "confirmed_return" not in left
+    assert (left["policy_iteration"], left["policy_step"]) == (3, 3 * ITERATION)
+    assert left["last_return"] == result.metrics["eval/episode_reward"]
     assert not events(tmp_path, "best_confirmed") and not events(tmp_path, "best_not_confirmed")
 
 
@@ -115,7 +117,8 @@ def test_with_confirmation_a_lucky_evaluation_does_not_choose_the_policy(
     left = read_result(result.run_dir) or {}
     assert left["best_return"] == LUCKY
     assert left["confirmed_iteration"] != 3 and left["confirmed_return"] < LUCKY
-    assert left["confirmed_step"] == left["confirmed_iteration"] * ITERATION
+    assert left["confirmed_step"] == left["confirmed_iteration"] * ITERATION == left["policy_step"]
+    assert left["return"] == left["confirmed_return"] == result.policy_return >= left["confirmed_last_return"]
     assert iteration_of(result.policy) == iteration_of(load_policy(result.run_dir)) == left["confirmed_iteration"]
     assert iteration_of(load_policy(result.run_dir, 3)) == 3
     [event] = events(result.run_dir, "best_confirmed")
@@ -150,7 +153,8 @@ def test_reports_and_commands_say_that_the_best_is_confirmed(
     assert open_run(folder).checkpoint.endswith(", the confirmed best")
     assert open_run(folder, 3).checkpoint == "checkpoint of iteration 3, step 192"
     text = (folder / "report.html").read_text()
-    assert f"<dt>confirmed best</dt><dd>{value:,.1f}</dd>" in text
+    assert f"<dt>return</dt><dd>{value:,.1f}</dd>" in text
+    assert f"<dt>best evaluation</dt><dd>{LUCKY:,.1f}</dd>" in text
     assert read_record(folder).result == read_result(folder)
 
 

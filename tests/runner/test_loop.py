@@ -23,7 +23,8 @@ from rlstable import load_policy
 from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
-from rlstable.io.run_folder import read_result, return_of
+from rlstable.io.outcome import outcome_of
+from rlstable.io.run_folder import read_result
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
@@ -124,19 +125,19 @@ def test_row_of_a_fleet_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tup
     left = read_result(result.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["exit_code"], left["step"]) == ("completed", 0, 10 * ITERATION)
-    assert [left["seeds"][str(seed)]["return"] for seed in range(3)] == returns
+    assert [left["seeds"][str(seed)]["last_return"] for seed in range(3)] == returns
     assert result.history[-1]["eval/episode_reward"] == rows[-1]["eval/episode_reward"]
 
 
 def test_policy_of_a_fleet_is_that_of_its_best_seed(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
-    best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0)
+    best = max(result.seeds, key=lambda own: outcome_of(read_result(own.run_dir)).value or 0.0)
     same(result.policy.params, load_policy(best.run_dir).params)
 
 
 def test_loading_a_fleet_asks_for_the_folder_of_one_seed(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
-    best = max(result.seeds, key=lambda own: return_of(read_result(own.run_dir) or {}) or 0.0).run_dir
+    best = max(result.seeds, key=lambda own: outcome_of(read_result(own.run_dir)).value or 0.0).run_dir
     for use in (load_policy, open_run):
         with pytest.raises(ConfigError, match=rf"holds 3 seeds; give the folder of one, the best is {best}$"):
             use(result.run_dir)
@@ -148,9 +149,9 @@ def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[Trainin
     text = (result.run_dir / "report.html").read_text()
     assert "<h1>3 seeds</h1>" in text
     assert all(f"seed-{seed}" in text for seed in range(3))
-    best = [return_of(read_result(own.run_dir) or {}) for own in result.seeds]
+    best = [outcome_of(read_result(own.run_dir)).value for own in result.seeds]
     found = estimate(best, interquartile_mean)
-    assert f"Best return over 3 seeds: interquartile mean <strong>{found.value:,.1f}</strong>" in text
+    assert f"Return over 3 seeds: interquartile mean <strong>{found.value:,.1f}</strong>" in text
     assert "Differences in the configuration" not in text
 
 

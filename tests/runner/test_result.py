@@ -10,7 +10,10 @@ from rlstable.runner import result
 from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
-RESULT = Result(StopReason.completed, Path("runs/ant/1"), 4096, {"eval/episode_reward": 1234.56}, [{"step": 4096}])
+RESULT = Result(
+    StopReason.completed, Path("runs/ant/1"), 4096, {"eval/episode_reward": 9.0}, [{"step": 4096}],
+    policy_return=1234.56,
+)  # fmt: skip
 
 
 def test_result_is_printed_as_one_line() -> None:

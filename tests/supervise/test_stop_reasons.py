@@ -10,7 +10,7 @@ from toys import tiny_config
 
 from rlstable.supervise.stop_reasons import StopReason, command, describe, nothing_to_train, stays_ended
 
-FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "seconds": 3.21}
+FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "last_return": 12.345, "seconds": 3.21}
 
 
 def test_every_stop_reason_has_an_exit_code_and_a_meaning() -> None:
@@ -42,7 +42,7 @@ def test_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.Mon
         describe(StopReason.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
     )
     assert rows["stop reason"] == "completed: all steps were trained"
-    assert rows["return"] == "12.3 (best 20.0)"
+    assert rows["return"] == "12.3, not confirmed (best single evaluation 20.0)"
     assert rows["run folder"] == "runs/ant/1"
     assert rows["resume"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
     stopped = dict(
@@ -65,14 +65,19 @@ def test_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.Mon
     assert rows["report"] == "runs/ant/1/report.html"
 
 
-def test_summary_says_on_what_the_best_return_was_confirmed(tmp_path: Path) -> None:
-    record = {"confirmed_return": 15.0, "confirmed_step": 98304, "confirmed_iteration": 3, "confirmed_episodes": 128}
+def test_summary_names_the_policy_that_is_handed_over_and_its_confirmed_return(tmp_path: Path) -> None:
+    record = {"return": 15.0, "confirmed_return": 15.0, "confirmed_episodes": 128, "confirmed_last_return": 11.0}
+    record |= {"policy_iteration": 3, "policy_step": 300}
     rows = dict(describe(StopReason.completed, FIELDS | record, tmp_path, tmp_path))
-    assert rows["return"] == "12.3 at the end, 15.0 best (confirmed on 128 fresh episodes, step 98,304)"
-    seeds = {0: FIELDS | record | {"stop_reason": "completed"}}
-    rows = dict(describe(StopReason.completed, FIELDS | {"confirmed_return": 15.0, "seeds": seeds}, tmp_path, tmp_path))
-    assert rows["return"] == "interquartile mean 12.3 at the end, 15.0 best (confirmed)"
-    assert rows["seed 0"].endswith("15.0 best (confirmed on 128 fresh episodes, step 98,304)")
+    assert rows["return"] == "15.0, confirmed on 128 fresh episodes (best single evaluation 20.0)"
+    assert rows["policy"] == "iteration 3, step 300; the last saved state returned 11.0 in the same episodes"
+    seeds = {7: FIELDS | record | {"stop_reason": "completed"}}
+    whole = FIELDS | {"return": 15.0, "confirmed_return": 15.0, "seeds": seeds}
+    rows = dict(describe(StopReason.completed, whole, tmp_path, tmp_path / "seed-7"))
+    assert rows["return"] == "interquartile mean 15.0, confirmed (best single evaluation 20.0)"
+    assert rows["seed 7"].endswith("15.0, confirmed on 128 fresh episodes (best single evaluation 20.0)")
+    assert rows["policy"].startswith("seed 7, iteration 3, step 300; ")
+    assert "policy" not in dict(describe(StopReason.not_saved, FIELDS, tmp_path, None))
 
 
 def test_summary_splits_the_wall_time_and_counts_earlier_processes(tmp_path: Path) -> None:
@@ -99,9 +104,9 @@ def test_path_with_spaces_is_quoted_in_commands() -> None:
 
 
 def test_summary_of_a_run_without_a_checkpoint_has_no_commands(tmp_path: Path) -> None:
-    none = FIELDS | {"return": None, "best_return": None}
+    none = FIELDS | {"return": None, "best_return": None, "last_return": None}
     rows = dict(describe(StopReason.state_not_finite, none, tmp_path, None))
-    assert rows["return"] == "none (best none)"
+    assert rows["return"] == "none"
     assert not {"resume", "evaluate", "render", "load"} & set(rows)
 
 
@@ -115,9 +120,9 @@ def test_summary_of_several_seeds_has_each_seed_and_commands_for_the_best(
     }
     folder, fields = tmp_path / "a", FIELDS | {"seeds": seeds}
     rows = dict(describe(StopReason.needs_own_program, fields, folder, folder / "seed-0"))
-    assert rows["seed 0"] == "completed, return 12.3 (best 20.0)"
-    assert rows["seed 1"] == "needs_own_program, return none (best 20.0). It could go on alone"
-    assert rows["return"] == "interquartile mean 12.3 (best 20.0)"
+    assert rows["seed 0"] == "completed, return 12.3, not confirmed (best single evaluation 20.0)"
+    assert rows["seed 1"] == "needs_own_program, return none (best single evaluation 20.0). It could go on alone"
+    assert rows["return"] == "interquartile mean 12.3, not confirmed (best single evaluation 20.0)"
     assert rows["steps"] == "1,000 each"
     assert rows["resume"].endswith(" -m rlstable.train resume=a total_steps=2000")
     assert rows["evaluate"].endswith("-m rlstable.evaluate run=a/seed-0")
