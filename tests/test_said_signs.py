@@ -46,12 +46,30 @@ def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.Capt
     left = read_result(tmp_path)
     assert left is not None
     said = {"count": 1, "first_step": 3 * ITERATION, "last_step": 6 * ITERATION, "text": TEXT, "lasts": True}
+    said |= {"recovered_step": 0}
     assert left["signs"] == {NAME: said}
     story = read_record(tmp_path)
     assert [mark.text for mark in lanes(story)["signs"][1]] == [f"sign {NAME}: {TEXT}"]
     shown = (tmp_path / "report.html").read_text()
     assert shown == page([story])
     assert f"<li><strong>{NAME}</strong>, step {3 * ITERATION}, to the end: the KL limiter has shortened" in shown
+
+
+def test_run_says_that_a_sign_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recover(step: int, _: Any) -> None:
+        if step == 4 * ITERATION:
+            monkeypatch.setattr("rlstable.supervise.signs._SHORT_STEPS", 0.0)
+
+    TrainingLoop(quick(logging={"console": "plain"}, total_steps=8 * ITERATION), tmp_path, recover).run()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed.count(f"- step {7 * ITERATION}  sign {NAME} recovered") == 1
+    words = f"recovered at step {7 * ITERATION}"
+    assert any(line.lstrip().startswith("sign ") and line.endswith(f"{TEXT}; {words}") for line in printed)
+    left = read_result(tmp_path)
+    assert left is not None and left["signs"][NAME]["recovered_step"] == 7 * ITERATION
+    assert f"<li><strong>{NAME}</strong>, step {3 * ITERATION}, {words}: " in (tmp_path / "report.html").read_text()
 
 
 def test_run_without_the_key_says_nothing(tmp_path: Path) -> None:
@@ -101,6 +119,8 @@ def test_summary_has_three_signs_at_most(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cause", [StopReason.policy_collapsed, StopReason.policy_diverged])
 def test_advice_names_the_signs(cause: StopReason) -> None:
     said = {"critic_behind": {"first_step": 12000}, NAME: {"first_step": 30000}}
+    over = said | {"reward_scale": {"first_step": 40000, "recovered_step": 50000}}
+    assert "reward_scale (step 40,000, recovered at step 50,000)." in advice.paragraph(cause, Attempts(), over)
     text = advice.paragraph(cause, Attempts(), said)
     assert text.endswith(f" Signs before it: critic_behind (step 12,000), {NAME} (step 30,000).")
     assert "Signs" not in advice.paragraph(StopReason.physics_unstable, Attempts(), said)

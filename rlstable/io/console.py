@@ -20,6 +20,7 @@ _GOOD_EVENTS = frozenset(
     {
         "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
         "backend_chosen", "seed_ended", "best_confirmed", "episode_recorded",
+        "sign_recovered",
     }
 )  # fmt: skip
 # Metrics of a verbose line: name and format by key.
@@ -200,11 +201,14 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
     |---|---|
     | `configuration_changed` | `kind: key: old -> new (how)` |
     | `sign` | `sign name: text` |
+    | `sign_recovered` | `sign name recovered` |
     | other | `kind: key value, ...`; a mapping becomes `key (name value, ...)` |
     """
+    seed = f" of {_text(fields['of'])}" if "of" in fields else ""
     if kind == "sign" and {"sign", "text"} <= fields.keys():
-        seed = f" of {_text(fields['of'])}" if "of" in fields else ""
         return f"sign {_text(fields['sign'])}{seed}: {_text(fields['text'])}"
+    if kind == "sign_recovered" and "sign" in fields:
+        return f"sign {_text(fields['sign'])}{seed} recovered"
     if kind == "configuration_changed" and {"key", "old", "new", "how"} <= fields.keys():
         old, new = setting(fields["old"]), setting(fields["new"])
         return f"{kind}: {_text(fields['key'])}: {old} -> {new} ({_text(fields['how'])})"

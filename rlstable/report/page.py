@@ -142,16 +142,24 @@ def _signs(records: Sequence[RunRecord]) -> str:
     items = []
     for index, record in enumerate(records):
         found: dict[str, list[dict[str, Any]]] = {}
-        for event in record.of_kind("sign"):
-            found.setdefault(str(event.get("sign")), []).append(event)
-        name = f"{swatch(index)}{text(record.name)}: " if len(records) > 1 else ""
+        recovered: dict[str, Any] = {}  # step by sign that is over
+        for event in record.of_kind("sign", "sign_recovered"):
+            name = str(event.get("sign"))
+            if event["kind"] == "sign":
+                found.setdefault(name, []).append(event)
+                recovered.pop(name, None)
+            else:
+                recovered[name] = event.get("step", 0)
+        prefix = f"{swatch(index)}{text(record.name)}: " if len(records) > 1 else ""
         for sign, events in found.items():
             steps = ", ".join(f"{event.get('step', 0):,}" for event in events[:_STEPS_OF_SIGN])
             more = f" and {len(events) - _STEPS_OF_SIGN:,} more" if len(events) > _STEPS_OF_SIGN else ""
-            more += ", to the end" if sign in record.lasting_signs else ""
-            items.append(
-                f"<li>{name}<strong>{text(sign)}</strong>, step {steps}{more}: {text(events[-1].get('text'))}</li>"
-            )
+            if sign in recovered:
+                more += f", recovered at step {recovered[sign]:,}"
+            elif record.signs.get(sign, {}).get("lasts"):
+                more += ", to the end"
+            latest = record.signs.get(sign, events[-1]).get("text")
+            items.append(f"<li>{prefix}<strong>{text(sign)}</strong>, step {steps}{more}: {text(latest)}</li>")
     return f"<h2>Signs of trouble</h2><ul>{''.join(items)}</ul>" if items else ""
 
 

@@ -132,11 +132,11 @@ class RunRecord:
         return [(str(warning.get("name")), str(warning.get("text"))) for warning in warnings]
 
     @property
-    def lasting_signs(self) -> set[str]:
-        """Signs of trouble that lasted to the end of the run."""
+    def signs(self) -> dict[str, dict[str, Any]]:
+        """Signs of trouble in `result.json`, by name."""
         value = (self.result or {}).get("signs")
         signs = value if isinstance(value, dict) else {}
-        return {name for name, sign in signs.items() if isinstance(sign, dict) and sign.get("lasts")}
+        return {name: sign for name, sign in signs.items() if isinstance(sign, dict)}
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         """Returns the events of some kinds, in order."""

@@ -22,7 +22,7 @@ _LANES = (
     ("evaluations", ("evaluation_void", "evaluation_slow"), "bad"),
     ("incidents", ("incident", "incident_failed"), "bad"),
     ("checkpoints", ("checkpoint_failed", "checkpoint_damaged", "checkpoint_saved_again"), "warn"),
-    ("signs", ("sign",), "warn"),
+    ("signs", ("sign", "sign_recovered"), "warn"),
     ("growth", ("environments_redrawn",), "good"),
     ("settings", ("configuration_changed",), "warn"),
     ("starts and ends", ("resumed", "stopped", "error"), "plain"),

@@ -200,6 +200,8 @@ class Saving:
         """
         if kind == "checkpoint_saved_again":
             self._failures = 0
+            if self._host.signs.end(NOTHING_SAVED, self._host.logged_step):
+                self._log.event("sign_recovered", sign=NOTHING_SAVED)
         if kind != "checkpoint_failed":
             return
         self._failures += 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlstable.config.supervise import Remedy
 from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.signs import recovered_text
 from rlstable.supervise.stop_reasons import StopReason
 from rlstable.supervise.tally import SAMPLES, Tally
 
@@ -100,7 +101,9 @@ def paragraph(
         if count
         else ""
     )
-    named = ", ".join(f"{name} (step {sign['first_step']:,})" for name, sign in (signs or {}).items())
+    named = ", ".join(
+        f"{name} (step {sign['first_step']:,}{recovered_text(sign, ', ')})" for name, sign in (signs or {}).items()
+    )
     sign_text = f" Signs before it: {named}." if named and cause in _WITH_SIGNS else ""
     counts = Tally() if tally is None else tally
     parts = (f"{rollbacks}{cause.meaning.split(';')[0]}.", _most_active(cause, counts), _next(cause, counts))

@@ -3,7 +3,8 @@
 A sign only reports; it never changes training. It tests the metrics of every healthy iteration or of every evaluation;
 the metrics of one iteration or evaluation are a row. A row that passes the test is a hit. Enough hits in the window of
 latest rows start an episode of trouble, which is logged as the event `sign`. The episode ends when the window has no
-hit; only then can the sign be logged again. A row without a finite value of the metric is skipped.
+hit, which is logged as the event `sign_recovered`; only then can the sign be logged again. A row without a finite value
+of the metric is skipped.
 
 Signs depend on rows only, never on the clock, and the memory is saved, so a resumed run logs the same signs.
 """
@@ -29,11 +30,14 @@ _SATURATED, _GRADIENTS_SATURATED = 0.2, 0.5  # share of activity
 _FALLEN = 0.8  # share of the gain from the first evaluation to the best one
 _ERRORS = 3.0  # standard errors of an evaluation; a smaller fall is noise
 _LEAST_FALL = 0.2  # share of the best return; a smaller fall does not count
+_LEAST_RISE = 0.1  # share of the fall; a smaller rise between two evaluations does not count
 _DISTANCE = 1.0  # nats; bound of the policy distance without a KL limiter
 _ROUNDING = 1.01
 _LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0  # size of value targets
 _GREATEST_NORMALIZED = 1e4  # with normalised advantages the scale only affects the critic
 _GOOD_TARGET = 10.0  # size of value targets that the remedy aims at
+
+_LOGGED = ("count", "first_step", "last_step", "recovered_step", "text")  # fields of a logged sign
 
 # By limiter: the unit of its activity, and the first remedy.
 _LIMITERS = {
@@ -64,7 +68,9 @@ class Sign:
         rows: Length of the window.
         sentence: Returns the sentence, from the mean number of the hits and the present row.
         remedy: Returns the first remedy, from the same arguments.
-        of_evaluations: Whether rows are evaluations instead of iterations.
+        of_evaluations: Whether rows are evaluations instead of iterations. The text of a logged sign then follows the
+            evaluations until the episode ends.
+        improves: Whether the trouble already recedes, so that no episode starts.
     """
 
     name: str
@@ -75,6 +81,7 @@ class Sign:
     sentence: Callable[[float, Row], str]
     remedy: Callable[[float, Row], str]
     of_evaluations: bool = False
+    improves: Callable[[Row], bool] = lambda row: False
 
 
 @dataclasses.dataclass
@@ -87,7 +94,8 @@ class SignHistory:
         count: Number of logged episodes.
         first_step: Step of the first logged episode.
         last_step: Step of the last hit in a logged episode.
-        text: Latest sentence that was logged.
+        text: Latest sentence.
+        recovered_step: Step at which the latest logged episode ended; 0 before the end.
     """
 
     recent: list[float | None] = dataclasses.field(default_factory=list)
@@ -96,6 +104,7 @@ class SignHistory:
     first_step: int = 0
     last_step: int = 0
     text: str = ""
+    recovered_step: int = 0
 
 
 @dataclasses.dataclass
@@ -125,18 +134,25 @@ class SignMemory:
         history = self.spells.setdefault(name, SignHistory())
         history.count += 1
         history.first_step = history.first_step if history.count > 1 else step
-        history.last_step, history.text = step, text
+        history.last_step, history.text, history.recovered_step = step, text, 0
+
+    def end(self, name: str, step: int) -> bool:
+        """Records that the trouble of a logged sign is over; returns False if there was none."""
+        history = self.spells.get(name)
+        if history is None or not history.count or history.recovered_step:
+            return False
+        history.said, history.recovered_step = False, step
+        return True
 
     @property
     def logged(self) -> dict[str, dict[str, Any]]:
-        """Count, first step, last step, text and `lasts` of every logged sign, ordered by first step.
+        """Count, steps, text and `lasts` of every logged sign, ordered by first step.
 
-        `lasts` is whether the episode of trouble has not ended.
+        `lasts` is whether the episode of trouble has not ended; `recovered_step` is 0 until then.
         """
         logged = [(name, history) for name, history in self.spells.items() if history.count]
         return {
-            name: {key: getattr(history, key) for key in ("count", "first_step", "last_step", "text")}
-            | {"lasts": history.said}
+            name: {key: getattr(history, key) for key in _LOGGED} | {"lasts": history.said}
             for name, history in sorted(logged, key=lambda pair: pair[1].first_step)
         }
 
@@ -146,7 +162,7 @@ class Signs:
 
     Args:
         config: The whole configuration.
-        event: Called as `event("sign", sign=..., text=..., value=...)`.
+        event: Called as `event("sign", sign=..., text=..., value=...)`, and as `event("sign_recovered", sign=...)`.
     """
 
     def __init__(self, config: Config, event: Callable[..., None]):
@@ -178,6 +194,7 @@ class Signs:
             return
         if memory.first_return is None:
             memory.first_return = value
+        before = value if memory.last_return is None else memory.last_return
         if memory.last_return is not None:
             level = min(memory.last_return, value)
             memory.best_return = level if memory.best_return is None else max(memory.best_return, level)
@@ -185,6 +202,7 @@ class Signs:
         deviation = _number(metrics, "eval/episode_reward_std") or 0.0
         row = {
             "last": value,
+            "before": before,
             "first": memory.first_return,
             "best": memory.best_return if memory.best_return is not None else value,
             "error": deviation / math.sqrt(self._episodes),
@@ -206,18 +224,26 @@ class Signs:
         while recent and recent[0] is None:
             recent.pop(0)
         history.recent = recent
-        if not recent:
-            history.said = False
+        if not recent and history.said and memory.end(sign.name, step):
+            self._event("sign_recovered", sign=sign.name)
         hits = [number for number in recent if number is not None]
-        if hit and not history.said and len(hits) >= sign.hits:
-            mean = sum(hits) / len(hits)
-            history.said = True
+        starts = hit and not history.said and len(hits) >= sign.hits and not sign.improves(row)
+        mean = sum(hits) / max(len(hits), 1)
+        if starts or (history.said and sign.of_evaluations):
+            history.text = f"{sign.sentence(mean, row)}; {sign.remedy(mean, row)}"
+        if starts:
+            history.said, history.recovered_step = True, 0
             history.count += 1
             history.first_step = history.first_step if history.count > 1 else step
-            history.text = f"{sign.sentence(mean, row)}; {sign.remedy(mean, row)}"
             self._event("sign", sign=sign.name, text=history.text, value=mean)
         if hit and history.said:
             history.last_step = step
+
+
+def recovered_text(sign: Mapping[str, Any], before: str) -> str:
+    """The words `recovered at step N` about a logged sign that is over, after the text `before`; else empty."""
+    step = sign.get("recovered_step")  # results of older versions have none
+    return f"{before}recovered at step {step:,}" if isinstance(step, int) and step else ""
 
 
 def signs_of(config: Config) -> tuple[Sign, ...]:
@@ -300,6 +326,16 @@ def _return(config: Config) -> Sign:
         least = max(_ERRORS * row["error"], _LEAST_FALL * abs(best))
         return value < first + _FALLEN * (best - first) and best - value > least
 
+    def rises(row: Row) -> bool:
+        """Whether the return rises again, or has reached the best level again."""
+        rise = row["last"] - row["before"]
+        return rise > max(row["error"], _LEAST_RISE * (row["best"] - row["before"])) or not fallen(row["last"], row)
+
+    def remedy(value: float, row: Row) -> str:
+        if rises(row):
+            return "the return rises again, so keep the settings"
+        return "lower ppo.learning_rate" + (f", or {_normalize(config)}" if _normalize(config) else "")
+
     return Sign(
         "return_below_best",
         lambda row: row["last"],
@@ -307,11 +343,12 @@ def _return(config: Config) -> Sign:
         2,
         2,
         lambda value, row: (
-            f"the last two evaluations returned {value:,.1f} on average, "
+            f"the last two evaluations returned {(row['before'] + row['last']) / 2.0:,.1f} on average, "
             f"where two in a row had reached {row['best']:,.1f}"
         ),
-        lambda value, row: "lower ppo.learning_rate" + (f", or {_normalize(config)}" if _normalize(config) else ""),
+        remedy,
         of_evaluations=True,
+        improves=rises,
     )
 
 

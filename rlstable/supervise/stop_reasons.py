@@ -16,6 +16,7 @@ from rlstable.config.overrides import literal
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import seed_of
 from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
+from rlstable.supervise.signs import recovered_text
 
 
 class StopReason(Enum):
@@ -226,15 +227,15 @@ def _of_seed(fields: Mapping[str, Any]) -> str:
 
 
 def _of_signs(fields: Mapping[str, Any], seeds: Mapping[Any, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """A line per sign of trouble, at most `_MOST_SIGNS`; the same sign of several seeds is one line."""
-    by_name: dict[str, list[tuple[Any, str]]] = {}
+    """A line per sign of trouble, at most `_MOST_SIGNS`, signs that are over last; several seeds share a line."""
+    by_name: dict[tuple[bool, str], list[tuple[Any, Mapping[str, Any]]]] = {}
     for seed, seed_fields in seeds.items() or [(None, fields)]:
         for name, sign in seed_fields.get("signs", {}).items():
-            by_name.setdefault(name, []).append((seed, sign["text"]))
+            by_name.setdefault((bool(sign.get("recovered_step")), name), []).append((seed, sign))
     rows = []
-    for logged in list(by_name.values())[:_MOST_SIGNS]:
+    for _, logged in sorted(by_name.items(), key=lambda pair: pair[0][0])[:_MOST_SIGNS]:
         names = [str(seed) for seed, _ in logged if seed is not None]
-        rows.append(("sign", _seed_prefix(names) + logged[0][1]))
+        rows.append(("sign", _seed_prefix(names) + logged[0][1]["text"] + recovered_text(logged[0][1], "; ")))
     if len(by_name) > _MOST_SIGNS:
         rows.append(("signs", f"and {len(by_name) - _MOST_SIGNS:,} more in the report"))
     return rows

@@ -11,7 +11,7 @@ from toys import GUARDS_OFF, tiny_config
 
 from rlstable.config import Config
 from rlstable.runner.host_state import HostState
-from rlstable.supervise.signs import SignMemory, Signs
+from rlstable.supervise.signs import SignMemory, Signs, recovered_text
 
 NORMALIZE = "set ppo.normalize_values=true"
 # As a hopper logs them while it learns well.
@@ -28,8 +28,16 @@ class Watched:
     def __init__(self, memory: SignMemory | None = None, **sections: Any):
         self.memory = SignMemory() if memory is None else memory
         self.said: list[tuple[int, dict[str, Any]]] = []
+        self.recovered: list[tuple[int, str]] = []
         self.iteration = 0
-        self._signs = Signs(config(**sections), lambda kind, **fields: self.said.append((self.iteration, fields)))
+        self._signs = Signs(config(**sections), self._event)
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        if kind == "sign":
+            self.said.append((self.iteration, fields))
+        else:
+            assert kind == "sign_recovered"
+            self.recovered.append((self.iteration, fields["sign"]))
 
     def look(self, times: int = 1, **metrics: float) -> None:
         for _ in range(times):
@@ -93,6 +101,7 @@ def test_sign_is_said_once_per_episode_of_trouble() -> None:
     own.look(50)
     own.active("log_ratio", 0.5, times=50)
     assert [at for at, _ in own.said] == [50, 409]
+    assert own.recovered == [(359, "limiter_saturated/log_ratio")]
     said = own.memory.logged["limiter_saturated/log_ratio"]
     assert (said["count"], said["first_step"], said["last_step"]) == (2, 5000, 40900)
 
@@ -198,6 +207,39 @@ def test_fallen_return_is_said_after_two_evaluations() -> None:
     assert len(own.said) == 1  # one good evaluation does not end the episode
     own.evaluate(3000.0, 3000.0, 1000.0, 1000.0)
     assert own.names == ["return_below_best"] * 2
+
+
+def test_sign_that_is_over_has_the_step_at_which_it_recovered() -> None:
+    own = Watched()
+    own.active("log_ratio", 0.5, times=60)
+    said = own.memory.logged["limiter_saturated/log_ratio"]
+    assert (said["lasts"], said["recovered_step"], recovered_text(said, ", ")) == (True, 0, "")
+    own.look(200)
+    said = own.memory.logged["limiter_saturated/log_ratio"]
+    assert (said["lasts"], said["recovered_step"]) == (False, 11000)
+    assert recovered_text(said, ", ") == ", recovered at step 11,000"
+    assert own.recovered == [(110, "limiter_saturated/log_ratio")]
+    own.active("log_ratio", 0.5, times=50)
+    assert own.memory.logged["limiter_saturated/log_ratio"]["recovered_step"] == 0
+
+
+def test_fallen_return_that_rises_again_advises_no_lower_rate() -> None:
+    own = Watched()
+    own.evaluate(100.0, 3000.0, 3000.0, 1000.0, 1500.0)
+    assert own.said == []
+    own.evaluate(1500.0)
+    assert "lower ppo.learning_rate" in own.said[0][1]["text"]
+    own.evaluate(2000.0)
+    rising = "the last two evaluations returned 1,750.0 on average, where two in a row had reached 3,000.0; "
+    rising += "the return rises again, so keep the settings"
+    assert own.memory.logged["return_below_best"]["text"] == rising
+    own.evaluate(1900.0)
+    assert "lower ppo.learning_rate" in own.memory.logged["return_below_best"]["text"]
+    own.evaluate(2900.0)
+    said = own.memory.logged["return_below_best"]
+    assert said["lasts"] and said["text"].endswith("; the return rises again, so keep the settings")
+    own.evaluate(2950.0)
+    assert own.recovered == [(10, "return_below_best")] and len(own.said) == 1
 
 
 def test_lucky_evaluation_is_no_best_return() -> None:
