@@ -148,6 +148,21 @@ def test_help_and_cfg_job_print_recipes_and_configuration_without_a_run_folder(
     assert not (tmp_path / "runs").exists()
 
 
+def test_first_line_of_a_run_waits_for_no_numpy_rich_or_jax(tmp_path: Path) -> None:
+    code = (
+        "import sys, rlstable.train as t\n"
+        "def notice(*_):\n"
+        "    print(sorted({'jax', 'numpy', 'rich'} & set(sys.modules)))\n"
+        "    sys.exit()\n"
+        "t.recipes.notice = notice\n"
+        "sys.argv[1:] = ['env=ant']\n"
+        "t.main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("asked", [["--help"], ["env=ant", "--cfg", "job"], ["env=nowhere"], ["ppo.num_envs=0"]])
 def test_command_that_does_not_train_does_not_import_jax(tmp_path: Path, asked: list[str]) -> None:
     code = (

@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from rlstable.config import ConfigError
 
 # Brax's arguments with the meaning and the name of a key of `ppo`.
@@ -209,4 +207,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    import numpy as np  # slow to import, and the first line of a run waits for this module
+
     return np.asarray(value).tolist()

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 _NO_STRINGS = {"null", "true", "false", "inf", "nan"}
 
 
@@ -20,8 +18,8 @@ def overrides(key: str, value: Any) -> list[str]:
 
 
 def literal(value: Any) -> str:
-    """A Python value, or one of NumPy's, in Hydra's override grammar."""
-    if isinstance(value, np.generic | np.ndarray):
+    """A Python value, or a number or array of NumPy or JAX, in Hydra's override grammar."""
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if value is None:
         return "null"
