@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from rlstable.mjx_import import silence_missing_warp
+
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "NonFiniteAction", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
 
@@ -20,6 +22,9 @@ _MODULE_OF = {
     "fit": "rlstable.api",
     "load_policy": "rlstable.policy",
 }
+
+
+silence_missing_warp()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import io
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -174,9 +172,7 @@ def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _brax_class(name: str) -> Any:
-    # Without warp-lang, mujoco.mjx prints an import message and works anyway.
-    with contextlib.redirect_stdout(io.StringIO()):
-        from brax import fluid
+    from brax import fluid
 
     if isinstance(fluid.jp, types.ModuleType):
         # Brax 0.14's fluid model, used by its swimmer, calls `clip` with a keyword that JAX 0.10 has removed.
