@@ -50,6 +50,11 @@ class Logbook:
         """The wandb run to continue after a resume."""
         return None if self._wandb is None else self._wandb.run_id
 
+    @property
+    def wandb_url(self) -> str | None:
+        """The page of the wandb run; None without one, as offline."""
+        return None if self._wandb is None else self._wandb.url
+
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
         """Opens the files.
 

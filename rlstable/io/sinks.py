@@ -197,6 +197,7 @@ class Wandb:
 
     Attributes:
         run_id: Id to pass for a resume; None without a W&B run.
+        url: Address of the run's page; None without one, as offline.
     """
 
     def __init__(
@@ -209,6 +210,7 @@ class Wandb:
         timeout: float = 60.0,
     ):
         self.run_id = run_id
+        self.url: str | None = None
         self._run: Any = None
         self._last_step = 0
         self._counts: dict[str, int] = {}
@@ -217,6 +219,7 @@ class Wandb:
         try:
             self._run = _start_wandb(config, Path(run_dir), run_config, run_id, timeout)
             self.run_id = str(self._run.id)
+            self.url = getattr(self._run, "url", None)
             self._last_step = int(self._run.step or 0)
         except Exception as error:
             if on_event is not None:

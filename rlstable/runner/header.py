@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 import jax
@@ -28,7 +29,26 @@ def header(config: Config, run: SeedRun, run_dir: Path) -> list[tuple[str, str]]
         ("steps", _steps(config, run.programs.num_envs)),
         ("networks", _networks(config, run)),
         ("run folder", short_path(run_dir)),
+        *_services(config, run, run_dir),
     ]
+
+
+def _services(config: Config, run: SeedRun, run_dir: Path) -> list[tuple[str, str]]:
+    """The lines about TensorBoard and Weights & Biases: their folder or page, and the command that shows them."""
+    logging, logbook = config.logging, run.log.logbook
+    several = config.seeds > 1
+    rows = []
+    if logging.tensorboard:
+        folder = run_dir if several else run_dir / "tensorboard"
+        rows.append(("tensorboard", f"tensorboard --logdir {shlex.quote(short_path(folder))}"))
+    if logging.wandb.mode == "offline" and logbook.wandb_run_id is not None:
+        # A run that is resumed has one folder for each part.
+        parts = f"{shlex.quote(short_path(run_dir))}{'/seed-*' * several}/wandb/offline-run-*"
+        rows.append(("wandb", f"offline; afterwards wandb sync {parts}"))
+    if logbook.wandb_url is not None:
+        group = f", in the group {run.config.logging.wandb.group}" * several
+        rows.append(("wandb", f"{logbook.wandb_url}{group}; its files are in {short_path(run.run_dir / 'wandb')}"))
+    return rows
 
 
 def _physics(backend: str | None) -> str:
