@@ -83,6 +83,8 @@ def test_environment_in_the_docs_can_be_trained(tmp_path: Path, monkeypatch: pyt
 def test_mistake_in_fit_is_one_line() -> None:
     with pytest.raises(rlstable.ConfigError, match=r"^ppo.num_env: unknown key; did you mean num_envs"):
         rlstable.fit("ant", ppo={"num_env": 1})
+    with pytest.raises(rlstable.ConfigError, match=r"^env: unknown option 'Ant-v5'; did you mean ant\?$"):
+        rlstable.fit("Ant-v5")
 
 
 @pytest.mark.parametrize("env", [None, "fast", "ant"])

@@ -43,6 +43,14 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str) -> int:
 
 BAD_INPUT = {
     "unknown environment": (["env=humanoyd"], "env: unknown option 'humanoyd'; did you mean humanoid?"),
+    "name of Gymnasium": (["env=Ant-v5"], "env: unknown option 'Ant-v5'; did you mean ant?"),
+    "other case": (["env=HALFCHEETAH-v4"], "env: unknown option 'HALFCHEETAH-v4'; did you mean halfcheetah?"),
+    "name without underscores": (
+        ["env=InvertedPendulum-v5"], "env: unknown option 'InvertedPendulum-v5'; did you mean inverted_pendulum?"
+    ),
+    "name that is part of another": (
+        ["env=Humanoid-v5"], "env: unknown option 'Humanoid-v5'; did you mean humanoid?"
+    ),
     "unknown key": (["ppo.lerning_rate=1"], "ppo.lerning_rate: unknown key; did you mean learning_rate?"),
     "unknown top-level key": (["totl_steps=5"], "totl_steps: unknown key; did you mean total_steps?"),
     "unknown group option": (["guards=strickt"], "guards: unknown option 'strickt'; did you mean strict?"),

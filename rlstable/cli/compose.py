@@ -235,7 +235,8 @@ def explain(error: BaseException) -> ConfigError:
         return unknown_key(Config, match.group(1))
     if match := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):
         group, option, options = match.groups()
-        close = difflib.get_close_matches(option, options.split(), n=1, cutoff=0.7)
+        same = [own for own in options.split() if _spelled_alike(own, option)]
+        close = same or difflib.get_close_matches(option, options.split(), n=1, cutoff=0.7)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(options.split())}"
         return ConfigError(f"{group}: unknown option {option!r}; {hint}")
     if match := re.search(r"Error parsing override '(.*?)' (.*?)( See https.*)?$", text):
@@ -243,6 +244,11 @@ def explain(error: BaseException) -> ConfigError:
             f"cannot read {match.group(1)!r}: {match.group(2)}; write key=value, and quote values with spaces"
         )
     return ConfigError(text)
+
+
+def _spelled_alike(option: str, typed: str) -> bool:
+    """Whether an option is written like `typed`, which may be a name of Gymnasium, such as `InvertedPendulum-v5`."""
+    return option.replace("_", "") == re.sub(r"-v\d+$", "", typed.lower()).replace("_", "")
 
 
 def first_line(error: BaseException) -> str:
