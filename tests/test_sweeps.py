@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlstable.cli.compose import compose
+from rlstable.config.extras import install
 from rlstable.io.run_folder import write_config
 from rlstable.train import WORST_SCORE
 
@@ -26,7 +27,7 @@ TINY = [
 
 def needs(module: str, extra: str) -> pytest.MarkDecorator:
     found = importlib.util.find_spec(f"hydra_plugins.{module}") if importlib.util.find_spec("hydra_plugins") else None
-    return pytest.mark.skipif(found is None, reason=f"pip install 'rlstable[{extra}]' to run this")
+    return pytest.mark.skipif(found is None, reason=f"{install(extra)} to run this")
 
 
 def sweep(folder: Path, *words: str) -> tuple[int, str, list[dict[str, object]]]:
@@ -100,4 +101,4 @@ def test_missing_launcher_is_an_error_with_the_command_to_install_it(choice: str
     assert (code, results) == (2, [])
     extra = module.split("_")[1]
     last = printed.strip().splitlines()[-1]
-    assert last.startswith("rlstable: hydra") and f"pip install 'rlstable[{extra}]'" in last
+    assert last.startswith("rlstable: hydra") and "pip install -e " in last and f"[{extra}]" in last

@@ -20,6 +20,7 @@ from rlstable.cli.typed_words import prepared
 from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
+from rlstable.config.extras import install
 from rlstable.config.schema import unknown_key
 from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
@@ -230,7 +231,7 @@ def explain(error: BaseException) -> ConfigError:
     text = re.sub(r"^(ConfigError raised while resolving interpolation: )+", "", first_line(error))
     if match := re.search(r"Could not find 'hydra/(launcher|sweeper)/(joblib|optuna|ray|submitit)", text):
         kind, extra = match.groups()
-        return ConfigError(f"hydra/{kind}: {extra} is not installed; pip install 'rlstable[{extra}]'")
+        return ConfigError(f"hydra/{kind}: {extra} is not installed; {install(extra)}")
     if match := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(Config, match.group(1))
     if match := re.search(r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", text):

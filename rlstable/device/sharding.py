@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 
 AXIS = "data"
 REPLICATED = PartitionSpec()
@@ -39,7 +40,7 @@ def make_mesh(count: int | None = None) -> Mesh:
             raise
         raise ConfigError(
             f"JAX_PLATFORMS: JAX finds no device for {platform!r} on this machine; unset it to train on the devices "
-            "that JAX finds, or install JAX for it, such as pip install 'rlstable[cuda12]'"
+            f"that JAX finds, or install JAX for it, such as {install('cuda12')}"
         ) from None
     if count is not None and count > len(devices):
         raise ConfigError(

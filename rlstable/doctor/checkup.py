@@ -9,6 +9,7 @@ from typing import Any
 
 from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
+from rlstable.config.extras import install
 from rlstable.device import sharding
 from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import reward_scale
@@ -163,7 +164,7 @@ def _machine(around: Surroundings) -> list[Finding]:
                 "device",
                 around.nvidia,
                 f"there is an NVIDIA GPU, but JAX computes on {around.devices}",
-                'pip install -e ".[cuda12]", and check that JAX_PLATFORMS does not hide the GPU',
+                f"{install('cuda12')}, and check that JAX_PLATFORMS does not hide the GPU",
             )
         )
     if "JAX_DEFAULT_MATMUL_PRECISION" in around.settings:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 
@@ -145,7 +146,7 @@ def _module(name: str) -> Any:
         ConfigError: Playground is not installed, or cannot be imported.
     """
     if importlib.util.find_spec(_PACKAGE) is None:
-        raise ConfigError("env: MuJoCo Playground is not installed; pip install 'rlstable[playground]'")
+        raise ConfigError(f"env: MuJoCo Playground is not installed; {install('playground')}")
     try:
         with _quiet():
             found = getattr(importlib.import_module(_PACKAGE), name, None)
@@ -153,7 +154,7 @@ def _module(name: str) -> Any:
     except Exception as error:
         raise ConfigError(
             f"env: MuJoCo Playground cannot be imported: {type(error).__name__}: {first_line(error)}; "
-            "pip install --upgrade 'rlstable[playground]'"
+            f"{install('playground')} --upgrade"
         ) from error
 
 

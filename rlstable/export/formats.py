@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.export.function import ACTION, OBSERVATION, PolicyFunction
 from rlstable.export.graph import UnsupportedOperation, to_onnx
 from rlstable.io.run_folder import write_atomically
@@ -50,8 +51,7 @@ def write_onnx(function: PolicyFunction, path: Path) -> Written:
     for package in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"format: onnx needs {package}, which is not installed; pip install 'rlstable[export]', or choose "
-                "format=stablehlo"
+                f"format: onnx needs {package}, which is not installed; {install('export')}, or choose format=stablehlo"
             )
     import onnx
     import onnxruntime

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.config.run import WandbConfig
 from rlstable.io.errors import one_line
 from rlstable.io.jsonl import JsonLines, to_json
@@ -145,7 +146,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "logging.tensorboard: needs the package tensorboardX; pip install rlstable[tensorboard], "
+                f"logging.tensorboard: needs the package tensorboardX; {install('tensorboard')}, "
                 "or set logging.tensorboard=false"
             ) from error
         purge = None if resume_step is None else int(resume_step) + 1

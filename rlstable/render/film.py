@@ -18,6 +18,7 @@ import mujoco
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.io.run_folder import write_atomically
 from rlstable.render.recording import RecordedEpisodes, Recording
 
@@ -102,8 +103,7 @@ def require_packages(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"format: a film needs {package}, which is not installed; pip install 'rlstable[render]', or choose "
-                "format=html"
+                f"format: a film needs {package}, which is not installed; {install('render')}, or choose format=html"
             )
 
 

@@ -12,12 +12,13 @@ import pytest
 from rlstable.cli import playground
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import validate
 from rlstable.envs.load import load
 from rlstable.train import main
 
-SAID = "env: MuJoCo Playground is not installed; pip install 'rlstable[playground]'"
+SAID = "env: MuJoCo Playground is not installed; "
 WORDS = ["env=playground", "env.name=CartpoleBalance"]
 
 
@@ -40,7 +41,7 @@ def test_command_is_one_line_and_leaves_no_file(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr() == ("", f"rlstable: {SAID}\n")
+    assert capsys.readouterr() == ("", f"rlstable: {SAID}{install('playground')}\n")
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
@@ -60,8 +61,7 @@ def test_package_that_cannot_be_imported_is_one_line(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError) as refused:
         load(validate(EnvConfig, {"source": "playground", "name": "CartpoleBalance"}))
     assert str(refused.value) == (
-        "env: MuJoCo Playground cannot be imported: ImportError: no symbol; pip install --upgrade "
-        "'rlstable[playground]'"
+        f"env: MuJoCo Playground cannot be imported: ImportError: no symbol; {install('playground')} --upgrade"
     )
 
 

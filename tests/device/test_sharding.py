@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.device import sharding
 
 
@@ -21,7 +22,7 @@ def test_platform_without_a_device_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         sharding.make_mesh()
     assert str(caught.value) == (
         "JAX_PLATFORMS: JAX finds no device for 'cuda' on this machine; unset it to train on the devices that JAX "
-        "finds, or install JAX for it, such as pip install 'rlstable[cuda12]'"
+        f"finds, or install JAX for it, such as {install('cuda12')}"
     )
 
 

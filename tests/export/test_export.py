@@ -206,7 +206,7 @@ def test_missing_onnx_package_is_an_error_with_the_command_to_install_it(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"onnx needs onnx, .* pip install 'rlstable\[export\]'.* format=stablehlo"):
+    with pytest.raises(ConfigError, match=r"onnx needs onnx, .* pip install -e .*\[export\].* format=stablehlo"):
         formats.write_onnx(policy_function(open_run(run_dir)), tmp_path / "policy.onnx")
 
 

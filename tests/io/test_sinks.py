@@ -35,7 +35,7 @@ def test_tensorboard_writes_finite_metrics_and_events(tmp_path, caplog):
 
 def test_missing_tensorboard_is_an_error_with_the_command_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ConfigError, match=r"^logging\.tensorboard: .*pip install rlstable\[tensorboard\]"):
+    with pytest.raises(ConfigError, match=r"^logging\.tensorboard: .*pip install -e .*\[tensorboard\]"):
         TensorBoard(tmp_path)
 
 

@@ -20,6 +20,7 @@ from commands import exit_code
 from toys import tiny_config
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.envs.episodes import Episodes
 from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
@@ -313,7 +314,7 @@ def test_missing_ffmpeg_is_reported_before_episodes_are_played(
     assert "apt-get install ffmpeg, or choose format=html" in said and "playing" not in said
     monkeypatch.setattr(film.importlib.util, "find_spec", lambda name: None)
     assert run(f"run={run_dir}", "format=mp4") == 2
-    assert "pip install 'rlstable[render]'" in capsys.readouterr().err
+    assert install("render") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
