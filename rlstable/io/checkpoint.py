@@ -180,9 +180,9 @@ class Checkpoints:
 
     def host_data(self, iteration: int) -> dict[str, Any] | None:
         """The JSON data of one checkpoint; None if it is missing or damaged."""
-        self.wait()
-        with contextlib.suppress(Damaged, ConfigError):
-            return read_json(self._open(), self.directory, iteration)[0]
+        if iteration in self.all():
+            with contextlib.suppress(Damaged, ConfigError):
+                return read_json(self._open(), self.directory, iteration)[0]
         return None
 
     def all(self) -> list[int]:

@@ -318,3 +318,4 @@ def test_best_ranks_checkpoints_by_score_and_the_later_of_equals_first(tmp_path:
             checkpoints.save(iteration, {"x": np.ones(2)}, {"y": np.ones(2)}, {}, score=score)
         assert checkpoints.ranked() == [(3, 5.0), (1, 5.0), (0, 2.0)]
         assert checkpoints.best() == 3
+        assert (checkpoints.host_data(3), checkpoints.host_data(9)) == ({}, None)
