@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.cli.compose import compose
-from rlstable.config import ConfigError
+from rlstable.config import ConfigError, recipes
 from rlstable.config.overrides import overrides as overrides_of
 from rlstable.envs.objects import Environments, name_of
 from rlstable.guards.base import MoreGuards
@@ -53,6 +53,8 @@ def fit(
         run_dir = default_run_dir(config.resume, config.env.name)
     elif config.resume not in (None, "auto"):
         raise ConfigError("resume: names a folder already, so run_dir is not allowed; omit run_dir or set resume=auto")
+    if config.resume is None and config.logging.console != "off":
+        print(recipes.notice(words, config.recipe_for), flush=True)
     environments = None if env is None or isinstance(env, str) else Environments(env, env)
     return TrainingLoop(config, run_dir, callback, more_guards, environments=environments).run()
 
@@ -62,7 +64,7 @@ def _env_words(env: Any) -> list[str]:
     if env is None:
         return []
     if not isinstance(env, str):
-        return ["env=import", "env.source=object", f"env.name={name_of(env)}"]
+        return ["env=import", "env.source=object", f"env.name={name_of(env)}", "env.backend=null"]
     if env.startswith(_PLAYGROUND):
         return ["env=playground", f"env.name={env.removeprefix(_PLAYGROUND)}"]
     return ["env=import", f"env.name={env}"] if ":" in env else [f"env={env}"]

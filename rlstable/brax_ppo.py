@@ -168,7 +168,8 @@ def train(
         return make_policy, _untrained(arguments, observation, environment.action_size, restored), {}
     words = [f"guards={guards}", *(f"{key}={literal(value)}" for key, value in pairs), *overrides]
     name = name_of(environment)
-    config = compose(["env=import", "env.source=object", f"env.name={name}", *words], run_dir)
+    own = ["env=import", "ppo=default", "env.source=object", f"env.name={name}", "env.backend=null"]
+    config = compose([*own, *words], run_dir)
     if config.seeds > 1:
         raise ConfigError("seeds: ppo.train trains one seed, as in Brax; call it once per seed, or use rlstable.fit")
     if eval_env is not None:

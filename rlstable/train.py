@@ -144,9 +144,8 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
                 "hydra.sweeper.direction: minimize would search for the lowest return; set it to maximize"
             )
         config = with_saved(composed, overrides, run_dir)
-        notice = recipes.notice(options.runtime.choices, overrides)
-        if notice is not None and config.resume is None and config.logging.console != "off":
-            print(notice, flush=True)
+        if config.resume is None and config.logging.console != "off":
+            print(recipes.notice(overrides, config.recipe_for), flush=True)
         with Signals(owns_process=not in_sweep) as signals:
             # Importing JAX and Brax takes seconds; a configuration error is printed before.
             from rlstable.device import hosts

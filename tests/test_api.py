@@ -98,7 +98,8 @@ def test_fit_on_a_custom_class_inherits_no_recipe(env: str | None, tmp_path: Pat
 def test_recipe_of_a_custom_class_is_the_default_or_the_chosen_one() -> None:
     own = ["env.source=import", "env.name=toys:PointMass"]
     supported = compose(["env=import", own[1]])
-    assert supported.ppo == PPOConfig()
+    assert compose(["env=import", own[1], "recipe_for=cpu"]).ppo == compose(["ppo=cpu"]).ppo
+    assert compose(["env=import", own[1], "recipe_for=accelerator"]).ppo == PPOConfig()
     assert compose(["env=import", *own]) == supported
     chosen = compose(["env=fast", *own, "ppo=default"])
     assert (chosen.env.source, chosen.env.name, chosen.ppo) == ("import", "toys:PointMass", PPOConfig())

@@ -16,7 +16,8 @@ from rlstable.doctor.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 TOY = [
-    "env=import", "env.name=toys:PointMass", "devices=1", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "devices=1", "ppo.num_envs=8", "ppo.batch_size=8",
+    "ppo.num_minibatches=2",
     "ppo.unroll_length=4", "guards=off",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
 ]  # fmt: skip

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ITERATION = 64
 ITERATIONS = 60
 TINY = [
-    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8", "resume=auto",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8",
+    "resume=auto",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2",
     "eval.num_evals=12", "checkpoint.every=2", "checkpoint.keep=100", "logging.console=off",

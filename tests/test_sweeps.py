@@ -18,7 +18,7 @@ from rlstable.train import WORST_SCORE
 
 TESTS = Path(__file__).resolve().parent
 TINY = [
-    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
     "eval.num_evals=1", "eval.num_envs=2", "logging=quiet",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",

@@ -24,7 +24,7 @@ from rlstable.train import main
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[1]
 TINY = [
-    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
     "eval.num_evals=1", "eval.num_envs=2",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
@@ -71,7 +71,7 @@ BAD_INPUT = {
     "a user's class with the recipe of env=fast": (
         ["env=fast", "env.source=import", "env.name=toys:PointMass"],
         "env.source: import with env=fast would train your class with ppo=fast, the recipe of another environment; "
-        "write env=import env.name=toys:PointMass, and ppo=<recipe> if ppo=default does not suit it",
+        "write env=import env.name=toys:PointMass, and ppo=<recipe> to choose another recipe",
     ),
     "a user's class with the recipe of the default environment": (
         ["env.source=import", "env.name=toys:PointMass", "ppo.num_envs=8"],
@@ -113,7 +113,7 @@ def test_run_that_inherited_a_recipe_can_still_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By its folder and by `resume=auto`, although the same command line would be rejected for a new run."""
-    own = ["env.source=import", "env.name=toys:PointMass", *TINY[2:]]
+    own = ["env.source=import", "env.name=toys:PointMass", *TINY[3:]]
     assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "ppo=inverted_pendulum") == 0
     assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "resume=auto", "total_steps=192") == 0
     assert run(monkeypatch, tmp_path, *own, "resume=here", "total_steps=256") == 0

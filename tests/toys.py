@@ -31,7 +31,7 @@ from rlstable.ppo.state import SPECS, TrainState
 
 # Overrides of a run that takes a few seconds.
 TINY = (
-    "env=import", "env.name=toys:PointMass", "env.episode_length=20", "network=small", "ppo.num_envs=8",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=20", "network=small", "ppo.num_envs=8",
     "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "ppo.discounting=0.95", "ppo.learning_rate=3e-3", "total_steps=1280", "devices=1",
 )  # fmt: skip

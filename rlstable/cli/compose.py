@@ -33,10 +33,7 @@ _undo = contextlib.ExitStack()
 
 def register_resolvers() -> None:
     """Registers the resolvers `${run_dir:...}`, `${env_name:}`, `${recipe:...}` and `${playground:...}`."""
-    folder = config_dir() / "ppo"
-    OmegaConf.register_new_resolver(
-        "recipe", lambda name, device: recipes.recipe(name, device, folder), replace=True, use_cache=False
-    )
+    OmegaConf.register_new_resolver("recipe", recipes.recipe, replace=True, use_cache=False)
     # Cached, because Hydra resolves it more than once and the name contains the time.
     OmegaConf.register_new_resolver("run_dir", default_run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
@@ -150,28 +147,15 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
     source = composed.env.source
     if source not in _EXAMPLES or "env.source" not in overridden or "ppo" in overridden:
         return
-    folder = config_dir()
-    name = overridden.get("env") or _entry(OmegaConf.load(folder / "config.yaml"), "env")
-    file = folder / "env" / f"{name}.yaml"
-    if not file.is_file():
-        return  # a configuration file of the user in another folder
-    option: Any = OmegaConf.load(file)
-    option.recipe_for = composed.recipe_for  # selects the recipe
-    recipe = _entry(option, "override /ppo")
-    if recipe is None or OmegaConf.select(option, "env.source") in _EXAMPLES:
+    name = overridden.get("env") or recipes.default_environment()
+    entry = recipes.entry_of(name)  # None: a configuration file of the user in another folder
+    if entry is None or name in _EXAMPLES:
         return
     whose = "your class" if source == "import" else "the task"
     raise ConfigError(
-        f"env.source: {source} with env={name} would train {whose} with ppo={recipe}, the recipe of another "
-        f"environment; write env={source} env.name={overridden.get('env.name', _EXAMPLES[source])}, "
-        "and ppo=<recipe> if ppo=default does not suit it"
-    )
-
-
-def _entry(file: Any, group: str) -> str | None:
-    """The option that a configuration file's defaults list selects for a group."""
-    return next(
-        (entry[group] for entry in file.get("defaults", ()) if isinstance(entry, DictConfig) and group in entry), None
+        f"env.source: {source} with env={name} would train {whose} with ppo={recipes.published(entry)}, "
+        f"the recipe of another environment; write env={source} env.name={overridden.get('env.name', _EXAMPLES[source])}, "
+        "and ppo=<recipe> to choose another recipe"
     )
 
 

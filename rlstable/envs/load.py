@@ -20,6 +20,7 @@ from rlstable.envs.brax_models import without_copies
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
+from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.own_devices import use_own_devices
 from rlstable.envs.randomized import RandomizedEnv
 
@@ -88,7 +89,7 @@ def load(
         except Exception as error:
             if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
                 raise
-            if config.source == "playground":
+            if config.source == "playground" or backend == "auto":  # MJX or the class's own physics may still work
                 raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error
             raise user_code_error(error, config.name, "reset or step") from error
 
@@ -114,8 +115,12 @@ def load(
     except (Unsupported, ConfigError) as error:
         if config.source == "playground" and isinstance(error, ConfigError):
             raise  # MJX would have the same error
-        # The model that a user randomises is mostly of MJX.
-        return in_jax(None if randomization is None else "mjx", f"{preferred} cannot simulate {config.name}: {error}")
+        reason = f"{preferred} cannot simulate {config.name}: {error}"
+    # The model that a user randomises is mostly of MJX.
+    own = in_jax(None if randomization is None else "mjx", reason)
+    # A user's class that is no MuJoCo model, or that uses MJX without being asked, has no other choice.
+    as_it_is = config.source == "import" and (own.backend == preferred or model_of(own.env) is None)
+    return own._replace(fallback_reason=None) if as_it_is else own
 
 
 def _require_cpu() -> None:
@@ -143,9 +148,13 @@ def _builder_of_class(config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[
     def build(backend: str | None) -> Any:
         if backend == "native":
             try:
-                return build("mjx")  # sets the solver options that suit MuJoCo
+                env = build("mjx")  # sets the solver options that suit MuJoCo
             except ConfigError:
-                return build(None)
+                env = build(None)
+            own = getattr(env, "backend", "mjx")
+            if config.backend == "auto" and own != "mjx" and model_of(env) is not None:
+                raise Unsupported(f"its class simulates with {own}")
+            return env
         return _construct(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
 
     return build

@@ -116,7 +116,7 @@ def ppo_settings(name: str, impl: str | None) -> dict[str, Any]:
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"ppo: Playground has no settings of PPO for {name}; set ppo=default, env.episode_length, "
-            "env.action_repeat, eval.num_evals, eval.at_start and eval.num_envs"
+            "env.action_repeat, network.policy_obs_key and network.value_obs_key"
         ) from error
     return settings
 

@@ -109,25 +109,55 @@ def test_environment_selects_its_recipe_for_the_machine(name: str) -> None:
     assert config.env.name == name
     assert config.env.backend == (None if name == "fast" else "auto")
     assert hydra_node(f"env={name}", ANYWHERE).runtime.choices.ppo == name
-    own = f"{name}_cpu"
+    own = f"{name}_cpu" if f"{name}_cpu" in GROUPS["ppo"] else "cpu"
     choices = hydra_node(f"env={name}", "recipe_for=cpu").runtime.choices
-    assert choices.ppo == (own if own in GROUPS["ppo"] else name)
+    assert choices.ppo == (name if name in ("fast", "inverted_pendulum") else own)
 
 
-def test_recipe_depends_on_the_accelerator_and_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    here = hydra_node("env=humanoid").runtime.choices
-    assert (here.ppo, recipes.notice(here)) == (
-        "humanoid_cpu",
-        "recipe: humanoid_cpu, the recipe for a CPU (recipe_for=auto); ppo=humanoid is the recipe for an accelerator",
-    )
-    assert recipes.notice(here, ["env=humanoid", "ppo=humanoid_cpu"]) is None
-    assert recipes.notice(here, ["ppo.num_envs=8"]) is not None
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
-    there = hydra_node("env=humanoid").runtime.choices
-    assert (there.ppo, recipes.notice(there)) == ("humanoid", None)
-    asked = hydra_node("env=humanoid", "recipe_for=cpu").runtime.choices
-    assert (asked.ppo, recipes.notice(asked)) == ("humanoid_cpu", None)
+@pytest.mark.parametrize("name", [name for name in ENVS if name != "fast"])
+def test_iteration_on_a_cpu_has_few_environments_and_steps(name: str) -> None:
+    config = load(f"env={name}", "recipe_for=cpu")
+    assert config.ppo.num_envs <= 64
+    assert config.env_steps_per_iteration <= 16_384 * config.env.action_repeat
+
+
+NO_ACCELERATOR = "(recipe_for=auto, and this machine has no accelerator); recipe_for=accelerator selects"
+WITH_ACCELERATOR = "(recipe_for=auto, and this machine has an accelerator); recipe_for=cpu selects"
+NOTICES = {
+    "a recipe of its own": (
+        ["env=humanoid"],
+        f"recipe: humanoid_cpu {NO_ACCELERATOR} ppo=humanoid",
+        f"recipe: humanoid {WITH_ACCELERATOR} ppo=humanoid_cpu",
+    ),
+    "the general one": (
+        ["env=walker2d", "ppo.num_envs=8"],
+        f"recipe: cpu {NO_ACCELERATOR} ppo=walker2d",
+        f"recipe: walker2d {WITH_ACCELERATOR} ppo=cpu",
+    ),
+    "a user's class": (
+        IMPORT,
+        f"recipe: cpu {NO_ACCELERATOR} ppo=default",
+        f"recipe: default {WITH_ACCELERATOR} ppo=cpu",
+    ),
+    "a device that the user chose": (
+        ["env=humanoid", "recipe_for=cpu"],
+        *["recipe: humanoid_cpu (recipe_for=cpu); recipe_for=accelerator selects ppo=humanoid"] * 2,
+    ),
+    "a recipe that the user chose": (["env=humanoid", "ppo=ant_cpu"], *["recipe: ant_cpu, as ppo=ant_cpu asks"] * 2),
+    "the default environment": ([], *["recipe: inverted_pendulum, the only one of env=inverted_pendulum"] * 2),
+    "an environment of another folder": (["env=mine"], *["recipe: the one that env=mine selects"] * 2),
+}
+
+
+@pytest.mark.parametrize("case", NOTICES)
+def test_notice_names_the_recipe_and_its_reason(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, on_cpu, on_accelerator = NOTICES[case]
+    recipe_for = next((word.split("=")[1] for word in words if word.startswith("recipe_for=")), "auto")
+    for platform, said in (("cpu", on_cpu), ("cuda,cpu", on_accelerator)):
+        monkeypatch.setenv("JAX_PLATFORMS", platform)
+        assert recipes.notice(words, recipe_for) == said
+        if words != ["env=mine"]:
+            assert f"recipe: {hydra_node(*words).runtime.choices.ppo}" in said
 
 
 @pytest.mark.parametrize(
@@ -227,6 +257,7 @@ def test_overrides_of_the_user_win_over_the_recipe() -> None:
     assert load("env=humanoid", "ppo=default").ppo == PPOConfig()
     assert load("ppo=default", "env=humanoid").ppo == PPOConfig()
     assert load("env=humanoid", "ppo=ant").ppo == load("env=ant", ANYWHERE).ppo
+    assert load("env=walker2d", "recipe_for=cpu", "eval.num_envs=3").eval.num_envs == 3
     changed = load("env=humanoid", ANYWHERE, "ppo.learning_rate=1e-3")
     assert changed.ppo == recipe.ppo.model_copy(update={"learning_rate": 1e-3})
     assert load("env=humanoid", "total_steps=1000").total_steps == 1000
@@ -237,7 +268,8 @@ def test_overrides_of_the_user_win_over_the_recipe() -> None:
 def test_recipe_sets_the_number_of_steps() -> None:
     assert load("env=humanoid", ANYWHERE).total_steps == 50_000_000
     assert load("env=humanoid", "ppo=default").total_steps == 30_000_000
-    assert load(*IMPORT).total_steps == 30_000_000
+    assert load(*IMPORT, ANYWHERE).total_steps == 30_000_000
+    assert load(*IMPORT, "recipe_for=cpu").total_steps == 2_000_000
     assert load(*IMPORT, "ppo=humanoidstandup").total_steps == 100_000_000
 
 
@@ -251,7 +283,9 @@ def test_user_environment_is_imported_by_name() -> None:
     config = load(*IMPORT, "env.kwargs={goal: 2.0}")
     assert (config.env.source, config.env.name) == ("import", "my_package.my_module:MyEnv")
     assert config.env.kwargs == {"goal": 2.0}
-    assert config.ppo == PPOConfig()
+    assert config.env.backend == "auto"
+    assert load(*IMPORT, ANYWHERE).ppo == PPOConfig()
+    assert load(*IMPORT, "recipe_for=cpu").ppo == load("env=walker2d", "recipe_for=cpu").ppo
     with pytest.raises(typed.ConfigError, match=r"^env\.name: .*package\.module:Class"):
         load("env=import")
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ball import Stick
+from brax.envs.base import State
 from jax.sharding import PartitionSpec
 from parity import ATTRIBUTES, bounds, differences
 from toys import mesh, tiny_config
@@ -47,6 +49,21 @@ NAMES = (
     "ant", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_double_pendulum", "inverted_pendulum",
     "pusher", "reacher", "swimmer", "walker2d",
 )  # fmt: skip
+
+
+class OwnPhysics(Stick):
+    """A class that takes no argument `backend`."""
+
+    def __init__(self, own: str):
+        super().__init__(backend=own)
+
+
+class NeedsMjx(Stick):
+    """Its step fails with any physics but MJX."""
+
+    def step(self, state: State, action: jax.Array) -> State:
+        assert not isinstance(state.pipeline_state, native.State), "no MJX"
+        return super().step(state, action)
 
 
 def stick(backend: str = "native", **kwargs: Any) -> Any:
@@ -244,23 +261,50 @@ def test_native_state_carries_the_arrays_that_an_environment_reads():
     assert not stick().reset(jax.random.PRNGKey(0)).pipeline_state.derived
 
 
+READS_MISSING = {**STICK, "kwargs": {"reads": ("cfrc_ext",)}}
+MISSING = "it reads pipeline_state.cfrc_ext, which native physics"
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
-    [
-        ({"source": "import", "name": "toys:PointMass"}, "it has no MuJoCo model"),
-        (
-            {**STICK, "kwargs": {"reads": ("cfrc_ext",)}},
-            "it reads pipeline_state.cfrc_ext, which native physics",
-        ),
-    ],
+    [({"source": "import", "name": "toys:PointMass"}, "it has no MuJoCo model"), (READS_MISSING, MISSING)],
 )
-def test_environment_that_native_cannot_simulate_is_rejected_or_falls_back(config, said):
-    """With backend native an error of one line, with auto the default of the environment."""
+def test_native_rejects_an_environment_that_it_cannot_simulate(config, said):
     with pytest.raises(ConfigError, match=r"env\.backend") as refused:
         load(EnvConfig(**config, backend="native"))
     assert said in str(refused.value) and "set env.backend=auto" in str(refused.value)
-    loaded = load(EnvConfig(**config, backend="auto"))
-    assert loaded.fallback_reason is not None and said in loaded.fallback_reason
+
+
+def test_auto_falls_back_to_the_physics_of_the_class_with_a_reason():
+    loaded = load(EnvConfig(**READS_MISSING, backend="auto"))
+    assert loaded.fallback_reason is not None and MISSING in loaded.fallback_reason
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_auto_keeps_a_class_without_mujoco_as_it_is(platform, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert load(EnvConfig(source="import", name="toys:PointMass", backend="auto"))[1:] == ("toy", None)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "backend", "reason"),
+    [
+        ({}, "native", None),
+        ({"own": "mjx"}, "native", None),
+        ({"own": "spring"}, "spring", "native cannot simulate test_native:OwnPhysics: its class simulates with spring"),
+    ],
+)
+def test_auto_simulates_a_class_without_backend_natively_only_if_it_uses_mjx(kwargs, backend, reason):
+    name = "ball:Stick" if not kwargs else "test_native:OwnPhysics"
+    config = EnvConfig(source="import", name=name, kwargs=kwargs or None, backend="auto")
+    assert load(config)[1:] == (backend, reason)
+
+
+def test_auto_falls_back_if_the_code_of_the_class_fails_on_native_physics():
+    config = EnvConfig(source="import", name="test_native:NeedsMjx", backend="auto")
+    loaded = load(config)
+    assert loaded.backend == "mjx"
+    assert "AssertionError: no MJX" in str(loaded.fallback_reason)
 
 
 def test_auto_backend_depends_on_the_accelerator(monkeypatch):
@@ -422,7 +466,7 @@ def test_interrupt_inside_a_native_reset_is_raised(tmp_path: Path, monkeypatch: 
 
 @RUN
 def test_run_logs_the_fallback_of_the_auto_backend(tmp_path: Path) -> None:
-    runner = TrainingLoop(settings(env={"name": "toys:PointMass"}), tmp_path)
+    runner = TrainingLoop(settings(env=READS_MISSING), tmp_path)
     runner.close()
     event = (tmp_path / "events.jsonl").read_text()
-    assert '"kind": "backend_fallback", "backend": "toy"' in event and "it has no MuJoCo model" in event
+    assert '"kind": "backend_fallback", "backend": "mjx"' in event and MISSING in event

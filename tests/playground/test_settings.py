@@ -27,8 +27,8 @@ from rlstable.runner import loop
 from rlstable.train import main
 
 ROOT = Path(__file__).resolve().parents[2]
-CARTPOLE = ["env=playground", "env.name=CartpoleBalance"]
-GO1 = ["env=playground", "env.name=Go1JoystickFlatTerrain"]
+CARTPOLE = ["env=playground", "env.name=CartpoleBalance", "recipe_for=accelerator"]
+GO1 = ["env=playground", "env.name=Go1JoystickFlatTerrain", "recipe_for=accelerator"]
 SUITES = {
     playground_package.dm_control_suite: dm_control_suite_params,
     playground_package.locomotion: locomotion_params,
@@ -129,7 +129,7 @@ MISTAKES = {
     "another environment's recipe": (
         ["env=fast", "env.source=playground", "env.name=CartpoleBalance"],
         "env.source: playground with env=fast would train the task with ppo=fast, the recipe of another environment; "
-        "write env=playground env.name=CartpoleBalance, and ppo=<recipe> if ppo=default does not suit it",
+        "write env=playground env.name=CartpoleBalance, and ppo=<recipe> to choose another recipe",
     ),
     "a resolver elsewhere": ([*CARTPOLE, "ppo.num_envs=${playground:ppo.batch_size}"], "ppo.num_envs: the resolver "),
     "a name that reads itself": (["env=playground", "env.name=${playground:env.name}"], "env.name: the resolver "),
@@ -156,13 +156,21 @@ def test_task_without_settings_of_ppo_is_one_line(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(manipulation_params, "brax_ppo_config", unsupported)
     playground._settings.cache_clear()
     words = ["env=playground", "env.name=PandaPickCube"]
-    with pytest.raises(
-        ConfigError, match=r"^ppo: Playground has no settings of PPO for PandaPickCube; set ppo=default"
-    ):
+    expected = "^ppo: Playground has no settings of PPO for PandaPickCube; set ppo=default, env.episode_length"
+    with pytest.raises(ConfigError, match=expected):
         compose(words)
-    typed = ["ppo=default", "env.episode_length=150", "env.action_repeat=1"]
-    evaluation = ["eval.num_evals=5", "eval.at_start=false", "eval.num_envs=8"]
-    assert compose([*words, *typed, *evaluation]).env.episode_length == 150
+    typed = ["env.episode_length=150", "env.action_repeat=1", "network.policy_obs_key=state"]
+    config = compose([*words, "ppo=default", *typed, "network.value_obs_key=privileged_state"])
+    assert (config.env.episode_length, config.network.value_obs_key) == (150, "privileged_state")
+
+
+def test_few_cores_have_their_own_recipe_with_the_episodes_and_observations_of_the_task() -> None:
+    config, published = compose([*GO1[:2], "recipe_for=cpu"]), compose(GO1)
+    assert config.ppo == compose(["ppo=cpu"]).ppo
+    assert (config.total_steps, config.network.policy_hidden_layer_sizes) == (2_000_000, (64, 64))
+    assert config.env == published.env
+    assert (config.network.policy_obs_key, config.network.value_obs_key) == ("state", "privileged_state")
+    assert (config.eval.num_evals, config.eval.at_start, config.eval.num_envs) == (10, False, 50)
 
 
 def test_only_playgrounds_resolver_at_its_own_key_is_allowed() -> None:
@@ -213,7 +221,8 @@ def test_every_run_of_a_sweep_has_the_settings_of_its_task(tmp_path: Path, monke
 
     monkeypatch.setattr(loop, "TrainingLoop", Loop)
     monkeypatch.chdir(tmp_path)
-    type_command(monkeypatch, "env=playground", "env.name=CartpoleBalance,Go1JoystickFlatTerrain", "--multirun")
+    tasks = "env.name=CartpoleBalance,Go1JoystickFlatTerrain"
+    type_command(monkeypatch, "env=playground", tasks, "recipe_for=accelerator", "--multirun")
     found = [(config.env.name, config.ppo.num_envs, config.network.value_obs_key) for config in configs]
     assert found == [("CartpoleBalance", 2048, "state"), ("Go1JoystickFlatTerrain", 8192, "privileged_state")]
 

@@ -163,7 +163,7 @@ def test_single_setting_and_settings_without_a_return_are_not_compared() -> None
 
 
 HARD = [
-    "env=import", r"env.name=toys\:PointMass", "sweep=joblib", "network.policy_hidden_layer_sizes=[8,8]",
+    "env=import", "ppo=default", r"env.name=toys\:PointMass", "sweep=joblib", "network.policy_hidden_layer_sizes=[8,8]",
     "env.kwargs={goal: \"it's\", mass: 0.5}", "++compile_cache=null", 'logging.wandb.name="läufe <b> $HOME"',
     "seed=3",
 ]  # fmt: skip

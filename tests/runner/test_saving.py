@@ -36,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ITERATION = 64
 LAST = 8
 TINY = [
-    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8", "eval.num_evals=0",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8",
+    "eval.num_evals=0",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2", "devices=1",
     "logging.console=plain", f"total_steps={LAST * ITERATION}", "checkpoint.every=1",

@@ -23,7 +23,7 @@ from scripts.bench.side import QUIET, Side
 SECTION = pages.Section("guards", "Cost of the guards", ("env", "speed"), [("ant", "0.99")], ["`env=ant`"], [])
 MARKERS = (pages.BEGIN, pages.END)
 TOY = (
-    "env=import", "env.name=toys:PointMass", "env.episode_length=12",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12",
     "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
 )  # fmt: skip

@@ -12,7 +12,8 @@ from scripts.bench import kernels
 from scripts.bench.side import Side
 
 TOY = (
-    "env=import", "env.name=toys:PointMass", "env.episode_length=12", "ppo.num_envs=8", "ppo.batch_size=8",
+    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12", "ppo.num_envs=8",
+    "ppo.batch_size=8",
     "ppo.num_minibatches=5", "ppo.num_updates_per_batch=3", "ppo.unroll_length=6", "seed=0", "devices=1",
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
 )  # fmt: skip
