@@ -19,6 +19,7 @@ from hydra._internal.hydra import Hydra
 from rlstable import train
 from rlstable.compilation import background
 from rlstable.io.run_folder import read_result
+from rlstable.runner import loop
 from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -106,6 +107,17 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(printed) == 1
     assert printed[0].startswith(f"rlstable: {message}")
     assert not list(tmp_path.glob("runs/*/*/*")), "a mistake leaves nothing behind"
+
+
+def test_first_lines_name_the_recipe_and_an_iteration_of_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loop, "long_iteration", lambda *_: "an iteration will take about 9 min")
+    assert run(monkeypatch, tmp_path, *TINY, "logging.console=plain", "eval.num_evals=0", "total_steps=64") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "recipe: default, as ppo=default asks"
+    said = lines.index("an iteration will take about 9 min; ppo=cpu has iterations of seconds")
+    assert said < next(number for number, line in enumerate(lines) if "64 / 64" in line)
 
 
 @pytest.mark.slow

@@ -154,8 +154,8 @@ def _reject_inherited_recipe(composed: DictConfig, overrides: Sequence[str]) -> 
     whose = "your class" if source == "import" else "the task"
     raise ConfigError(
         f"env.source: {source} with env={name} would train {whose} with ppo={recipes.published(entry)}, "
-        f"the recipe of another environment; write env={source} env.name={overridden.get('env.name', _EXAMPLES[source])}, "
-        "and ppo=<recipe> to choose another recipe"
+        f"the recipe of another environment; write env={source} "
+        f"env.name={overridden.get('env.name', _EXAMPLES[source])}, and ppo=<recipe> to choose another recipe"
     )
 
 

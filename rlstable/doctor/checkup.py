@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
@@ -17,6 +19,7 @@ from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
 from rlstable.doctor.surroundings import Surroundings, surroundings
 from rlstable.envs.mujoco_model import model_of
+from rlstable.runner.iteration_time import REMEDY, long_iteration
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import arithmetic, memory
 from rlstable.supervise.arithmetic import Accuracy
@@ -138,6 +141,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     usage = environments = None
     try:
         usage = _memory(config, setup, mesh, compiles, notify)
+        findings += _iteration(config, setup)
         if compiles:
             notify("playing random actions to measure the scale of rewards")
             findings += reward_scale.lint(config, env)
@@ -236,6 +240,12 @@ def _memory(config: Config, setup: TrainingSetup, mesh: Any, compiles: bool, not
         per_environment=bytes_of(shapes.env_state) // config.ppo.num_envs,
         rows=rows,
     )
+
+
+def _iteration(config: Config, setup: TrainingSetup) -> list[Finding]:
+    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(setup.shapes().params))
+    long = long_iteration(config, setup.loaded, parameters)
+    return [] if long is None else [Finding("warning", "iteration", (), long, REMEDY)]
 
 
 def _environments(config: Config, usage: Memory, devices: int) -> Environments:

@@ -151,8 +151,8 @@ def _builder_of_class(config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[
                 env = build("mjx")  # sets the solver options that suit MuJoCo
             except ConfigError:
                 env = build(None)
-            own = getattr(env, "backend", "mjx")
-            if config.backend == "auto" and own != "mjx" and model_of(env) is not None:
+            chosen_by_class = config.source == "import" and config.backend == "auto" and model_of(env) is not None
+            if chosen_by_class and (own := getattr(env, "backend", "mjx")) != "mjx":
                 raise Unsupported(f"its class simulates with {own}")
             return env
         return _construct(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})

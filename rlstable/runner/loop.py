@@ -32,6 +32,7 @@ from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.evaluation import compare_with_best, evaluate
 from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
 from rlstable.runner.header import header
+from rlstable.runner.iteration_time import REMEDY, long_iteration
 from rlstable.runner.processes import connect
 from rlstable.runner.recordings import Recordings
 from rlstable.runner.result import Result, Row
@@ -215,7 +216,11 @@ class TrainingLoop:
         if not self._unfinished:
             return
         training = self._training
-        self._console.header(header(self.config, next(iter(training.values())), self.run_dir))
+        first = next(iter(training.values()))
+        self._console.header(header(self.config, first, self.run_dir))
+        parameters = sum(x.size for x in jax.tree.leaves(first.state.params))
+        if (long := long_iteration(self.config, first.programs.setup.loaded, parameters)) is not None:
+            self._console.message(f"{long}; {REMEDY}")
         self._slots.fill(training)
         if hosts.is_writer() and any(run.schedule.evaluates for run in training.values()):
             self._evaluator.begin(list(self._slots.policies(training).values()))

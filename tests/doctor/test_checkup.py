@@ -153,6 +153,18 @@ def test_doctor_examines_an_environment_without_a_model(monkeypatch: pytest.Monk
     assert report.environments.most is None
 
 
+def test_doctor_warns_of_iterations_that_take_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "long_iteration", lambda *_: "an iteration will take about 9 min")
+    report = examined(PointMass(), monkeypatch)
+    assert report.verdict == "ready, with 1 warning"
+    [warning] = [finding for finding in report.findings if finding.severity == "warning"]
+    assert (warning.check, warning.what, warning.advice) == (
+        "iteration",
+        "an iteration will take about 9 min",
+        "ppo=cpu has iterations of seconds",
+    )
+
+
 def test_doctor_reports_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(Modelled(), monkeypatch)
     assert (report.verdict, report.exit_code) == ("not ready, with 1 error", 1)
