@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -57,8 +58,8 @@ def notice(overrides: Sequence[str], recipe_for: str) -> str:
 
 def default_environment() -> str:
     """The option of the group `env` that `config.yaml` selects."""
-    entries = OmegaConf.load(config_dir() / "config.yaml")["defaults"]
-    return next(str(entry["env"]) for entry in entries if not isinstance(entry, str) and "env" in entry)
+    config: Any = OmegaConf.load(config_dir() / "config.yaml")
+    return next(str(entry["env"]) for entry in config.defaults if not isinstance(entry, str) and "env" in entry)
 
 
 def entry_of(env: str) -> str | None:

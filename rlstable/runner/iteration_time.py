@@ -64,7 +64,7 @@ def _step_seconds(loaded: Loaded) -> float:
 
     data = mujoco.MjData(model)
     env: Any = getattr(loaded.env, "unwrapped", loaded.env)
-    frames = int(getattr(env, "_n_frames", None) or getattr(env, "n_substeps", 1))
+    frames: Any = getattr(env, "_n_frames", None) or getattr(env, "n_substeps", 1)
     factor = 1.0 if loaded.backend == "native" else _MJX
 
     def first_step() -> None:  # many steps without control could become unstable
