@@ -82,6 +82,8 @@ def load(
 
     def native() -> Loaded:
         env = build("native")
+        if model_of(getattr(env, "unwrapped", env)) is None:  # before the import of Brax, which takes seconds
+            raise Unsupported("it has no MuJoCo model")
         from rlstable.envs.native import with_native_physics
 
         try:

@@ -214,7 +214,7 @@ def with_native_physics(env: Any, devices: int = 1) -> Any:
     model = model_of(inner)
     is_task = hasattr(inner, "mjx_model")
     if model is None or not (is_task or isinstance(inner, PipelineEnv)):
-        raise Unsupported("it has no MuJoCo model that Brax's PipelineEnv simulates (env.sys.mj_model)")
+        raise Unsupported("it has no MuJoCo model that Brax's PipelineEnv or a task of Playground simulates")
     install = _install_in_task if is_task else _install
     own_class = type(inner)
     randomized = env.randomized if isinstance(env, RandomizedEnv) else ()

@@ -443,6 +443,6 @@ def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: 
     folder = tmp_path / "größe"
     folder.mkdir()
     done = command(folder / "run", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, "recipe: default, as ppo=default asks\n")
     [line] = done.stderr.splitlines()
     assert line.startswith("rlstable: hydra.run.dir: cannot save checkpoints in ") and "LC_ALL=C.UTF-8" in line
