@@ -91,18 +91,16 @@ format: $(STAMP) ## Format the code and repair what ruff can repair
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-# The lock is made for Python 3.11; pip list (not freeze) writes name==version and nothing else.
-lock: check-python ## Pin requirements.lock anew from pyproject.toml (needs Python 3.11)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
-	  { echo "rlstable: the lock is made with Python 3.11; say: make lock PYTHON=python3.11" >&2; exit 1; }
+# uv resolves for every Python and system at once; a distribution that left Python 3.11 behind has two pins.
+lock: check-python ## Pin requirements.lock anew from pyproject.toml, for every Python
 	@echo "rlstable: resolving in a temporary environment, a minute or two"
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
 	$(PYTHON) -m venv "$$tmp/venv" && \
-	"$$tmp/venv/bin/python" $(PIP_INSTALL) ".[dev]" && \
-	{ echo "# Every distribution that rlstable[dev] needs, for Python 3.11 on Linux with a CPU."; \
+	"$$tmp/venv/bin/python" $(PIP_INSTALL) "uv>=0.9,<1" && \
+	{ echo "# Every distribution that rlstable[dev] needs, for each Python and system."; \
 	  echo "# Written by \`make lock\`: do not edit, change pyproject.toml and run it again."; } > "$$tmp/lock" && \
-	"$$tmp/venv/bin/python" -m pip list --disable-pip-version-check --format=freeze \
-	  --exclude pip --exclude setuptools --exclude wheel --exclude rlstable > "$$tmp/pins" && \
+	"$$tmp/venv/bin/uv" pip compile --quiet --universal --python-version 3.11 --extra dev --no-header --no-annotate \
+	  --output-file "$$tmp/pins" pyproject.toml > /dev/null && \
 	cat "$$tmp/lock" "$$tmp/pins" > requirements.lock
 	@echo "rlstable: requirements.lock has $$(grep -c == requirements.lock) pins"
 
@@ -120,11 +118,8 @@ $(STAMP): pyproject.toml requirements.lock
 	  echo "rlstable: making $(VENV) with $$($(PYTHON) --version)" && \
 	  $(PYTHON) -m venv --clear $(VENV); fi
 	@echo "rlstable: installing into $(VENV), about a minute"
-	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
-	  $(BIN)/python $(PIP_INSTALL) -r requirements.lock && $(BIN)/python $(PIP_INSTALL) -e . --no-deps; \
-	else \
-	  echo "rlstable: the lock is for Python 3.11; taking the ranges of pyproject.toml instead" && \
-	  $(BIN)/python $(PIP_INSTALL) -e ".[dev]"; fi
+	@$(BIN)/python $(PIP_INSTALL) -r requirements.lock
+	@$(BIN)/python $(PIP_INSTALL) -e . --no-deps
 	@touch $@
 
 # The lock, so that both environments have the same JAX, Brax and MuJoCo, and Playground on top of them.
@@ -132,9 +127,6 @@ $(PLAYGROUND)/.installed: pyproject.toml requirements.lock
 	@if ! $(PLAYGROUND)/bin/python -m pip --version >/dev/null 2>&1; then \
 	  $(CHECK_PYTHON) && $(PYTHON) -m venv --clear $(PLAYGROUND); fi
 	@echo "rlstable: installing MuJoCo Playground into $(PLAYGROUND), about a minute"
-	@if $(PLAYGROUND)/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
-	  $(PLAYGROUND)/bin/python $(PIP_INSTALL) -r requirements.lock && \
-	  $(PLAYGROUND)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[playground]"; \
-	else \
-	  $(PLAYGROUND)/bin/python $(PIP_INSTALL) -e ".[dev,playground]"; fi
+	@$(PLAYGROUND)/bin/python $(PIP_INSTALL) -r requirements.lock
+	@$(PLAYGROUND)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[playground]"
 	@touch $@

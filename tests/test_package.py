@@ -1,4 +1,4 @@
-"""The wheel contains its configuration files and trains from any folder."""
+"""The wheel contains its configuration files and trains from any folder, and the lock has pins for every Python."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
@@ -17,6 +20,22 @@ TINY = [
     "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "total_steps=100",
     "eval.num_evals=0", "devices=1", "hydra.run.dir=run",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_lock_pins_every_dependency_within_its_range(python: str) -> None:
+    system = {"python_version": python, "python_full_version": f"{python}.9"}
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    pins = {}
+    for pin in map(Requirement, lines):
+        if pin.marker is None or pin.marker.evaluate(system):
+            assert pin.name not in pins
+            (pinned,) = pin.specifier
+            pins[pin.name] = pinned.version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    dev = [line for line in project["optional-dependencies"]["dev"] if not line.startswith("rlstable[")]
+    for wanted in map(Requirement, project["dependencies"] + dev):
+        assert pins[canonicalize_name(wanted.name)] in wanted.specifier
 
 
 @pytest.mark.slow
