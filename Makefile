@@ -23,7 +23,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground slow survival stability curves recovery dropin bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival stability curves recovery dropin bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -39,6 +39,9 @@ test: lint ## Run lint, then the tests
 
 playground: $(PLAYGROUND)/.installed ## Run the tests of MuJoCo Playground, in a virtual environment of its own
 	$(PLAYGROUND)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/playground $(ARGS)
+
+newest: ## Run the tests on the newest Python and JAX; SHORT=1 for a quarter of an hour
+	@.ci/newest $(if $(SHORT),--short)
 
 slow: $(STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
