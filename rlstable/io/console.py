@@ -19,7 +19,7 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 _GOOD_EVENTS = frozenset(
     {
         "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
-        "backend_chosen", "seed_ended", "best_confirmed", "episode_recorded",
+        "backend_chosen", "compiler_options_unknown", "seed_ended", "best_confirmed", "episode_recorded",
         "sign_recovered",
     }
 )  # fmt: skip

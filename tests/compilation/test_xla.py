@@ -67,6 +67,51 @@ def test_deterministic_run_sets_compiler_options_on_a_gpu_only(monkeypatch: pyte
     assert twice.compile(options)(jnp.ones(3)).tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.fixture
+def unknown_option(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An option of every table that no jaxlib knows."""
+    name = "xla_no_such_option"
+    for table, backend in ((xla._QUICK, "cpu"), (xla._DETERMINISTIC, "gpu")):
+        monkeypatch.setitem(table[backend], name, True)
+    xla._unknown.cache_clear()
+    yield name
+    xla._unknown.cache_clear()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_option_that_this_jaxlib_does_not_know_is_left_out(
+    unknown_option: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    options = compiler_options(True, True)
+    assert unknown_option in xla.unknown_options()
+    assert options is not None and unknown_option not in options
+    jax.jit(lambda x: 2 * x).lower(jnp.ones(3)).compile(options)
+
+
+def test_options_are_tried_once_per_kind_of_device(unknown_option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    compile_ = jax.stages.Lowered.compile
+    monkeypatch.setattr(
+        jax.stages.Lowered, "compile", lambda self, options=None: tried.append(options) or compile_(self, options)
+    )
+    first = quick_options(), xla.unknown_options()
+    count = len(tried)
+    assert 2 <= count <= 4  # with the unknown option, and without it
+    assert (quick_options(), xla.unknown_options()) == first and len(tried) == count
+
+
+@quickly()
+def test_run_logs_the_options_that_were_left_out(
+    unknown_option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TrainingLoop(tiny_config(total_steps=64, eval={"num_evals": 0}), tmp_path).run()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    events = [event for event in map(json.loads, lines) if event["kind"] == "compiler_options_unknown"]
+    assert len(events) == 1 and unknown_option in events[0]["options"]
+    assert "! step 0  compiler_options_unknown" not in capsys.readouterr().out
+
+
 def options_used(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The compiler options of the resets, the first parameters, the iteration and the evaluation."""
     told: list[Any] = []
@@ -85,6 +130,7 @@ def options_used(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @quickly()
 def test_every_program_of_a_deterministic_run_gets_the_compiler_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    xla.unknown_options()  # tries them, which compiles
     told = options_used(tiny_config(deterministic=True, eval={"num_envs": 3}), monkeypatch)
     assert told == [{"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}] * 4
 
