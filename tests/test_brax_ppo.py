@@ -414,7 +414,10 @@ def one_iteration(env: Any, settings: dict[str, Any], folder: Path, randomized: 
     pairs = overrides_of(arguments(environment=env, **settings))
     words = [f"{key}={literal(value)}" for key, value in pairs]
     config = compose(
-        ["env=import", "env.source=object", "env.name=brax:Env", "guards=off", "supervise=off", "devices=1", *words]
+        [
+            *("env=import", "ppo=default", "env.source=object", "env.name=brax:Env", "env.backend=null"),
+            *("guards=off", "supervise=off", "devices=1", *words),
+        ]
     )
     train_env = RandomizedEnv(env, offsets) if randomized else env
     loop = TrainingLoop(config, folder / "run", environments=Environments(train_env, train_env))
