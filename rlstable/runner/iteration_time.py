@@ -13,7 +13,7 @@ import numpy as np
 from rlstable.config import Config
 from rlstable.device.machine import share_of_cores
 from rlstable.envs.load import Loaded
-from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.mujoco_model import model_of, physics_steps
 
 REMEDY = "ppo=cpu has iterations of seconds"
 _LONG = 60.0  # seconds of an iteration from which a user is told
@@ -64,14 +64,13 @@ def _step_seconds(loaded: Loaded) -> float:
 
     data = mujoco.MjData(model)
     env: Any = getattr(loaded.env, "unwrapped", loaded.env)
-    frames: Any = getattr(env, "_n_frames", None) or getattr(env, "n_substeps", 1)
     factor = 1.0 if loaded.backend == "native" else _MJX
 
     def first_step() -> None:  # many steps without control could become unstable
         mujoco.mj_resetData(model, data)
         mujoco.mj_step(model, data)
 
-    return _seconds_of(first_step) * frames * factor / share_of_cores(1)
+    return _seconds_of(first_step) * physics_steps(env) * factor / share_of_cores(1)
 
 
 def _seconds_of(work: Callable[[], Any]) -> float:
