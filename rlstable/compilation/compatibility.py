@@ -8,6 +8,7 @@ A test finds private names in any other file of the package. The module imports 
 | JAX | `xla_bridge.backends_are_initialized` | JAX's own error, if JAX is in use before the processes connect |
 | JAX | `clusters.ClusterEnv` | clusters are not detected: set `distributed.coordinator` and so on |
 | Hydra | `utils.get_args_parser` | Hydra prints its own help for an unknown flag |
+| Python | `ArgumentParser._check_help` | nothing: Python before 3.14 does not check the help of Hydra's flags |
 | Hydra | `hydra.Hydra.get_mode` | Hydra composes the configuration twice, 0.2 s longer |
 | Brax | `envs._envs` | one line that asks for another version of Brax |
 | Brax | `PipelineEnv._pipeline` | no native physics: `env.backend=auto` simulates with MJX |
@@ -78,9 +79,26 @@ def processes_of_cluster() -> int | None:
 
 
 def hydra_flags() -> argparse.ArgumentParser | None:
-    """The parser of Hydra's flags; None if this version of Hydra has none under a known name."""
+    """The parser of Hydra's flags; None if this version of Hydra has none under a known name.
+
+    Call it before Hydra reads the command line: with Python 3.14 Hydra cannot make the parser otherwise.
+    """
+    _check_only_texts()
     function = _private("hydra._internal.utils", "get_args_parser")
     return None if function is None else function()
+
+
+def _check_only_texts() -> None:
+    """Lets Python 3.14 accept the help of Hydra 1.3's `--shell-completion`, an object in place of a text."""
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None or check.__module__ == __name__:
+        return
+
+    def check_text(self: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if isinstance(action.help, str):
+            check(self, action)
+
+    setattr(argparse.ArgumentParser, "_check_help", check_text)  # noqa: B010 - mypy knows no such name
 
 
 def hydra_with_mode() -> type | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 from collections.abc import Iterator
@@ -163,3 +164,28 @@ def test_environment_of_brax_without_a_known_pipeline_has_no_native_physics(monk
     monkeypatch.setattr(compatibility, "BRAX_PIPELINE", "_no_such_pipeline")
     with pytest.raises(Unsupported, match="no pipeline that can be replaced"):
         with_native_physics(load_env(config))
+
+
+def test_hydra_parser_is_made_if_python_checks_the_help_of_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+
+    def check_help(parser: argparse.ArgumentParser, action: argparse.Action) -> None:  # as in Python 3.14
+        assert "%" not in action.help
+        checked.append(action.dest)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check_help, raising=False)
+    monkeypatch.setattr(argparse.ArgumentParser, "add_argument", adding(argparse.ArgumentParser.add_argument))
+    for _ in range(2):
+        assert compatibility.hydra_flags() is not None
+    assert "multirun" in checked and "shell_completion" not in checked
+
+
+def adding(add_argument: Any) -> Any:
+    """`add_argument` of Python 3.14, which checks the help of the new flag."""
+
+    def add(self: Any, *names: str, **options: Any) -> Any:
+        action = add_argument(self, *names, **options)
+        self._check_help(action)
+        return action
+
+    return add
