@@ -304,13 +304,13 @@ def test_run_in_many_parts_with_time_limits_equals_the_uninterrupted_run(
 ) -> None:
     """A queue restarts it with resume=auto. Every part has time for six iterations; two parts contain rollbacks."""
 
-    class Clock:  # the run reads it twice at the start and twice per iteration
+    class Clock:  # the run reads it twice at the start and three times per iteration
         seconds = itertools.count()
         monotonic = staticmethod(lambda: float(next(Clock.seconds)))
 
     monkeypatch.setattr("rlstable.runner.stopping.time", Clock)
     kept = {"every": 2, "asynchronous": False}
-    limited = config(limit=11.5, fault=storm(iterations=7), resume="auto", checkpoint=kept)
+    limited = config(limit=17.5, fault=storm(iterations=7), resume="auto", checkpoint=kept)
     ends: list[tuple[str, int]] = []
     while not ends or ends[-1][0] == "time_limit":
         runner = TrainingLoop(limited, tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from quick_compile import ENVIRONMENT
+from quick_compile import environment as quick_environment
 from toys import tiny_config
 
 from rlstable.io.console import Console
@@ -86,7 +86,7 @@ def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_sta
         "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "logging.console=plain",
         "checkpoint.every=1", "hydra.run.dir=run",
     ]  # fmt: skip
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    environment = os.environ | quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
 
     def started(*more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "rlstable.train", *words, *more]
