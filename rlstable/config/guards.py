@@ -15,6 +15,7 @@ class LimiterConfig(Section, at="guards.limiters"):
     reward: Positive | None
     observation: Positive | None
     observation_outlier: Positive | None
+    observation_shift: Annotated[Finite, Field(gt=1)] | None
     advantage_std_min: Positive | None
     value_target: Positive | None
     value_error: Positive | None

@@ -85,9 +85,10 @@ class PPO:
             returns = reward.Returns(state.return_statistics, state.running_return)
             data, returns, reward_metrics = reward.shape(data, returns, ppo, self.config.guards.limiters.reward)
 
-            statistics = state.normalizer
+            statistics, update = state.normalizer, None
             if ppo.normalize_observations and ppo.updates_normalizer_first:
-                statistics = trust_region.update_statistics(state, state.params, data, collecting=True)
+                update = trust_region.update_statistics(state, state.params, data, collecting=True)
+                statistics, state = update.statistics, dataclasses.replace(state, params=update.params)
             if ppo.normalize_values:
                 preprocessed = preprocess_batch(self.networks, statistics, data)
                 statistics = self._loss.init_value_statistics(state.params, statistics, preprocessed)
@@ -98,7 +99,8 @@ class PPO:
                 batch = self._batch(state, statistics, data, reference)
                 sgd_result = sgd.run(state, statistics, batch, guard_state, sharding.device_key(key_sgd))
                 if ppo.normalize_observations and not ppo.updates_normalizer_first:
-                    statistics = trust_region.update_statistics(state, sgd.params(sgd_result.progress), data)
+                    update = trust_region.update_statistics(state, sgd.params(sgd_result.progress), data)
+                    statistics, sgd_result = update.statistics, sgd.with_params(sgd_result, update.params)
                 sgd_result, statistics, shift = trust_region.enforce(
                     sgd, state, statistics, data, reference, sgd_result
                 )
@@ -110,7 +112,7 @@ class PPO:
                 flat_params = sgd.flattener.join(params)
 
             values = iteration_metrics(self.config, self.networks, state, statistics_of_sgd, data, sgd_result)
-            values |= rollout.metrics | reward_metrics | trust_region.metrics(state, statistics, data, shift)
+            values |= rollout.metrics | reward_metrics | trust_region.metrics(state, update, shift)
             context = StateContext(
                 (flat_params, flat_opt_state, (statistics, returns.statistics)),
                 state_report(values, state.normalizer.value, self.networks.action_size),

@@ -198,6 +198,37 @@ class Networks:
         }
         return {**params, "value": {"params": layers}}
 
+    def rescale_inputs(self, params: Params, old: Statistics, new: Statistics) -> Params:
+        """Rescales the first layers so that new observation statistics do not change what the networks compute.
+
+        An element that was constant has untrained weights. They may shrink, but not grow with its new scale.
+
+        Args:
+            params: Parameters that fit `old`.
+            old: Observation statistics before the batch.
+            new: Observation statistics after the batch.
+        """
+        return {
+            "policy": self._rescaled(params["policy"], old, new, self.config.policy_obs_key),
+            "value": self._rescaled(params["value"], old, new, self.config.value_obs_key),
+        }
+
+    def _rescaled(self, params: Params, old: Statistics, new: Statistics, key: str) -> Params:
+        """The parameters of one network, whose first layer has the name `hidden_0` at any depth."""
+        layers = dict(params["params"])
+        if "hidden_0" not in layers:
+            name = "mlp" if "mlp" in layers else "MLP_0"
+            if name not in layers:  # a linear policy
+                return params
+            return {"params": {**layers, name: self._rescaled({"params": layers[name]}, old, new, key)["params"]}}
+        before, after = self._statistics_of(old, key), self._statistics_of(new, key)
+        factor = after.std / before.std
+        factor = jnp.where(normalizer.constant(before), jnp.minimum(factor, 1.0), factor)
+        first = layers["hidden_0"]
+        kernel = first["kernel"] * factor[:, None]
+        bias = first["bias"] + ((after.mean - before.mean) / after.std) @ kernel
+        return {"params": {**layers, "hidden_0": {"kernel": kernel, "bias": bias}}}
+
     def select(self, observation: Observation, acting: bool = False) -> Observation:
         """The parts of an observation that the networks read; other parts are neither stored nor normalised.
 

@@ -20,6 +20,7 @@ from rlstable.guards.base import select
 from rlstable.guards.masked import Mask
 
 _STD_MIN, _STD_MAX = 1e-6, 1e6  # Brax's bounds
+_ROUNDING = 1e-6  # relative to the mean: a smaller standard deviation is float32's rounding of a constant
 
 
 @jax.tree_util.register_dataclass
@@ -64,6 +65,7 @@ def update(
     config: PPOConfig,
     outlier: float | None = None,
     least_rate: float = 0.0,
+    shift: float | None = None,
 ) -> Statistics:
     """Updates statistics with a batch, over the samples of all devices.
 
@@ -77,6 +79,8 @@ def update(
         outlier: Standard deviations from the mean to which elements are clipped; None for no clipping. The first batch
             is never clipped.
         least_rate: Smallest weight of the batch, for numbers whose scale changes during training.
+        shift: Standard deviations; an element that is farther from its mean in the whole batch, as a root mean square,
+            takes the batch's mean and variance at once. None for Brax's formulas.
     """
     if outlier is not None:
         observation = _clip_outliers(observation, statistics, outlier)
@@ -106,62 +110,54 @@ def update(
             new_mean = mean + rate * delta
             spread = average(jnp.square(x - batch_mean)) + delta * (batch_mean - new_mean)
         else:
-            new_mean = mean + rate * average(x - mean)
+            delta = average(x - mean)
+            new_mean = mean + rate * delta
             spread = average((x - mean) * (x - new_mean))
-        return new_mean, variance + rate * (spread - variance)
+        new_variance = variance + rate * (spread - variance)
+        if shift is None:
+            return new_mean, new_variance
+        batch_variance = spread - (1.0 - rate) * jnp.square(delta)
+        usual = jnp.maximum(variance, jnp.square(_tolerance(mean)))
+        shifted = (statistics.count > 0) & (rate > 0) & (batch_variance + jnp.square(delta) > shift**2 * usual)
+        return jnp.where(shifted, mean + delta, new_mean), jnp.where(shifted, batch_variance, new_variance)
 
     pairs = jax.tree.map(moments, observation, statistics.mean, statistics.variance)
     mean = jax.tree.map(lambda _, pair: pair[0], statistics.mean, pairs)
     variance = jax.tree.map(lambda _, pair: jnp.maximum(pair[1], 0.0), statistics.mean, pairs)
-    std = _std(variance, config)
+    std = _std(mean, variance, config, shift)
     if valid is not None:
         # Without samples the variance is 0, and division by the smallest std would make every observation huge.
         std = select(added > 0, std, statistics.std)
     return Statistics(count, mean, variance, std, statistics.value)
 
 
-def blend(old: Statistics, new: Statistics, share: jax.Array, config: PPOConfig) -> Statistics:
-    """Interpolates between two statistics; only the applied share of the batch is added to the count.
-
-    Args:
-        old: Statistics before a batch, with at least one sample.
-        new: Statistics after the batch.
-        share: Applied share of the batch, 0 to 1. At 0 only `std` is recomputed, from the variance of `old`.
-        config: Holds the epsilon of the standard deviation.
-    """
-
-    def between(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(share > 0.0, a + share * (b - a), a)
-
-    variance = jax.tree.map(between, old.variance, new.variance)
-    added = (new.count.lo - old.count.lo).astype(jnp.float32)  # a batch is below 2^32, so wrap-around is harmless
-    return Statistics(
-        old.count + jnp.int32(share * added),
-        jax.tree.map(between, old.mean, new.mean),
-        variance,
-        _std(variance, config),
-        new.value,
-    )
+def constant(statistics: Statistics) -> PyTree:
+    """Whether each element has never varied, apart from rounding."""
+    return jax.tree.map(lambda m, v: jnp.sqrt(v) <= _tolerance(m), statistics.mean, statistics.variance)
 
 
-def skipped_share(old: Statistics, new: Statistics, rewards: jax.Array, valid: Mask) -> jax.Array:
-    """Share of a batch's valid samples that were not added to the statistics.
-
-    Args:
-        old: Statistics before the batch.
-        new: Statistics after the batch.
-        rewards: Rewards of the batch on this device, `[rows, T]`; only their number is read.
-        valid: Mask of the samples; None if all are valid.
-    """
-    per_device = jnp.int32(rewards.size) if valid is None else jnp.sum(valid, dtype=jnp.int32)
-    samples = sharding.total(per_device).astype(jnp.float32)
-    added = (new.count.lo - old.count.lo).astype(jnp.float32)
-    return 1.0 - added / jnp.maximum(samples, 1.0)
+def with_divisors(statistics: Statistics, config: PPOConfig, shift: float | None) -> Statistics:
+    """The statistics with divisors computed from the variance again, in case a divisor has been damaged."""
+    std = _std(statistics.mean, statistics.variance, config, shift)
+    return dataclasses.replace(statistics, std=select(statistics.count > 0, std, statistics.std))
 
 
-def _std(variance: PyTree, config: PPOConfig) -> PyTree:
+def _tolerance(mean: jax.Array) -> jax.Array:
+    """The standard deviation below which an element counts as constant."""
+    return jnp.maximum(_STD_MIN, _ROUNDING * jnp.abs(mean))
+
+
+def _std(mean: PyTree, variance: PyTree, config: PPOConfig, shift: float | None) -> PyTree:
+    """The divisors; with `shift` a constant is divided by its size, at least 1, so that a later change is small."""
     eps = config.normalize_observations_std_eps
-    return jax.tree.map(lambda v: jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX), variance)
+
+    def divisor(m: jax.Array, v: jax.Array) -> jax.Array:
+        std = jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX)
+        if shift is None:
+            return std
+        return jnp.where(jnp.sqrt(v) <= _tolerance(m), jnp.clip(jnp.abs(m), 1.0, _STD_MAX), std)
+
+    return jax.tree.map(divisor, mean, variance)
 
 
 def outlier_share(observation: PyTree, statistics: Statistics, outlier: float) -> jax.Array:

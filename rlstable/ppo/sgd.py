@@ -120,6 +120,10 @@ class SGD:
         """The network parameters by layer."""
         return self.flattener.split(progress.params)
 
+    def with_params(self, result: SGDCarry, params: Params) -> SGDCarry:
+        """The result with other network parameters, given by layer."""
+        return result._replace(progress=result.progress._replace(params=self.flattener.join(params)))
+
     def opt_state(self, progress: SGDState, like: PyTree) -> PyTree:
         """The optimizer state by layer; `like` is the optimizer state before SGD."""
         return self.flattener.split_subtrees(progress.opt_state, like)

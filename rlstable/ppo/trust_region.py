@@ -14,12 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import Config
-from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.transforms import apply_if
 from rlstable.device.trees import PyTree
 from rlstable.guards import masked
-from rlstable.guards.base import select
+from rlstable.guards.base import all_finite, select
 from rlstable.ppo import kl_limiter, normalizer
 from rlstable.ppo.distance import ActionMoments, distance, moments, sample_cap
 from rlstable.ppo.networks import Networks, Params
@@ -30,7 +29,6 @@ from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import TrainState
 
 _SAMPLES = 1024  # per device, for the distance over a whole iteration
-_HALVINGS = 6
 # Nats that the normaliser alone may move the policy in one iteration; SGD moves the policy by about 0.04.
 _NORMALIZER_LIMIT = 0.1
 _NORMALIZER_SHARE = 0.5  # of the policy's limit, if that is smaller than `_NORMALIZER_LIMIT`
@@ -46,6 +44,20 @@ class Shift(NamedTuple):
 
     mean: jax.Array
     p99: jax.Array
+
+
+class NormalizerUpdate(NamedTuple):
+    """Observation statistics after a batch.
+
+    Attributes:
+        statistics: The new statistics.
+        params: Network parameters, rescaled if the statistics alone would have moved the policy too far.
+        rescaled: Whether they are rescaled; None if nothing bounds the normaliser.
+    """
+
+    statistics: Statistics
+    params: Params
+    rescaled: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +96,12 @@ class TrustRegion:
 
     def update_statistics(
         self, state: TrainState, params: Params, data: Collected, collecting: bool = False
-    ) -> Statistics:
-        """Updates the observation statistics with a batch, as far as the bound on the distance allows.
+    ) -> NormalizerUpdate:
+        """Updates the observation statistics with a batch.
+
+        If the new statistics would move the policy too far, the first layers of the networks are rescaled with the
+        statistics, so that the policy stays the same function (`Networks.rescale_inputs`). The first batch is applied
+        without rescaling, because the policy has learned nothing that could be lost.
 
         Args:
             state: Training state before the batch, with the old statistics.
@@ -93,19 +109,27 @@ class TrustRegion:
             data: The batch.
             collecting: Whether these parameters and the old statistics collected the batch.
         """
-        statistics, limit = state.normalizer, kl_limiter.limit(self.config, state.tuning)
-        outlier = self.config.guards.limiters.observation_outlier
-        new = normalizer.update(statistics, data.observation, data.valid, self.config.ppo, outlier)
+        old, limits = state.normalizer, self.config.guards.limiters
+        new = normalizer.update(
+            old, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
+            shift=limits.observation_shift,
+        )  # fmt: skip
+        limit = kl_limiter.limit(self.config, state.tuning)
+        if limit is None and limits.observation_shift is None and not self.optimizer.separate_rates:
+            return NormalizerUpdate(new, params, None)
+        preserves = jnp.zeros((), bool)
+        if limits.observation_shift is not None:
+            preserves |= jnp.any(began_to_vary(old, new))
         if self.optimizer.separate_rates:
             # If the policy is held or slowed, SGD cannot correct the policy after the normaliser has moved it.
-            pace = self.optimizer.policy_pace(state.tuning)
-            slower = normalizer.blend(statistics, new, pace, self.config.ppo)
-            new = select((pace >= 1.0) | (statistics.count == 0), new, slower)
-        if limit is None:
-            return new
-        sample = subsample(data, data.log_prob.shape)
-        before = moments(sample.distribution) if collecting else self._moments(params, statistics, sample)
-        return bounded_update(self.networks, params, statistics, new, sample, before, limit, self.config.ppo)
+            preserves |= self.optimizer.policy_pace(state.tuning) < 1.0
+        if limit is not None:
+            sample = subsample(data, data.log_prob.shape)
+            before = moments(sample.distribution) if collecting else self._moments(params, old, sample)
+            moved = shift(self.networks, params, new, sample, before, limit).mean
+            preserves |= ~(moved <= jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT))
+        old = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
+        return with_same_function(self.networks, params, old, new, preserves & (old.count > 0))
 
     def enforce(
         self,
@@ -160,22 +184,47 @@ class TrustRegion:
         )
         return sgd_result._replace(progress=progress, skipped=skipped, tuning=tuning), statistics, measured
 
-    def metrics(
-        self, state: TrainState, statistics: Statistics, data: Collected, shift: Shift | None
-    ) -> dict[str, jax.Array]:
-        """Metrics of the distance; `statistics` and `shift` are results of `enforce`."""
+    def metrics(self, state: TrainState, update: NormalizerUpdate | None, shift: Shift | None) -> dict[str, jax.Array]:
+        """Metrics of the distance and of the normaliser; `shift` is a result of `enforce`."""
         metrics: dict[str, jax.Array] = {}
         if shift is not None:
             metrics |= {"training/policy_distance": shift.mean, "training/policy_distance_p99": shift.p99}
-        if self.config.guards.limiters.kl is not None and self.config.ppo.normalize_observations:
-            metrics["limiters/normalizer/active"] = normalizer.skipped_share(
-                state.normalizer, statistics, data.reward, data.valid
-            )
+        if update is not None and update.rescaled is not None:
+            metrics["limiters/normalizer/active"] = update.rescaled.astype(jnp.float32)
+        if update is not None and self.config.guards.limiters.observation_shift is not None:
+            began = began_to_vary(state.normalizer, update.statistics)
+            first = jnp.where(jnp.any(began), jnp.argmax(began) + 1, 0)
+            metrics["training/element_that_began_to_vary"] = first.astype(jnp.float32)
         return metrics
 
     def _moments(self, params: Params, statistics: Statistics, data: Collected) -> ActionMoments:
         observation = masked.zero_invalid_nonfinite(data.observation, data.valid)
         return moments(self.networks.distribution(params, statistics, observation)[0])
+
+
+def with_same_function(
+    networks: Networks, params: Params, old: Statistics, new: Statistics, preserves: jax.Array
+) -> NormalizerUpdate:
+    """New observation statistics, with parameters that compute the same actions and values as before if asked.
+
+    Args:
+        networks: Networks for raw observations.
+        params: Network parameters that fit `old`.
+        old: Observation statistics before the batch.
+        new: Observation statistics after the batch; if they or the new parameters are not finite, `old` stay.
+        preserves: Whether the networks must stay the same functions, a scalar.
+    """
+    rescaled = networks.rescale_inputs(params, old, new)
+    finite = all_finite((new, select(preserves, rescaled, params)))
+    preserves &= finite
+    return NormalizerUpdate(select(finite, new, old), select(preserves, rescaled, params), preserves)
+
+
+def began_to_vary(old: Statistics, new: Statistics) -> jax.Array:
+    """Whether each observation element was constant in earlier batches and no longer is, `[n]`, leaf after leaf."""
+    pairs = zip(jax.tree.leaves(normalizer.constant(old)), jax.tree.leaves(normalizer.constant(new)), strict=True)
+    began = jnp.concatenate([jnp.ravel(before & ~after) for before, after in pairs])
+    return began & (old.count > 0)
 
 
 def subsample(tree: PyTree, shape: tuple[int, ...]) -> PyTree:
@@ -229,46 +278,3 @@ def percentile_99(x: jax.Array, valid: masked.Mask) -> jax.Array:
     percentile = jnp.where(share > 0, upper * (1.0 - share) + lower * share, upper)
     percentile = jnp.where(jnp.any(used), percentile, 0.0)
     return jnp.where(jnp.any(used & jnp.isnan(x)), jnp.nan, percentile)
-
-
-def bounded_update(
-    networks: Networks,
-    params: Params,
-    old: Statistics,
-    new: Statistics,
-    data: Collected,
-    reference: ActionMoments,
-    limit: jax.Array | float,
-    config: PPOConfig,
-) -> Statistics:
-    """The new statistics, or a blend of old and new statistics that moves the policy less.
-
-    Backtracking: the update is halved until the distance is within the limit, and dropped after `_HALVINGS` halvings.
-    The first batch is applied in full, because the policy has learned nothing that could be lost.
-
-    Args:
-        networks: Networks for raw observations.
-        params: Network parameters.
-        old: Observation statistics before the batch.
-        new: Observation statistics after the batch.
-        data: Experience `[rows, T]`; only observations and mask are read.
-        reference: Action moments of the policy with `old` on the same samples.
-        limit: Largest mean distance of the policy in nats; the normaliser may use a part of it.
-        config: Holds the epsilon of the standard deviation.
-    """
-    first = old.count == 0
-    normalizer_limit = jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT)
-
-    def moved(statistics: Statistics) -> jax.Array:
-        return jnp.where(first, 0.0, shift(networks, params, statistics, data, reference, limit).mean)
-
-    def halve(carry: tuple[Statistics, jax.Array, jax.Array]) -> tuple[Statistics, jax.Array, jax.Array]:
-        share = 0.5 * carry[1]
-        share = jnp.where(share < 0.5**_HALVINGS, 0.0, share)
-        statistics = normalizer.blend(old, new, share, config)
-        return statistics, share, moved(statistics)
-
-    def too_far(carry: tuple[Statistics, jax.Array, jax.Array]) -> jax.Array:
-        return ~(carry[2] <= normalizer_limit) & (carry[1] > 0.0)
-
-    return jax.lax.while_loop(too_far, halve, (new, jnp.ones(()), moved(new)))[0]
