@@ -253,15 +253,10 @@ def test_large_batch_is_sampled_at_equal_distances():
 LIMIT = 0.4
 
 
-@functools.cache
-def bounding(limit=LIMIT):
-    networks = parts()[0]
-    return sharding.over_devices(
-        lambda params, old, new, data, reference: trust_region.bounded_update(
-            networks, params, old, new, data, reference, limit, SETTINGS.ppo
-        ),
-        mesh(), R, R,
-    )  # fmt: skip
+def applied(params, old, new, preserves=True):
+    """The statistics and the parameters after `with_same_function`."""
+    found = trust_region.with_same_function(parts()[0], params, old, new, jnp.asarray(preserves))
+    return found.statistics, found.params, bool(found.rescaled)
 
 
 def burst(count=5000):
@@ -278,57 +273,71 @@ def _moved(params, old, new):
     return float(jnp.mean(jnp.minimum(each, 10.0 * LIMIT)))
 
 
-def test_normalizer_takes_a_shorter_step_if_the_policy_would_move_too_far():
-    """The largest of the halved steps within the limit is taken."""
-    params, old, new, data = burst()
-    assert _moved(params, old, new) > LIMIT  # without the bound
-    found = bounding()(params, old, new, data, under(params, old))
-    share = float(np.max(np.abs(found.mean - old.mean)) / np.max(np.abs(new.mean - old.mean)))
-    share = 0.5 ** round(-np.log2(share))
-    assert share in {0.5**n for n in range(1, 7)}
-    assert _moved(params, old, found) <= 0.25 * LIMIT
-    longer = normalizer.blend(old, new, jnp.float32(2 * share), SETTINGS.ppo)
-    assert _moved(params, old, longer) > 0.25 * LIMIT
-    np.testing.assert_allclose(found.mean, old.mean + share * (new.mean - old.mean), rtol=1e-5)
-    np.testing.assert_allclose(found.variance, old.variance + share * (new.variance - old.variance), rtol=1e-5)
-    np.testing.assert_allclose(found.std, np.sqrt(found.variance), rtol=1e-5)
-    assert int(found.count) == 5000 + int(share * ROWS * T)
+def values(params, statistics):
+    networks, _, _, data = parts()
+    return networks.value(params, statistics, data.observation)
 
 
-def stays(found, old):
-    """Bit for bit; the deviation is recomputed."""
-    for name in ("count", "mean", "variance"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(found, name), getattr(old, name))
+def test_statistics_that_would_move_the_policy_come_with_rescaled_first_layers():
+    """Actions and values stay the same function; the statistics are taken in full, bit for bit."""
+    params, old, new, _ = burst()
+    assert _moved(params, old, new) > LIMIT  # without rescaling
+    statistics, rescaled, active = applied(params, old, new)
+    assert active
+    jax.tree.map(np.testing.assert_array_equal, statistics, new)
+    for found, before in zip(under(rescaled, new), under(params, old), strict=True):
+        np.testing.assert_allclose(found, before, atol=1e-4)
+    np.testing.assert_allclose(values(rescaled, new), values(params, old), rtol=1e-3, atol=1e-4)
+
+
+def test_statistics_that_hardly_move_the_policy_leave_the_parameters():
+    params, old, new, _ = burst()
+    statistics, found, active = applied(params, old, new, preserves=False)
+    assert not active
+    jax.tree.map(np.testing.assert_array_equal, (statistics, found), (new, params))
+
+
+@pytest.mark.parametrize("preserves", [True, False])
+def test_statistics_that_are_not_finite_are_not_taken(preserves):
+    params, old, new, _ = burst()
+    new = dataclasses.replace(new, mean=np.full_like(new.mean, np.nan))
+    statistics, found, active = applied(params, old, new, preserves)
+    assert not active
+    jax.tree.map(np.testing.assert_array_equal, (statistics, found), (old, params))
+
+
+def test_damaged_divisor_is_computed_again_from_the_variance():
+    """A bad divisor lasts one iteration at most, and the first layers are not rescaled by it."""
+    _, old, *_ = burst()
+    broken = dataclasses.replace(old, std=old.std.at[0].set(jnp.inf))
+    found = normalizer.with_divisors(broken, SETTINGS.ppo, None)
     np.testing.assert_allclose(found.std, old.std, rtol=1e-6)
 
 
-def test_normalizer_does_not_change_if_no_step_is_short_enough():
-    params, old, new, data = burst()
-    found = bounding(1e-12)(params, old, new, data, under(params, old))
-    stays(found, old)
+@pytest.mark.parametrize(("std", "factor"), [(0.1, 0.1), (50.0, 1.0)])
+def test_untrained_weights_of_a_constant_shrink_but_do_not_grow_with_its_new_scale(std, factor):
+    """The networks compute what they computed at the constant, 3.0."""
+    networks, params, statistics, data = parts()
+    ones = jnp.ones_like(statistics.mean)
+    first = lambda x, value: x.at[0].set(value)  # noqa: E731
+    old = dataclasses.replace(
+        statistics, count=WideCounter.of(64), mean=first(0 * ones, 3.0), variance=first(ones, 0.0), std=ones
+    )
+    new = dataclasses.replace(old, mean=first(0 * ones, 4.0), variance=first(ones, std**2), std=first(ones, std))
+    found = networks.rescale_inputs(params, old, new)
+    kernels = [x["value"]["params"]["hidden_0"]["kernel"] for x in (found, params)]
+    np.testing.assert_allclose(kernels[0][0], factor * kernels[1][0], rtol=1e-6)
+    np.testing.assert_array_equal(kernels[0][1:], kernels[1][1:])
+    at_the_constant = data.observation.at[..., 0].set(3.0)
+    for before, after in [(networks.value(params, old, at_the_constant), networks.value(found, new, at_the_constant))]:
+        np.testing.assert_allclose(before, after, rtol=1e-4, atol=1e-5)
 
 
-def test_normalizer_takes_a_step_within_the_limit_in_full():
-    """Bit for bit the plain update."""
-    params, old, new, data = burst()
-    new = dataclasses.replace(old, mean=old.mean + 1e-6, count=new.count)
-    found = bounding(1e6)(params, old, new, data, under(params, old))
-    jax.tree.map(np.testing.assert_array_equal, found, new)
-
-
-def test_normalizer_does_not_change_if_the_distance_is_nan():
-    params, old, new, data = burst()
-    new = dataclasses.replace(new, mean=np.full_like(new.mean, np.nan))
-    found = bounding()(params, old, new, data, under(params, old))
-    stays(found, old)
-
-
-def test_unchanged_normalizer_repairs_its_standard_deviation():
-    """The deviation is recomputed from the variance, so a bad deviation lasts one iteration at most."""
-    params, old, new, data = burst()
-    broken = dataclasses.replace(old, std=old.std.at[0].set(jnp.inf))
-    found = bounding(1e-12)(params, broken, new, data, under(params, broken))
-    stays(found, old)
+def test_first_element_that_begins_to_vary_is_found():
+    _, old, new, _ = burst()
+    assert not trust_region.began_to_vary(old, new).any()
+    was = dataclasses.replace(old, variance=old.variance.at[1].set(0.0))
+    np.testing.assert_array_equal(trust_region.began_to_vary(was, new), np.arange(new.mean.size) == 1)
 
 
 # --- a whole iteration
@@ -358,7 +367,7 @@ def shaken(state):
 
 @pytest.mark.parametrize("order", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_kl_limiter_keeps_the_normalizer_from_moving_the_policy(order):
-    """At most half of the bound."""
+    """The statistics are taken in full, and the first layers are rescaled."""
     small = {"normalizer_update": order, "learning_rate": 1e-6}
     plain, state = training(None, policy_guard=True, **small)
     start = shaken(state)
@@ -370,9 +379,9 @@ def test_kl_limiter_keeps_the_normalizer_from_moving_the_policy(order):
     after, metrics = limited(shaken(state))
     assert metrics.values["training/policy_distance"] <= 0.5 * 0.1 * 1.05  # updates move the policy a little
     assert metrics.values["limiters/kl/active"] == 0.0
-    share = np.asarray((after.normalizer.mean - start.normalizer.mean) / whole)
-    np.testing.assert_allclose(share, share[0], rtol=1e-3)
-    assert 64 <= int(after.normalizer.count) == 64 + round(float(share[0]) * 64) < 128
+    assert metrics.values["limiters/normalizer/active"] == 1.0
+    np.testing.assert_allclose(after.normalizer.mean - start.normalizer.mean, whole, rtol=1e-3)
+    assert int(after.normalizer.count) == 128
 
 
 @pytest.mark.parametrize("order", ["before", "after"])

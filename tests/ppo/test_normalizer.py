@@ -24,10 +24,11 @@ R = sharding.REPLICATED
 
 
 @functools.cache
-def updating(outlier=None, **ppo):
+def updating(outlier=None, shift=None, **ppo):
     """The update under these settings, compiled once per kind of mask."""
     config = tiny_config(ppo=ppo).ppo
-    return sharding.over_devices(lambda s, x, valid: normalizer.update(s, x, valid, config, outlier), mesh(), R, R)
+    update = lambda s, x, valid: normalizer.update(s, x, valid, config, outlier, shift=shift)  # noqa: E731
+    return sharding.over_devices(update, mesh(), R, R)
 
 
 def fresh(observation):
@@ -205,3 +206,57 @@ def test_statistics_stay_exact_after_ten_thousand_million_samples(mode, mean, st
     np.testing.assert_allclose(found.std, np.sqrt(expected_variance), rtol=1e-4)
     if (mean, std) != (old_mean, old_std):  # the statistics had to change
         assert abs(np.sqrt(expected_variance) / old_std - 1) > 0.3
+
+
+# --- elements that are constant, and elements that change at once
+
+
+@pytest.mark.parametrize(("constant", "divisor"), [(0.0, 1.0), (0.1, 1.0), (-3.0, 3.0), (1e5, 1e5)])
+def test_constant_is_divided_by_its_size_but_at_least_by_1(constant, divisor):
+    """Brax divides by 1e-6, so that a later change of 0.3 becomes 3e5."""
+    batch = unit(1)[0]
+    batch[..., 0] = constant
+    ours, brax = (updating(OUTLIER, shift)(fresh(batch), batch, None) for shift in (4.0, None))
+    np.testing.assert_allclose(ours.std[0], divisor, rtol=1e-4)
+    assert brax.std[0] == pytest.approx(1e-6) or abs(constant) > 1.0  # a great constant varies by rounding
+    np.testing.assert_array_equal(ours.std[1], brax.std[1])
+    assert normalizer.constant(ours).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("mode", ["welford", "ema"])
+@pytest.mark.parametrize("varying", [1.0, 0.1])
+def test_constant_that_begins_to_vary_takes_the_statistics_of_the_batch_at_once(mode, varying):
+    """After a hundred batches the ordinary update would take in a hundredth of the new variance.
+
+    `varying` is the share of the environments whose element varies.
+    """
+    update, (old, new) = updating(OUTLIER, 4.0, **MODES[mode]), unit(2)
+    old[..., 0] = 0.0
+    new[..., 0] *= 0.3 * (np.arange(64) < varying * 64)[:, None]
+    before = fresh(old)
+    for _ in range(100):
+        before = update(before, old, None)
+    after = update(before, new, None)
+    np.testing.assert_allclose(after.mean[0], new[..., 0].mean(), atol=1e-4)
+    np.testing.assert_allclose(after.std[0], new[..., 0].std(), rtol=1e-3)
+    assert after.std[1] == pytest.approx(1.0, rel=0.01)  # the other element goes on as before
+    assert normalizer.constant(after).tolist() == [False, False]
+
+
+def test_single_huge_number_is_no_change_of_its_element():
+    """It enters at the bound of the outlier limiter, which is a small part of the batch."""
+    first, second = unit(2)
+    second[3, 4, 0] = 1e6
+    plain, ours = (updating(OUTLIER, shift) for shift in (None, 4.0))
+    before = ours(fresh(first), first, None)
+    jax.tree.map(np.testing.assert_array_equal, ours(before, second, None), plain(before, second, None))
+
+
+def test_frozen_statistics_do_not_follow_a_change():
+    update = updating(None, 4.0, **MODES["ema, until"])
+    first, *later = batches(4)
+    statistics = fresh(first)
+    for _ in range(4):
+        statistics = update(statistics, first, None)
+    moved = update(statistics, later[-1] + 100.0, None)
+    np.testing.assert_array_equal(moved.mean, statistics.mean)
