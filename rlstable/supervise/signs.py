@@ -252,7 +252,8 @@ def signs_of(config: Config) -> tuple[Sign, ...]:
     # Recipes that clip the gradient in nearly every minibatch do so on purpose.
     clips = limits.gradient_norm is not None and (max_norm is None or limits.gradient_norm < max_norm)
     limiters = [_limiter(name) for name in _LIMITERS if name != "gradient_norm" or clips]
-    return (*limiters, _steps(config), _critic(config), _return(config), _distance(config), reward_scale(config))
+    own = (_steps(config), _critic(config), _return(config), _distance(config), reward_scale(config), _BEGAN_TO_VARY)
+    return (*limiters, *own)
 
 
 def _limiter(name: str) -> Sign:
@@ -364,6 +365,20 @@ def _distance(config: Config) -> Sign:
         lambda value, row: f"an iteration moved the policy by {value:.3g} nats, more than {bound:g}",
         lambda value, row: "set guards.limiters.kl=1.0" if limit is None else "lower ppo.learning_rate",
     )
+
+
+_BEGAN_TO_VARY = Sign(
+    "observation_began_to_vary",
+    lambda row: _number(row, "training/element_that_began_to_vary"),
+    lambda value, row: value > 0.0,
+    1,
+    _ROWS,
+    lambda value, row: (
+        f"element {value - 1.0:.0f} of the observation had been constant and began to vary: the policy has no "
+        "experience with it"
+    ),
+    lambda value, row: "if the task does not do so on purpose, correct the observation",
+)
 
 
 def reward_scale(config: Config) -> Sign:
