@@ -221,6 +221,7 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
         settings.env.action_repeat,
         env_guards(settings.guards),
         settings.env.reset == "pool",
+        restore_info=settings.env.restore_info,
     )
     resets = Resets(vector, settings.ppo.num_envs)
     env_state = resets.draw(jax.random.PRNGKey(settings.seed), settings.ppo.num_envs)

@@ -49,6 +49,7 @@ class EnvConfig(Section, at="env"):
     episode_length: Count
     action_repeat: Count
     reset: Literal["cached", "pool"]
+    restore_info: Flag
     reset_pool_size: Count
     reset_pool_refresh: CountOrZero
     envs_per_pass: Count | None
@@ -71,6 +72,12 @@ class EnvConfig(Section, at="env"):
     def is_foreign(self) -> bool:
         """Whether the environment's code is outside rlstable, Brax and Playground."""
         return self.source == "import" and self.package not in _KNOWN_PACKAGES
+
+    @property
+    def may_keep_counters(self) -> bool:
+        """Whether a reset keeps `info` of a user's environment; tasks of Brax and Playground are made for that."""
+        known = self.source in ("brax", "playground") or self.package in _KNOWN_PACKAGES
+        return not known and self.reset == "cached" and not self.restore_info
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:

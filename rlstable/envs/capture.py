@@ -15,7 +15,7 @@ from rlstable.device.shared import row
 from rlstable.device.transforms import select_if
 from rlstable.device.trees import EnvState, PyTree
 from rlstable.guards.base import Guard, GuardState
-from rlstable.guards.env import EnvContext, Quarantine, physics
+from rlstable.guards.env import EnvContext, Quarantine, physics, physics_field
 from rlstable.ppo.state import Slot
 
 # MuJoCo's integration state (mjSTATE_INTEGRATION), and Brax's coordinates, which rewards depend on. A replay computes
@@ -145,9 +145,8 @@ def _select_physics(names: tuple[str, ...], state: EnvState) -> EnvState:
     # Only MuJoCo's physics has a warm start of the solver.
     if getattr(whole, "qacc_warmstart", None) is None:
         return state
-    field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
     parts = {name: getattr(whole, name) for name in names if getattr(whole, name, None) is not None}
-    return state.replace(**{field: parts})
+    return state.replace(**{physics_field(state): parts})
 
 
 def _storable(x: jax.Array) -> jax.Array:

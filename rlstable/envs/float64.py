@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rlstable.device.mjx import uses_warp
 from rlstable.device.trees import EnvState
-from rlstable.guards.env import physics
+from rlstable.guards.env import physics, physics_field, without_fields
 
 
 class Float64Physics:
@@ -47,9 +47,8 @@ def computes_in_float64(env: Any) -> bool:
 
 def _narrowed(state: EnvState) -> EnvState:
     """The state with float32 everywhere except in the physics."""
-    field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
-    outside = jax.tree.map(_narrow, state.replace(**{field: None}))
-    return outside.replace(**{field: physics(state)})
+    field = physics_field(state)
+    return jax.tree.map(_narrow, without_fields(state, field)).replace(**{field: physics(state)})
 
 
 def _narrow(x: Any) -> Any:

@@ -1,10 +1,11 @@
 """Vectorised environments: vmap, action repeat, automatic reset, quarantine.
 
 On healthy environments every step equals a step of Brax's wrappers (VmapWrapper, EpisodeWrapper, AutoResetWrapper,
-EvalWrapper), which are the reference in the tests. Brax's wrappers cannot be used around a quarantine:
+EvalWrapper), which are the reference in the tests. Three things differ (docs/coming_from.md):
 
-- `EpisodeWrapper` overwrites `truncation`, and a later action repeat erases `done`.
-- `AutoResetWrapper` replaces a clean state by the cached first state, which may be bad.
+- The environment's own `truncation` counts. `EpisodeWrapper` overwrites `truncation`.
+- An episode that ends within an action repeat stays ended, and metrics are summed over the repeats.
+- A bad environment gets a clean state. `AutoResetWrapper` uses the cached first state, which may be bad.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from rlstable.device.trees import EnvState, PyTree
 from rlstable.envs import capture
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.shared_leaves import contact_norms, mark
-from rlstable.guards.base import Guard, GuardState, fold, select
-from rlstable.guards.env import EnvContext, physics
+from rlstable.guards.base import Guard, GuardState, all_finite, fold, select
+from rlstable.guards.env import EnvContext, physics, physics_field, without_fields
 from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
 
@@ -32,6 +33,10 @@ from rlstable.ppo.state import Slot
 # separate arrays it would double the number of arrays in the training state.
 FIRST_STATE = "first_state"
 _EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
+# Entries of the environment that Playground's BraxAutoResetWrapper keeps at a reset, and in which it counts episodes.
+_PRESERVED, _DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
+# An environment keeps its randomised model.
+_NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,8 @@ class VectorEnv:
         reset_from_pool: Whether each new episode draws its first state from the pool. If False, an environment always
             restarts from the same first state.
         per_pass: Number of environments to step at once; None for all.
+        restore_info: Whether a reset to the cached first state restores `info`, and the fields that the class of the
+            state adds, too.
     """
 
     env: Any
@@ -54,6 +61,7 @@ class VectorEnv:
     guards: Mapping[str, Guard]
     reset_from_pool: bool = False
     per_pass: int | None = None
+    restore_info: bool = False
 
     @property
     def uses_pool(self) -> bool:
@@ -64,7 +72,8 @@ class VectorEnv:
         """First states, `[B]` for `B` random keys, with first state and episode in `info`; shared leaves marked."""
         state = mark(jax.vmap(self.env.reset)(keys), self.env.reset, keys)
         zeros = jnp.zeros(keys.shape[:1])
-        first = PackedRows.of({"physics": without_shared(physics(state)), "obs": state.obs})
+        cached = {"physics": physics(state), "obs": state.obs} | ({"rest": _rest(state)} if self.restore_info else {})
+        first = PackedRows.of(without_shared(cached))
         return state.replace(info={**state.info, **episode_entries(state.metrics, zeros), FIRST_STATE: first})
 
     def clean(self, state: EnvState) -> jax.Array:
@@ -121,8 +130,8 @@ class VectorEnv:
         state = state.replace(info={**state.info, **self._episode(before, state, ok)})
         state = state.replace(done=jnp.where(self._time_is_up(state), 1.0, state.done))
         if ok is not None:
-            state = _truncate_bad(state, ok)
-        state = state.replace(info={**state.info, "episode_done": state.done})
+            state = _truncate_bad(state, ok, before)
+        state = state.replace(info={**state.info, "episode_done": state.done, **_counted(state)})
         state = self._draw_first_states(state, ok, pool, key)
         state = _reset_finished(state)
         return Step(state, ok, guard_state, incident)
@@ -132,7 +141,8 @@ class VectorEnv:
     ) -> tuple[EnvState, jax.Array | None, Any, Slot | None]:
         """Steps every environment with the action, `action_repeat` times, without a reset.
 
-        An environment that went bad stays bad, even if a later repeat looks healthy.
+        An environment that went bad stays bad, even if a later repeat looks healthy. An environment whose episode ends
+        keeps its state in later repeats. Rewards and metrics are summed over the repeats.
 
         Args:
             state: Batched state, `[B]`.
@@ -148,29 +158,37 @@ class VectorEnv:
         done = state.done
         start = without_first_state(state)
         steps = jnp.where(done > 0, 0.0, start.info["steps"])
-        start = start.replace(done=jnp.zeros_like(done), info={**start.info, "steps": steps})
+        # The environment may write its own truncation.
+        info = {**start.info, "steps": steps, "truncation": jnp.zeros_like(done)}
+        start = start.replace(done=jnp.zeros_like(done), info=info)
         alive = jnp.ones(done.shape, bool)
 
-        def repeat(carry: Any, _: None) -> tuple[Any, jax.Array]:
+        def repeat(carry: Any, _: None) -> tuple[Any, Any]:
             state, alive, guard_state, incident = carry
             stepped, contacts = self._step(state, action)
             stepped = _cast_like(stepped, state)
-            context = EnvContext(stepped, action, alive, contacts)
+            added = (stepped.reward, stepped.metrics)
+            plays = alive
+            if self.action_repeat > 1:
+                runs = ~(state.done > 0)
+                plays = alive & runs
+                stepped = with_shared_of(select(runs, without_shared(stepped), without_shared(state)), stepped)
+                contacts, added = select(runs, (contacts, added), jax.tree.map(jnp.zeros_like, (contacts, added)))
+            context = EnvContext(stepped, action, plays, contacts)
             _, ok, new_guard_state = fold(self.guards, context, guard_state)
             if incident is not None:
                 causes = capture.flags(self.guards, context, guard_state, new_guard_state)
-                incident = self.catch(incident, capture.StepRecord(state, action, stepped, causes, key), alive & ~ok)
-            return (stepped, alive if ok is True else alive & ok, new_guard_state, incident), stepped.reward
+                incident = self.catch(incident, capture.StepRecord(state, action, stepped, causes, key), plays & ~ok)
+            return (stepped, alive if ok is True else alive & ok, new_guard_state, incident), added
 
         carry = (start, alive, guard_state, incident)
         if self.action_repeat == 1:
-            (state, alive, guard_state, incident), reward = repeat(carry, None)
+            (state, alive, guard_state, incident), (reward, metrics) = repeat(carry, None)
         else:
-            (state, alive, guard_state, incident), rewards = jax.lax.scan(
-                repeat, carry, None, length=self.action_repeat
-            )
-            reward = jnp.sum(rewards, axis=0)
-        state = state.replace(reward=reward, info={**state.info, "steps": start.info["steps"], FIRST_STATE: first})
+            (state, alive, guard_state, incident), each = jax.lax.scan(repeat, carry, None, length=self.action_repeat)
+            reward, metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), each)
+        info = {**state.info, "steps": start.info["steps"], FIRST_STATE: first}
+        state = state.replace(reward=reward, metrics=metrics, info=info)
         return state, (alive if self.guards else None), guard_state, incident
 
     def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, jax.Array | None]:
@@ -181,18 +199,21 @@ class VectorEnv:
         return _in_passes(self.env.step, state, action, self.per_pass)
 
     def _episode(self, before: dict[str, Any], state: EnvState, ok: jax.Array | None) -> dict[str, Any]:
-        """Updates step count, truncation and sums of the episode, as Brax's EpisodeWrapper does."""
+        """Updates step count, truncation and sums of the episode, as Brax's EpisodeWrapper does.
+
+        Names of training replace equal names among the environment's metrics.
+        """
         steps = state.info["steps"] + self.action_repeat
-        truncation = jnp.where(steps >= self.episode_length, 1.0 - state.done, 0.0)
+        truncation = jnp.where(state.done > 0, state.info["truncation"] > 0, steps >= self.episode_length)
         new_episode = before["episode_done"] > 0
-        added = {"sum_reward": state.reward, "length": jnp.full_like(steps, self.action_repeat)} | {
-            name: value for name, value in state.metrics.items() if name != "reward"
-        }
+        added = {**state.metrics, "sum_reward": state.reward, "length": jnp.full_like(steps, self.action_repeat)}
+        if "reward" in state.metrics:
+            added["reward"] = state.reward
         totals = dict(before["episode_metrics"])
         for name, value in added.items():
             value = value if ok is None else jnp.where(ok, value, 0.0)
             totals[name] = jnp.where(new_episode, 0.0, totals[name]) + value
-        return {"steps": steps, "truncation": truncation, "episode_metrics": totals}
+        return {"steps": steps, "truncation": truncation.astype(steps.dtype), "episode_metrics": totals}
 
     def _time_is_up(self, state: EnvState) -> jax.Array:
         return state.info["steps"] >= self.episode_length
@@ -202,8 +223,8 @@ class VectorEnv:
     ) -> EnvState:
         """Gives bad environments, and with `reset_from_pool` all finished ones, a first state from the pool.
 
-        Only replaces the cached first state, `info` and metrics; `_reset_finished` then copies the first state into
-        the environment. Finished environments keep their metrics, which are not reported yet. Draws are rare, so on
+        Replaces the cached first state, metrics and `_rest`; `_reset_finished` then copies the first state into the
+        environment. Finished environments keep their metrics, which are not reported yet. Draws are rare, so on
         a CPU `select_if` skips them if no environment needs one.
         """
         if pool is None:
@@ -214,15 +235,14 @@ class VectorEnv:
         def draw(parts: dict[str, Any]) -> dict[str, Any]:
             index = jax.random.randint(jax.random.fold_in(key, 1), draws.shape, 0, len(pool))
             drawn = pool.take(index)
-            # Environments keep their random keys: with the keys of one row, two environments would get the same noise.
-            drawn["info"] = jax.tree.map(lambda old, new: old if _is_key(old) else new, parts["info"], drawn["info"])
+            drawn["info"] = _with_kept(drawn["info"], parts["info"])
             metrics = select(~bad, parts["metrics"], drawn["metrics"])
             return select(~draws, parts, drawn) | {"metrics": metrics}
 
         before = _pool_parts(state)
         parts = with_shared_of(select_if(jnp.any(draws), draw, without_shared(before)), before)
-        info = {**state.info, **parts["info"], FIRST_STATE: parts["first"]}
-        return state.replace(info=info, metrics=parts["metrics"])
+        state = _with_rest(state, parts["info"])
+        return state.replace(info={**state.info, FIRST_STATE: parts["first"]}, metrics=parts["metrics"])
 
 
 def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
@@ -247,10 +267,32 @@ def pool_of(states: EnvState) -> PackedRows:
 
 
 def _pool_parts(state: EnvState) -> dict[str, Any]:
-    """The parts of a state that a pool holds: cached first state, metrics, and the environment's own `info` entries."""
-    # An environment keeps its randomised model.
-    info = {name: value for name, value in state.info.items() if name not in (FIRST_STATE, *_EPISODE, MODEL)}
-    return {"first": state.info[FIRST_STATE], "info": info, "metrics": state.metrics}
+    """The parts of a state that a pool holds: cached first state, metrics, and `_rest`."""
+    return {"first": state.info[FIRST_STATE], "info": _rest(state), "metrics": state.metrics}
+
+
+def _rest(state: EnvState) -> EnvState:
+    """The environment's own `info` entries, and the fields that the class of the state adds; other fields are None."""
+    info = {name: value for name, value in state.info.items() if name not in _NEVER_RESET}
+    return without_fields(state, physics_field(state), "obs", "reward", "done", "metrics").replace(info=info)
+
+
+def _with_rest(state: EnvState, rest: EnvState) -> EnvState:
+    """The state with the leaves of another `_rest`."""
+    fields = {name: getattr(state, name) for name in (physics_field(state), "obs", "reward", "done", "metrics")}
+    return rest.replace(**fields, info={**state.info, **rest.info})
+
+
+def _with_kept(new: EnvState, old: EnvState) -> EnvState:
+    """A `_rest` of first states with the random keys, and the finite values to preserve, that environments have now.
+
+    With the random keys of one first state, two environments would get the same noise.
+    """
+    new = jax.tree.map(lambda new, old: old if _is_key(old) else new, new, old)
+    if _PRESERVED not in old.info:
+        return new
+    own, first = old.info[_PRESERVED], new.info[_PRESERVED]
+    return new.replace(info={**new.info, _PRESERVED: select(all_finite(own, 1), own, first)})
 
 
 def _in_passes(
@@ -282,24 +324,39 @@ def _in_passes(
 
 
 def _is_key(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or (x.dtype == jnp.uint32 and x.shape[-1:] == (2,))
+    """Whether a leaf holds random keys: typed ones, or integers with the shape of JAX's default implementation."""
+    raw = jax.eval_shape(lambda: jax.random.PRNGKey(0))  # a new function, because JAX may change its default
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or (x.dtype == raw.dtype and x.shape[-1:] == raw.shape)
 
 
-def _truncate_bad(state: EnvState, ok: jax.Array) -> EnvState:
-    """Turns the step of a bad environment into a truncation with reward 0."""
+def _truncate_bad(state: EnvState, ok: jax.Array, before: dict[str, Any]) -> EnvState:
+    """Turns the step of a bad environment into a truncation with reward 0; values to preserve are those `before` it."""
     info = dict(state.info)
     info["truncation"] = jnp.where(ok, info["truncation"], 1.0)
     if "time_out" in info:
         info["time_out"] = jnp.where(ok, info["time_out"], 0.0)
+    if _PRESERVED in info:
+        info[_PRESERVED] = select(ok, info[_PRESERVED], before[_PRESERVED])
     return state.replace(reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info)
+
+
+def _counted(state: EnvState) -> dict[str, Any]:
+    """Playground's count of finished episodes, if the environment has the entry."""
+    if _DONE_COUNT not in state.info:
+        return {}
+    count = state.info[_DONE_COUNT]
+    return {_DONE_COUNT: count + state.done.astype(count.dtype)}
 
 
 def _reset_finished(state: EnvState) -> EnvState:
     """Replaces the state of finished environments by the cached first state, as Brax's AutoResetWrapper does."""
     done, first, current = state.done > 0, state.info[FIRST_STATE].unpacked(), physics(state)
     physics_state = with_shared_of(select(~done, without_shared(current), first["physics"]), current)
-    name = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
-    return state.replace(**{name: physics_state}, obs=select(~done, state.obs, first["obs"]))
+    if "rest" in first:
+        rest = _rest(state)
+        own = without_shared(rest)
+        state = _with_rest(state, with_shared_of(select(~done, own, _with_kept(first["rest"], own)), rest))
+    return state.replace(**{physics_field(state): physics_state}, obs=select(~done, state.obs, first["obs"]))
 
 
 def _cast_like(new: PyTree, old: PyTree) -> PyTree:

@@ -12,7 +12,7 @@ from rlstable.config import ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults.injection import Injection, as_data
-from rlstable.guards.env import physics
+from rlstable.guards.env import physics, physics_field
 
 _POSITIONS = ("q", "qpos")
 # Additional entries in `info` and metrics of an environment with a fault. Some environments have no metrics and no
@@ -73,7 +73,7 @@ class FaultyEnv:
 def _corrupt_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
     """Overwrites the first element of the named physics arrays, if the physics has them and the fault hits."""
     simulated = physics(state)
-    field = "pipeline_state" if hasattr(state, "pipeline_state") else "data"
+    field = physics_field(state)
     arrays = {name: getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None}
     corrupted = {name: x.at[0].set(jnp.where(hit, value.astype(x.dtype), x[0])) for name, x in arrays.items()}
     return state.replace(**{field: simulated.replace(**corrupted)}) if corrupted else state

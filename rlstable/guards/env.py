@@ -36,24 +36,35 @@ class EnvContext(NamedTuple):
     contacts: jax.Array | None = None
 
 
+def physics_field(state: Any) -> str:
+    """The field of the physics state: `pipeline_state` in Brax, `data` in Playground."""
+    return "pipeline_state" if hasattr(state, "pipeline_state") else "data"
+
+
 def physics(state: Any) -> Any:
-    """The physics state of an environment: `pipeline_state` in Brax, `data` in Playground."""
-    return state.pipeline_state if hasattr(state, "pipeline_state") else state.data
+    """The physics state of an environment."""
+    return getattr(state, physics_field(state))
+
+
+def without_fields(state: Any, *names: str) -> Any:
+    """The state with None in the place of fields."""
+    return state.replace(**dict.fromkeys(names))
 
 
 @dataclasses.dataclass(frozen=True)
 class Quarantine:
     """Trips where any float of an environment state is not finite, or exceeds its limit.
 
-    Brax's own health checks are comparisons, which NaN passes. This guard checks every float leaf of the physics,
-    including the solver's warm start, because a NaN there survives a reset.
+    Brax's own health checks are comparisons, which NaN passes. This guard checks every float leaf of the state,
+    including the solver's warm start and the fields that a user's class adds, because a NaN there survives a reset.
 
     Attributes:
         max_abs_state: Limit of generalized positions and velocities, in the model's units; None for no limit.
         max_abs_acceleration: Limit of generalized accelerations, including the solver's warm start.
         max_abs_observation: Limit of every observation element.
         max_abs_reward: Limit of the unscaled reward.
-        max_other_norm: Limit of the norms of the action, of all metrics, of `info`, and of the whole physics state.
+        max_other_norm: Limit of the norms of the action, of all metrics, of `info`, and of the whole physics state. The
+            fields that a user's class adds count as `info`.
     """
 
     max_abs_state: float | None = None
@@ -82,6 +93,7 @@ class Quarantine:
         env = without_shared(ctx.value)
         # Metrics and info may be empty, so a leaf with the batch's shape is added.
         shape = env.reward.astype(jnp.int32)
+        rest = without_fields(env, physics_field(env), "obs", "reward", "done", "metrics")
         return jnp.stack(
             [
                 norm_within(ctx.action, self.max_other_norm, 1),
@@ -90,7 +102,7 @@ class Quarantine:
                 all_within(env.reward, self.max_abs_reward, 1),
                 all_within(env.done, 1.0, 1),
                 norm_within((shape, env.metrics), self.max_other_norm, 1),
-                norm_within((shape, env.info), self.max_other_norm, 1),
+                norm_within((shape, rest), self.max_other_norm, 1),
             ]
         )
 

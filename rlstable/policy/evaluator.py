@@ -221,7 +221,8 @@ def summarize(episodes: Episodes) -> EvaluationMetrics:
     """Mean and standard deviation of every metric over the episodes that count."""
     valid = valid_episodes(episodes)
     metrics: EvaluationMetrics = {}
-    for name, values in episodes.metrics.items():
+    # The return last, so that a metric of the environment called reward_std does not replace its deviation.
+    for name, values in sorted(episodes.metrics.items(), key=lambda item: item[0] == "reward"):
         metrics[f"eval/episode_{name}"] = float(values[valid].mean()) if valid.any() else None
         metrics[f"eval/episode_{name}_std"] = float(values[valid].std()) if valid.any() else None
     metrics["eval/avg_episode_length"] = float(episodes.length[valid].mean()) if valid.any() else None

@@ -32,6 +32,7 @@ from rlstable.envs.load import Loaded, load
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv, pool_of
+from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_program, make_ppo, with_environments
@@ -106,7 +107,8 @@ class TrainingSetup:
         if single is None:
             self.loaded = load(config.env, None, len(stepping.local_devices))
         else:
-            self.loaded = Loaded(single, getattr(single, "backend", None))
+            single, removed = without_training_wrappers(single)
+            self.loaded = Loaded(single, getattr(single, "backend", None), removed=removed)
         self.single = single = self.loaded.env
         if config.env.source in ("import", "object"):  # tracing takes time, and Brax's environments need no check
             check(single, config.env.name)
@@ -123,6 +125,7 @@ class TrainingSetup:
             {**env_guards(config.guards), **more.get("env", {})},
             config.env.reset == "pool",
             config.env.envs_per_pass,
+            config.env.restore_info,
         )
         has_fault = config.fault.site is not None
         if has_fault:

@@ -44,9 +44,9 @@ class BadNumber(NamedTuple):
 
 
 def group(name: str) -> str:
-    """Kind of an array, as the quarantine guard names it: action, physics, obs, reward, ..."""
+    """Kind of an array, as the quarantine guard names it: action, physics, obs, reward, ...; else info."""
     head = name.split("/")[0]
-    return "physics" if head in _PHYSICS else head
+    return "physics" if head in _PHYSICS else head if head in _GROUPS else "info"
 
 
 def in_causal_order(names: Iterable[str]) -> list[str]:
@@ -56,7 +56,7 @@ def in_causal_order(names: Iterable[str]) -> list[str]:
         kind, last = group(name), name.split("/", 1)[-1]
         is_ordered = kind == "physics" and last in _IN_ORDER
         return (
-            _GROUPS.index(kind) if kind in _GROUPS else len(_GROUPS),
+            _GROUPS.index(kind),
             _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER),
             name,
         )

@@ -121,9 +121,32 @@ def play(setting: Setting, actions: Any, start: Any = None) -> Any:
     return jax.tree.map(np.asarray, result)
 
 
+class Repeated:
+    """Repeats each action as rlstable does: the state stays after its end, and rewards and metrics are summed."""
+
+    def __init__(self, env: Any, repeat: int):
+        self.env, self.repeat = env, repeat
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        total = None
+        for _ in range(self.repeat):
+            after = self.env.step(state, action)
+            sums = jax.tree.map(lambda x, run=state.done == 0: jnp.where(run, x, 0), (after.reward, after.metrics))
+            total = sums if total is None else jax.tree.map(jnp.add, total, sums)
+            state = jax.tree.map(lambda old, new, done=state.done: jnp.where(done > 0, old, new), state, after)
+        return state.replace(reward=total[0], metrics=total[1])
+
+
+def wrapped_by_brax(kind: str, length: int, repeat: int) -> Any:
+    return envs.training.wrap(Repeated(environment(kind), repeat), length // repeat, 1)
+
+
 @functools.cache
 def brax_compiled(setting: Setting) -> Any:
-    env = envs.training.wrap(environment(setting.kind), setting.length, setting.repeat)
+    env = wrapped_by_brax(setting.kind, setting.length, setting.repeat)
 
     def unroll(actions: jax.Array) -> Any:
         def step(state: Any, action: jax.Array) -> Any:
@@ -229,6 +252,16 @@ def as_in_brax(state: Any) -> Any:
     return state.replace(info={**info, "first_pipeline_state": first["physics"], "first_obs": first["obs"]})
 
 
+def as_in_rlstable(state: Any, repeat: int) -> Any:
+    """A state of Brax with steps that count action repeats, and the return as the metric called `reward`."""
+    info = dict(state.info)
+    totals = dict(info["episode_metrics"])
+    totals["length"] = totals["length"] * repeat
+    if "reward" in totals:
+        totals["reward"] = totals["sum_reward"]
+    return state.replace(info=info | {"steps": info["steps"] * repeat, "episode_metrics": totals})
+
+
 def all_finite(tree: Any) -> bool:
     return all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
 
@@ -252,7 +285,7 @@ def test_healthy_steps_equal_those_of_brax(setting):
     first, theirs = brax_compiled(setting._replace(guarded=False))(actions)
     assert_same(first, as_in_brax(first_states(setting.kind)), TOLERANCE)
     result = play(setting, actions)
-    assert_same(theirs, as_in_brax(result.state), TOLERANCE)
+    assert_same(as_in_rlstable(theirs, setting.repeat), as_in_brax(result.state), TOLERANCE)
     if setting.guarded:
         assert result.valid.shape == (STEPS, setting.batch) and result.valid.all()
         assert not result.guard_state["quarantine"].trips.any()
@@ -480,8 +513,8 @@ def test_evaluation_episodes_equal_those_of_the_brax_evaluator(kind, repeat):
         push = 2.0 * jnp.tanh(obs[:, :1] + jax.random.normal(key, (count, 1)))
         return jnp.concatenate([push, jnp.zeros((count, env.action_size - 1))], axis=1)
 
-    wrapped, acts = envs.training.wrap(env, length, repeat), lambda obs, key: (policy(obs, key), {})
-    evaluator = acting.Evaluator(wrapped, lambda _: acts, count, length, repeat, jax.random.PRNGKey(11))
+    wrapped, acts = wrapped_by_brax(kind, length, repeat), lambda obs, key: (policy(obs, key), {})
+    evaluator = acting.Evaluator(wrapped, lambda _: acts, count, length // repeat, 1, jax.random.PRNGKey(11))
     reported = evaluator.run_evaluation(None, {})
     theirs = evaluator._eval_state_to_donate.info["eval_metrics"]
     _, key = jax.random.split(jax.random.PRNGKey(11))
@@ -492,7 +525,7 @@ def test_evaluation_episodes_equal_those_of_the_brax_evaluator(kind, repeat):
         for name, sums in theirs.episode_metrics.items():
             np.testing.assert_allclose(ours.metrics[name], sums, rtol=1e-6, atol=1e-6, err_msg=name)
             np.testing.assert_allclose(np.mean(ours.metrics[name]), reported[f"eval/episode_{name}"], rtol=1e-6)
-        np.testing.assert_array_equal(ours.length, theirs.episode_steps)
+        np.testing.assert_array_equal(ours.length, theirs.episode_steps * repeat)
         assert not ours.aborted.any()
         if kind != "fast":
             assert len(np.unique(ours.length)) > 2, "all episodes ended together"

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from toys import Physics, State
 
 
@@ -61,3 +62,80 @@ class LateCommand(Cart):
         new = jax.random.uniform(key, minval=-0.3, maxval=0.3)
         draws = (ticks >= self.late) & ((ticks - self.late) % 100 == 0)
         return {"ticks": ticks, "rng": rng, "command": jnp.where(draws, new, info["command"])}
+
+
+class Limited(Cart):
+    """Has its own time limit, counted in `info`, which its reset alone starts again.
+
+    Args:
+        limit: Steps of an episode.
+        truncates: Whether the end is a truncation in `info["truncation"]`.
+    """
+
+    def __init__(self, limit: int = 40, truncates: bool = False, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.limit, self.truncates = limit, truncates
+
+    def step(self, state: State, action: jax.Array) -> State:
+        state = super().step(state, action)
+        over = jnp.where(state.info["ticks"] >= self.limit, 1.0, 0.0)
+        own = {"truncation": over} if self.truncates else {}
+        return state.replace(done=over, info=state.info | own)
+
+
+class Counting(Cart):
+    """Ends after two steps, counted in the physics; metrics have names of training."""
+
+    def reset(self, rng: jax.Array) -> State:
+        state = super().reset(rng)
+        zero = jnp.zeros(())
+        return state.replace(metrics={name: zero for name in ("one", "reward", "reward_std", "sum_reward", "length")})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        state = super().step(state, action)
+        count = state.pipeline_state.warm_start + 1
+        metrics = {**dict.fromkeys(state.metrics, jnp.full((), -7.0)), "one": jnp.ones(())}
+        physics = state.pipeline_state.replace(warm_start=count)
+        return state.replace(pipeline_state=physics, metrics=metrics, done=jnp.where(count[0] >= 2, 1.0, 0.0))
+
+    def reward(self, state: State) -> jax.Array:
+        return jnp.full((), 10.0)
+
+
+@struct.dataclass
+class RememberingState(State):
+    """A state with two additional fields."""
+
+    memory: jax.Array
+    noise: jax.Array
+
+
+class Remembering(Cart):
+    """Remembers an average in an additional field of its state; action 2 makes it NaN, 3 and 4 the same in `info`.
+
+    Args:
+        typed: Whether random keys are typed.
+    """
+
+    def __init__(self, typed: bool = False, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.typed = typed
+
+    def reset(self, rng: jax.Array) -> State:
+        state = super().reset(rng)
+        noise = jax.random.key(jax.random.bits(rng)) if self.typed else rng
+        kept = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
+        info = {**state.info, kept[0]: {"level": jnp.zeros(())}, kept[1]: jnp.int32(0)}
+        return RememberingState(**{**vars(state), "info": info}, memory=state.pipeline_state.q, noise=noise)
+
+    def step(self, state: State, action: jax.Array) -> State:
+        state = super().step(state, action)
+        site = action[0]
+        level = state.info["AutoResetWrapper_preserve_info"]["level"] + jnp.where(site == 4, jnp.nan, 1.0)
+        info = {
+            **state.info,
+            "command": jnp.where(site == 3, jnp.nan, state.info["command"]),
+            "AutoResetWrapper_preserve_info": {"level": level},
+        }
+        memory = jnp.where(site == 2, jnp.nan, 0.9 * state.memory + 0.1)
+        return state.replace(memory=memory, info=info, done=jnp.where(site == 1, 1.0, 0.0))
