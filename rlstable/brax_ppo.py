@@ -22,6 +22,7 @@ from rlstable.config import ConfigError
 from rlstable.config.overrides import literal
 from rlstable.envs.objects import Environments, name_of
 from rlstable.envs.randomized import RandomizedEnv
+from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.io.run_folder import default_run_dir
 from rlstable.policy.brax_format import BraxParams, from_brax
 from rlstable.runner.brax_calls import BraxCalls, Metrics, absolute
@@ -159,7 +160,7 @@ def train(
     if max_devices_per_host is not None:
         arguments["max_devices_per_host"] = min(max_devices_per_host, jax.local_device_count()) or None
     pairs = overrides_of(arguments)
-    observation = jax.eval_shape(environment.reset, jax.random.PRNGKey(0)).obs
+    observation = _observation(environment)
     if isinstance(observation, dict) and any(name.startswith("pixels/") for name in observation):
         raise ConfigError("environment: rlstable does not train on pixels; choose an environment without pixels/ keys")
     make_policy = _make_policy(arguments, observation, environment.action_size)
@@ -227,16 +228,18 @@ def _restored(arguments: dict[str, Any]) -> Any:
     return None if path is None else checkpoint.load(absolute(path))
 
 
+def _observation(environment: Any) -> Any:
+    """The shapes of an observation."""
+    return jax.eval_shape(without_training_wrappers(environment)[0].reset, jax.random.PRNGKey(0)).obs
+
+
 def _require_same_spaces(environment: Any, eval_env: Any) -> None:
     """Checks that a policy of one environment can act in the other.
 
     Raises:
         ConfigError: The observations or the actions differ.
     """
-    shapes, others = (
-        jax.tree.map(lambda x: x.shape, jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
-        for env in (environment, eval_env)
-    )
+    shapes, others = (jax.tree.map(lambda x: x.shape, _observation(env)) for env in (environment, eval_env))
     if shapes != others or environment.action_size != eval_env.action_size:
         raise ConfigError(
             f"eval_env: has observations {others} and {eval_env.action_size} actions, environment has {shapes} and "

@@ -14,7 +14,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
 from rlstable.device import sharding
 from rlstable.device.seed_devices import device_count_for
-from rlstable.doctor import reward_scale
+from rlstable.doctor import reward_scale, two_episodes
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
 from rlstable.doctor.surroundings import Surroundings, surroundings
@@ -145,6 +145,9 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         if compiles:
             notify("playing random actions to measure the scale of rewards")
             findings += reward_scale.lint(config, env)
+            if config.env.may_keep_counters:
+                notify("playing two episodes in a row")
+                findings += two_episodes.lint(config, env)
     except ConfigError:
         raise
     except Exception as error:  # any error here would also end training

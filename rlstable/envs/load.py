@@ -23,6 +23,7 @@ from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.own_devices import use_own_devices
 from rlstable.envs.randomized import RandomizedEnv
+from rlstable.envs.wrappers import without_training_wrappers
 
 
 class Loaded(NamedTuple):
@@ -32,11 +33,13 @@ class Loaded(NamedTuple):
         env: The environment, with Brax's Env interface.
         backend: Physics backend, a value of `env.backend`; None if the environment offers no choice.
         fallback_reason: Reason why `env.backend=auto` did not use the preferred backend; None if it did.
+        removed: Training wrappers of Brax and Playground that were around the environment.
     """
 
     env: Any
     backend: str | None
     fallback_reason: str | None = None
+    removed: tuple[str, ...] = ()
 
 
 def load_env(
@@ -76,8 +79,11 @@ def load(
         backend = kwargs.pop("backend", config.backend)
         construct = _builder_of_class(config, kwargs)
 
+    removed: tuple[str, ...] = ()
+
     def build(backend: str | None) -> Any:
-        env = construct(backend)
+        nonlocal removed
+        env, removed = without_training_wrappers(construct(backend))
         return env if randomization is None else RandomizedEnv(env, randomization)
 
     def native() -> Loaded:
@@ -87,7 +93,7 @@ def load(
         from rlstable.envs.native import with_native_physics
 
         try:
-            return Loaded(with_native_physics(env, devices), "native")  # traces reset and step
+            return Loaded(with_native_physics(env, devices), "native", removed=removed)  # traces reset and step
         except Exception as error:
             if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
                 raise
@@ -98,7 +104,7 @@ def load(
     def in_jax(backend: str | None, fallback_reason: str | None = None) -> Loaded:
         env = build(backend)
         own = "mjx" if config.source == "playground" else getattr(env, "backend", None)
-        return Loaded(env, own, fallback_reason)
+        return Loaded(env, own, fallback_reason, removed)
 
     if backend == "native":
         _require_cpu()
@@ -113,7 +119,7 @@ def load(
         return in_jax(backend)
     preferred = "native" if jax.default_backend() == "cpu" else "mjx"
     try:
-        return native() if preferred == "native" else Loaded(build(preferred), preferred)
+        return native() if preferred == "native" else Loaded(build(preferred), preferred, removed=removed)
     except (Unsupported, ConfigError) as error:
         if config.source == "playground" and isinstance(error, ConfigError):
             raise  # MJX would have the same error

@@ -103,7 +103,8 @@ class SeedLog:
         """
         host, config = self._host, self._config
         if bool(metrics.healthy):
-            self._signs.record_iteration(host.signs, host.iteration, host.logged_step, metrics.values)
+            values = {**metrics.values, "training/episodes": int(metrics.counters.episodes)}
+            self._signs.record_iteration(host.signs, host.iteration, host.logged_step, values)
         trips = self.telemetry.trips(metrics)
         transitions = config.env_steps_per_iteration // config.env.action_repeat
         minibatches = config.ppo.num_updates_per_batch * config.ppo.num_minibatches

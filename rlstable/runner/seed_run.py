@@ -157,6 +157,9 @@ class SeedRun:
                 self.event("compiler_options_unknown", options=list(unknown))
             if config.env.backend == "auto":
                 _log_backend(setup, self.event)
+            if setup.loaded.removed:
+                kept = {key: getattr(config.env, key) for key in ("episode_length", "action_repeat")}
+                self.event("environment_unwrapped", removed=list(setup.loaded.removed), **kept)
             self._initialize_state(setup, resumes)
             self._open_files(self._lock)
             self._opened = True

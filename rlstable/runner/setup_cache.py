@@ -13,6 +13,7 @@ from rlstable.config import Config
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
+from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.guards.base import MoreGuards
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.state import TrainState
@@ -122,7 +123,7 @@ class SetupCache:
         which both would disturb; on several devices each environment has a share of the cores.
         """
         if self._factories.environments is not None:
-            return self._factories.environments.evaluate
+            return without_training_wrappers(self._factories.environments.evaluate)[0]
         config = self._config
         alone = self._mesh.size * self._factories.devices == 1
         same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and alone

@@ -31,6 +31,7 @@ _FALLEN = 0.8  # share of the gain from the first evaluation to the best one
 _ERRORS = 3.0  # standard errors of an evaluation; a smaller fall is noise
 _LEAST_FALL = 0.2  # share of the best return; a smaller fall does not count
 _LEAST_RISE = 0.1  # share of the fall; a smaller rise between two evaluations does not count
+_SHORT_EPISODE = 0.1  # share of the evaluation's episode length
 _DISTANCE = 1.0  # nats; bound of the policy distance without a KL limiter
 _ROUNDING = 1.01
 _LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0  # size of value targets
@@ -116,12 +117,16 @@ class SignMemory:
         first_return: Return of the first evaluation.
         last_return: Return of the latest evaluation.
         best_return: Greatest return that two consecutive evaluations reached; a single evaluation may be lucky.
+        episodes: Training episodes that had ended by the latest iteration.
+        training_length: Steps of the latest iteration by its ended episodes; None if no episode ended.
     """
 
     spells: dict[str, SignHistory] = dataclasses.field(default_factory=dict)
     first_return: float | None = None
     last_return: float | None = None
     best_return: float | None = None
+    episodes: int = 0
+    training_length: float | None = None
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> SignMemory:
@@ -171,6 +176,7 @@ class Signs:
         self._of_iterations = [sign for sign in signs if not sign.of_evaluations]
         self._of_evaluations = [sign for sign in signs if sign.of_evaluations]
         self._episodes = config.eval.num_envs
+        self._steps = config.env_steps_per_iteration
 
     def record_iteration(self, memory: SignMemory, iteration: int, step: int, metrics: Row) -> None:
         """Tests the metrics of a healthy iteration.
@@ -183,6 +189,9 @@ class Signs:
         """
         if not self._of_iterations:
             return
+        episodes = metrics.get("training/episodes", memory.episodes)
+        ended, memory.episodes = episodes - memory.episodes, episodes
+        memory.training_length = self._steps / ended if ended > 0 else None
         row = {**metrics, "training/iteration": iteration}
         for sign in self._of_iterations:
             self._record(sign, memory, step, row)
@@ -206,6 +215,8 @@ class Signs:
             "first": memory.first_return,
             "best": memory.best_return if memory.best_return is not None else value,
             "error": deviation / math.sqrt(self._episodes),
+            "length": _number(metrics, "eval/avg_episode_length"),
+            "training_length": memory.training_length,
         }
         for sign in self._of_evaluations:
             self._record(sign, memory, step, row)
@@ -253,7 +264,7 @@ def signs_of(config: Config) -> tuple[Sign, ...]:
     clips = limits.gradient_norm is not None and (max_norm is None or limits.gradient_norm < max_norm)
     limiters = [_limiter(name) for name in _LIMITERS if name != "gradient_norm" or clips]
     own = (_steps(config), _critic(config), _return(config), _distance(config), reward_scale(config), _BEGAN_TO_VARY)
-    return (*limiters, *own)
+    return (*limiters, *own, *((_restarts(config),) if config.env.may_keep_counters else ()))
 
 
 def _limiter(name: str) -> Sign:
@@ -289,6 +300,26 @@ def _steps(config: Config) -> Sign:
             f"the KL limiter has shortened the policy's steps to {value:.2g} of their length for {_ROWS} iterations"
         ),
         remedy,
+    )
+
+
+def _restarts(config: Config) -> Sign:
+    def is_hit(value: float, row: Row) -> bool:
+        length = row["length"] or 0.0
+        return value <= max(_SHORT_EPISODE * length, _ROUNDING * config.env.action_repeat) < length
+
+    return Sign(
+        "training_episodes_short",
+        lambda row: _number(row, "training_length"),
+        is_hit,
+        1,
+        1,
+        lambda value, row: (
+            f"training episodes last {_plain(value)} steps, but {_plain(row['length'])} in the evaluation: "
+            "a reset does not restore info"
+        ),
+        lambda value, row: "set env.restore_info=true if step counts or keeps time in info",
+        of_evaluations=True,
     )
 
 
