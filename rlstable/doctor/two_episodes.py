@@ -27,10 +27,12 @@ def lint(config: Config, env: Any) -> list[Finding]:
     envs = VectorEnv(env, length, config.env.action_repeat, {})
     if not jax.eval_shape(env.reset, jax.random.PRNGKey(0)).info:
         return []
-    first, second = map(float, jax.jit(_lengths, static_argnums=(0, 1))(envs, env.action_size, jax.random.PRNGKey(0)))
+    lengths = jax.jit(lambda key: _lengths(envs, env.action_size, key))(jax.random.PRNGKey(0))
+    first, second = map(float, lengths)
     if not second <= max(_SHARE * first, config.env.action_repeat) < first:
         return []
-    what = f"first episodes last {short(first)} steps, second ones {short(second)}: a reset does not restore info"
+    means = f"{short(first)}, second ones of {short(second)}"
+    what = f"first episodes have a mean length of {means}: a reset does not restore info"
     numbers = {"first": first, "second": second}
     return [Finding("warning", "episodes", (), what, "set env.restore_info=true if step counts in info", numbers)]
 

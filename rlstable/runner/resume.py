@@ -110,7 +110,7 @@ def resume(
     names = ("total_steps", *(name for name, is_changed in changed.items() if is_changed))
     tuning = {name: getattr(first_state.tuning, name) for name in names}
     state = supervisor.read(tree, {name: saved.get(name) for name in NAMES}, **tuning)
-    envs_changed = _num_envs(saved) != programs.num_envs
+    envs_changed = (_num_envs(saved), _restores(saved)) != (programs.num_envs, config.env.restore_info)
     if envs_changed:
         state = programs.setup.reset_envs_and_pool(state, key())
         event("environments_redrawn", num_envs=programs.num_envs)
@@ -152,7 +152,9 @@ def _read_host_state(
 
 def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: TrainState) -> SavedState:
     """The shapes of the saved training state, at the level and size of its training."""
-    state = template(programs.shapes(Level(*saved.get("level", _saved_level(saved))), _num_envs(saved)))
+    state = template(
+        programs.shapes(Level(*saved.get("level", _saved_level(saved))), _num_envs(saved), _restores(saved))
+    )
     # Values, not shapes: numbers that an old checkpoint lacks have their first value. Slots are not saved.
     # The present schedule may need no total, but the saved one did.
     tuning = dataclasses.replace(first_state.tuning, total_steps=WideCounter.zero())
@@ -172,6 +174,11 @@ def _num_envs(saved: Mapping[str, Any]) -> int:
     """Number of environments of a checkpoint; older checkpoints have it in their plan and configuration."""
     configured: int = saved["config"]["ppo"]["num_envs"]
     return int(saved.get("num_envs", HostState.of(saved["host"]).plan.num_envs or configured))
+
+
+def _restores(saved: Mapping[str, Any]) -> bool:
+    """`env.restore_info` of a checkpoint; older checkpoints lack the key."""
+    return bool(saved["config"]["env"].get("restore_info"))
 
 
 def _differs(old: Any, new: Any) -> bool:

@@ -128,10 +128,10 @@ class SeedPrograms:
         """Device and versions, for `machine.json`."""
         return {**self.versions, "devices": self.device_count, "processors": os.cpu_count()}
 
-    def shapes(self, level: Level, num_envs: int) -> TrainState:
-        """Shapes of a training state at a precision level and a number of environments."""
-        same = (level, num_envs) == (self.level, self.num_envs)
-        return self.setup.shapes() if same else self._setups.shapes(level, num_envs)
+    def shapes(self, level: Level, num_envs: int, restore_info: bool) -> TrainState:
+        """Shapes of a training state at a precision level, a number of environments and a way to reset them."""
+        same = (level, num_envs, restore_info) == (self.level, self.num_envs, self.setup.env.restore_info)
+        return self.setup.shapes() if same else self._setups.shapes(level, num_envs, restore_info)
 
     def to_current_level(self, state: TrainState, key: jax.Array) -> TrainState:
         """Converts a training state of another precision level to the present one.

@@ -110,10 +110,12 @@ class SetupCache:
         config = config.model_copy(update={"env": shorter})
         return EpisodeRecorder(config, setup.ppo.networks, env, setup.loaded.backend, 1, self._compiling)
 
-    def shapes(self, level: Level, num_envs: int) -> TrainState:
-        """Shapes of a training state at a precision level and a number of environments."""
+    def shapes(self, level: Level, num_envs: int, restore_info: bool) -> TrainState:
+        """Shapes of a training state at a precision level, a number of environments and a way to reset them."""
         config = self._at(level)
-        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": num_envs})})
+        ppo = config.ppo.model_copy(update={"num_envs": num_envs})
+        env = config.env.model_copy(update={"restore_info": restore_info})
+        config = config.model_copy(update={"ppo": ppo, "env": env})
         return TrainingSetup(config, self._mesh, self._more_guards, single=self._train_env).shapes()
 
     def _evaluation_env(self, setup: TrainingSetup) -> Any:

@@ -315,7 +315,7 @@ def _restarts(config: Config) -> Sign:
         1,
         1,
         lambda value, row: (
-            f"training episodes last {_plain(value)} steps, but {_plain(row['length'])} in the evaluation: "
+            f"training episodes have a mean length of {_plain(value)}, evaluation episodes of {_plain(row['length'])}: "
             "a reset does not restore info"
         ),
         lambda value, row: "set env.restore_info=true if step counts or keeps time in info",

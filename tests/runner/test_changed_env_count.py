@@ -47,3 +47,12 @@ def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_
     assert second.run().stop_reason is StopReason.completed
     assert second.single.state.env_state.done.shape == (16,)
     assert second.single.log.history[-1]["step"] == 4 * ITERATION
+
+
+def test_resume_that_restores_info_resets_the_environments(tmp_path: Path) -> None:
+    """The remedy of the sign `training_episodes_short`."""
+    env = {"name": "hostile.users:Limited"}
+    TrainingLoop(config(2, env=env), tmp_path).run()
+    second = TrainingLoop(config(4, resume="auto", env=env | {"restore_info": True}), tmp_path)
+    assert len(events(tmp_path, "environments_redrawn")) == 1
+    assert second.run().stop_reason is StopReason.completed

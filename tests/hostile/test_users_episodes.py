@@ -1,0 +1,117 @@
+"""Episodes of users' environments in whole runs: counters in `info`, wrappers that are already there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from brax.envs.base import Env, Wrapper
+from brax.envs.base import State as BraxState
+from brax.envs.wrappers import training
+from hostile.users import Limited
+from toys import tiny_config
+
+import rlstable
+from rlstable.config import ConfigError
+from rlstable.doctor.two_episodes import lint
+from rlstable.envs.wrappers import without_training_wrappers
+from rlstable.runner.loop import TrainingLoop
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+SENTENCE = (
+    "training episodes have a mean length of 1, evaluation episodes of 10: a reset does not restore info; "
+    "set env.restore_info=true if step counts or keeps time in info"
+)
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_sign_names_the_key_if_training_episodes_end_at_once(tmp_path: Path, restores: bool) -> None:
+    env = {"name": "hostile.users:Limited", "kwargs": {"limit": 10}, "restore_info": restores, "episode_length": 100}
+    config = tiny_config(
+        guards={}, devices=1, total_steps=8 * 64, env=env, eval={"num_evals": 2, "num_envs": 4},
+        logging={"console": "off"}, supervise={}, checkpoint={"enabled": False},
+    )  # fmt: skip
+    result = TrainingLoop(config, tmp_path).run()
+    signs = [event["text"] for event in events(tmp_path, "sign") if event["sign"] == "training_episodes_short"]
+    assert signs == ([] if restores else [SENTENCE])
+    last = result.history[-1]
+    assert (last["eval/avg_episode_length"], last["episode/length"]) == (10, 10 if restores else 1)
+
+
+def test_doctor_plays_two_episodes_in_a_row() -> None:
+    (finding,) = lint(tiny_config(env={"episode_length": 60}), Limited(40))
+    assert (finding.severity, finding.what, finding.advice) == (
+        "warning",
+        "first episodes have a mean length of 40, second ones of 1: a reset does not restore info",
+        "set env.restore_info=true if step counts in info",
+    )
+    assert lint(tiny_config(env={"episode_length": 30}), Limited(40)) == []  # the time limit ends every episode
+
+
+class BraxPoint(Env):
+    """A point on a line in Brax's classes."""
+
+    observation_size, action_size, backend = 2, 1, "toy"
+
+    def reset(self, rng: jax.Array) -> BraxState:
+        at = jax.random.normal(rng, (2,))
+        return BraxState(at, at, jnp.zeros(()), jnp.zeros(()))
+
+    def step(self, state: BraxState, action: jax.Array) -> BraxState:
+        at = 0.9 * state.pipeline_state + 0.1 * jnp.concatenate([action, action])
+        return state.replace(pipeline_state=at, obs=at, reward=jnp.ones(()))
+
+
+class Halved(Wrapper):
+    """A wrapper of the user."""
+
+    def step(self, state: BraxState, action: jax.Array) -> BraxState:
+        return self.env.step(state, 0.5 * action)
+
+
+def wrapped(batch: int | None = None) -> Any:
+    """As `brax.envs.create` wraps, with a user's wrapper in the middle."""
+    env = training.EpisodeWrapper(BraxPoint(), 12, 2)
+    return training.AutoResetWrapper(Halved(env if batch is None else training.VmapWrapper(env, batch)))
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_training_wrappers_are_removed_and_wrappers_of_the_user_stay(batch: int | None) -> None:
+    env = wrapped(batch)
+    bare, removed = without_training_wrappers(env)
+    vmap = () if batch is None else ("VmapWrapper()",)
+    assert removed == ("AutoResetWrapper()", *vmap, "EpisodeWrapper(episode_length=12, action_repeat=2)")
+    assert type(bare) is Halved and type(bare.env) is BraxPoint and bare is not env.env
+    assert without_training_wrappers(bare) == (bare, ())
+
+
+def test_wrapper_that_randomizes_the_model_is_refused() -> None:
+    env = BraxPoint()
+    env.sys = jnp.zeros(())
+    randomized = training.DomainRandomizationVmapWrapper(env, lambda sys: (sys[None], 0))
+    with pytest.raises(ConfigError, match=r"env\.randomization_fn"):
+        without_training_wrappers(training.AutoResetWrapper(randomized))
+
+
+def test_fit_unwraps_an_environment_and_says_so(tmp_path: Path) -> None:
+    """Time limits of the wrapper would be terminations."""
+    result = rlstable.fit(
+        wrapped(), run_dir=tmp_path, network="small", total_steps=256, ppo={"num_envs": 8, "batch_size": 8,
+        "num_minibatches": 2, "unroll_length": 8, "num_updates_per_batch": 1}, devices=1,
+        overrides=["env.episode_length=20", "eval.num_envs=2", "eval.num_evals=1", "checkpoint.enabled=false",
+                   "logging.console=off"],
+    )  # fmt: skip
+    (event,) = events(tmp_path, "environment_unwrapped")
+    assert event["removed"] == ["AutoResetWrapper()", "EpisodeWrapper(episode_length=12, action_repeat=2)"]
+    assert (event["episode_length"], event["action_repeat"]) == (20, 1)
+    last = result.history[-1]
+    assert (last["episode/length"], last["eval/avg_episode_length"], last["eval/episode_reward"]) == (20, 20, 20)
