@@ -16,6 +16,7 @@ from hostile.users import Limited
 from toys import tiny_config
 
 import rlstable
+from rlstable import brax_ppo
 from rlstable.config import ConfigError
 from rlstable.doctor.two_episodes import lint
 from rlstable.envs.wrappers import without_training_wrappers
@@ -115,3 +116,9 @@ def test_fit_unwraps_an_environment_and_says_so(tmp_path: Path) -> None:
     assert (event["episode_length"], event["action_repeat"]) == (20, 1)
     last = result.history[-1]
     assert (last["episode/length"], last["eval/avg_episode_length"], last["eval/episode_reward"]) == (20, 20, 20)
+
+
+def test_drop_in_takes_an_environment_that_is_already_wrapped() -> None:
+    make_policy, params, _ = brax_ppo.train(wrapped(4), num_timesteps=0, episode_length=20, num_envs=8, batch_size=8)
+    action, _ = make_policy(params, deterministic=True)(jnp.zeros((3, 2)), jax.random.PRNGKey(0))
+    assert action.shape == (3, 1)
