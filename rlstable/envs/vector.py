@@ -325,8 +325,10 @@ def _in_passes(
 
 def _is_key(x: jax.Array) -> bool:
     """Whether a leaf holds random keys: typed ones, or integers with the shape of JAX's default implementation."""
+    if x.dtype != jnp.uint32:
+        return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     raw = jax.eval_shape(lambda: jax.random.PRNGKey(0))  # a new function, because JAX may change its default
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or (x.dtype == raw.dtype and x.shape[-1:] == raw.shape)
+    return x.shape[-1:] == raw.shape
 
 
 def _truncate_bad(state: EnvState, ok: jax.Array, before: dict[str, Any]) -> EnvState:
