@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from brax.envs.base import Env, Wrapper
 from brax.envs.base import State as BraxState
@@ -21,6 +22,7 @@ from rlstable.config import ConfigError
 from rlstable.doctor.two_episodes import lint
 from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.runner.loop import TrainingLoop
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 SENTENCE = (
@@ -122,3 +124,19 @@ def test_drop_in_takes_an_environment_that_is_already_wrapped() -> None:
     make_policy, params, _ = brax_ppo.train(wrapped(4), num_timesteps=0, episode_length=20, num_envs=8, batch_size=8)
     action, _ = make_policy(params, deterministic=True)(jnp.zeros((3, 2)), jax.random.PRNGKey(0))
     assert action.shape == (3, 1)
+
+
+def test_additional_field_that_goes_bad_is_replaced_and_no_cause_for_more_precision(tmp_path: Path) -> None:
+    """It stayed NaN for ever, which no precision mends."""
+    env = {"name": "hostile.users:Forgetting", "episode_length": 100}
+    config = tiny_config(
+        guards={}, devices=1, total_steps=12 * 64, env=env, eval={"num_evals": 0}, logging={"console": "off"},
+        supervise={}, checkpoint={"enabled": False},
+    )  # fmt: skip
+    loop = TrainingLoop(config, tmp_path)
+    result = loop.run()
+    assert result.stop_reason is StopReason.completed
+    assert loop.single.programs.level.matmul == "default"
+    # 8 environments take 96 steps each: bad after 30, 60 and 90.
+    assert result.history[-1]["guards/quarantine/info"] == 24
+    assert np.isfinite(np.asarray(loop.single.state.env_state.memory)).all()

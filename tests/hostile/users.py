@@ -139,3 +139,11 @@ class Remembering(Cart):
         }
         memory = jnp.where(site == 2, jnp.nan, 0.9 * state.memory + 0.1)
         return state.replace(memory=memory, info=info, done=jnp.where(site == 1, 1.0, 0.0))
+
+
+class Forgetting(Remembering):
+    """Its memory, an additional field of its state, is NaN from step 30 of an episode on."""
+
+    def step(self, state: State, action: jax.Array) -> State:
+        state = super().step(state, jnp.clip(action, -0.9, 0.9))
+        return state.replace(memory=jnp.where(state.info["ticks"] == 30, jnp.nan, state.memory))
