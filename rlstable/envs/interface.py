@@ -1,4 +1,7 @@
-"""Checks the interface of an imported environment: traces reset and step once, and reports the first mistake."""
+"""Checks the interface of an imported environment: traces reset and step, and reports the first mistake.
+
+Each function is traced twice, to find Python state, and once with `jax.vmap`, as training calls it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import operator
 import sysconfig
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import ConfigError
+from rlstable.config.networks import NetworkConfig
+from rlstable.device.shared import vmapped
+from rlstable.envs import python_state
 from rlstable.envs.randomized import MODEL, RandomizedEnv
+from rlstable.envs.shared_leaves import mark
 from rlstable.envs.vector import FIRST_STATE, episode_entries
 
 _FIELDS = ("obs", "reward", "done", "metrics", "info")
@@ -24,7 +31,7 @@ _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 _NUMBER_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-def check(env: Any, name: str) -> None:
+def check(env: Any, name: str, network: NetworkConfig | None = None) -> None:
     """Checks that training can use an environment, by tracing, without compiling or running anything.
 
     Step must return the structure, shapes and kinds of numbers that reset returns. Conversions without loss are
@@ -33,11 +40,12 @@ def check(env: Any, name: str) -> None:
     Args:
         env: One environment with Brax's Env interface.
         name: Name of the environment in `env.name`.
+        network: Settings of the networks, which choose parts of the observation; None to accept all parts.
 
     Raises:
         ConfigError: The environment has a mistake; the message describes the first one.
     """
-    mistakes = list(_mistakes(env, name))
+    mistakes = list(_mistakes(env, name, network))
     if mistakes:
         more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
         raise ConfigError(f"env.name: {name}: {mistakes[0]}{more}")
@@ -53,25 +61,29 @@ def user_code_error(error: Exception, name: str, what: str) -> ConfigError:
     """
     message = next(iter(str(error).strip().splitlines()), "")
     hint = "; JAX traces it: use jax.numpy, jnp.where and jax.lax" if isinstance(error, jax.errors.JAXTypeError) else ""
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        message, hint = "a Python variable holds a traced value of an earlier call", "; keep it in info"
     text = f"{what} raises {type(error).__name__}{': ' * bool(message)}{message}{location(error)}{hint}"
     return ConfigError(f"env.name: {name}: {text}")
 
 
-def _mistakes(env: Any, name: str) -> Iterator[str]:
+def _mistakes(env: Any, name: str, network: NetworkConfig | None) -> Iterator[str]:
     """The mistakes in the first of action_size, reset and step that has any."""
     size, mistake = _action_size(env, name)
     if mistake is not None:
         yield mistake
         return
     mistakes: list[str] = []
-    first = _traced(env.reset, name, "reset", mistakes, jax.random.PRNGKey(0))
-    mistakes = mistakes or list(_reset_mistakes(first, env)) or list(_observation_size_mistakes(env, first))
+    first = _traced(env, name, "reset", mistakes, jax.random.PRNGKey(0))
+    mistakes = mistakes or [*_reset_mistakes(first, env)] or [*_observation_mistakes(env, first, network)]
     if not mistakes:
         added = episode_entries(first.metrics, jax.ShapeDtypeStruct((), jnp.float32))
         before = first.replace(info={**first.info, **added})
         action = jax.ShapeDtypeStruct((size,), jnp.float32)
-        after = _traced(env.step, name, "step", mistakes, before, action)
+        after = _traced(env, name, "step", mistakes, before, action)
         mistakes = mistakes or list(_step_mistakes(before, after, added))
+    if not mistakes:
+        _trace_several(env, name, size)
     yield from mistakes
 
 
@@ -89,23 +101,55 @@ def _action_size(env: Any, name: str) -> tuple[int, str | None]:
     return size, f"action_size is {value!r}; it must be a whole number above 0" if size < 1 else None
 
 
-def _traced(function: Callable[..., Any], name: str, what: str, mistakes: list[str], *args: Any) -> Any:
-    """Shapes and types of the state that reset or step returns; None if the state has other leaves than arrays."""
+def _traced(env: Any, name: str, what: str, mistakes: list[str], *args: Any) -> Any:
+    """Shapes and types of the state that reset or step returns; None if tracing has found a mistake."""
 
-    def arrays_only(*args: Any) -> Any:
-        state = function(*args)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            if not isinstance(leaf, typing.get_args(jax.typing.ArrayLike)):
-                kind = type(leaf).__name__
-                mistakes.append(
-                    f"{what} returns {_leaf_name(path)} as {kind}; only arrays and numbers can be in a state"
-                )
-        return None if mistakes else state
+    def program() -> tuple[Any, Any]:
+        def arrays_only(*args: Any) -> Any:
+            state = getattr(env, what)(*args)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+                if not isinstance(leaf, typing.get_args(jax.typing.ArrayLike)):
+                    kind = type(leaf).__name__
+                    mistakes.append(
+                        f"{what} returns {_leaf_name(path)} as {kind}; only arrays and numbers can be in a state"
+                    )
+            return None if mistakes else state
 
+        return jax.make_jaxpr(arrays_only, return_shape=True)(*args)
+
+    kept = [python_state.values(env)]
     try:
-        return jax.eval_shape(arrays_only, *args)
+        one, state = program()
+        kept.append(python_state.values(env))
+        if mistakes:
+            return None
+        other, _ = program()
+        kept.append(python_state.values(env))
     except Exception as error:
         raise user_code_error(error, name, what) from error
+    mistakes += python_state.mistakes(env, what, kept, (one, other))
+    return state
+
+
+def _trace_several(env: Any, name: str, size: int) -> None:
+    """Traces reset and step as training calls them, with `jax.vmap`.
+
+    Raises:
+        ConfigError: One environment can be traced, but not several.
+    """
+
+    def reset_and_step(keys: jax.Array, actions: jax.Array) -> Any:
+        state = mark(jax.vmap(env.reset)(keys), env.reset, keys)
+        added = episode_entries(state.metrics, jnp.zeros(keys.shape[:1]))
+        return vmapped(env.step, state.replace(info={**state.info, **added}), actions)
+
+    try:
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.PRNGKey(0)))
+        jax.eval_shape(reset_and_step, keys, jax.ShapeDtypeStruct((2, size), jnp.float32))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise user_code_error(error, name, "jax.vmap of reset and step") from error
 
 
 def _reset_mistakes(state: Any, env: Any) -> Iterator[str]:
@@ -130,11 +174,22 @@ def _reset_mistakes(state: Any, env: Any) -> Iterator[str]:
         if getattr(leaf, "shape", None) != ():
             shown = _type_and_shape(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
             yield f'reset returns metrics["{key}"] as {shown}; every metric must be a scalar'
-    if isinstance(state.obs, jax.ShapeDtypeStruct):
-        if len(state.obs.shape) != 1:
-            yield f"reset returns obs as {_type_and_shape(state.obs)}; an observation must be a vector"
-    elif not isinstance(state.obs, Mapping):
+    if not isinstance(state.obs, jax.ShapeDtypeStruct) and not isinstance(state.obs, Mapping):
         yield f"reset returns obs as {type(state.obs).__name__}; it must be an array, or a dictionary of arrays"
+
+
+def _observation_mistakes(env: Any, state: Any, network: NetworkConfig | None) -> Iterator[str]:
+    """Mistakes in the parts of the observation that the networks read, and in `observation_size`."""
+    named = isinstance(state.obs, Mapping)
+    parts = {f'["{key}"]': x for key, x in state.obs.items()} if named else {"": state.obs}
+    if named and network is not None:
+        parts = {at: x for at, x in parts.items() if at[2:-2] in (network.policy_obs_key, network.value_obs_key)}
+    for at, x in parts.items():
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            yield f"reset returns obs{at} as {type(x).__name__}; the networks read a vector: concatenate its parts"
+        elif len(x.shape) != 1:
+            yield f"reset returns obs{at} as {_type_and_shape(x)}; the networks read a vector: use jnp.ravel"
+    yield from _observation_size_mistakes(env, state)
 
 
 def _observation_size_mistakes(env: Any, state: Any) -> Iterator[str]:

@@ -91,13 +91,13 @@ class Quarantine:
     def fine(self, ctx: EnvContext) -> jax.Array:
         """Whether each part of every environment is within its limits, bool `[causes, B]`."""
         env = without_shared(ctx.value)
-        # Metrics and info may be empty, so a leaf with the batch's shape is added.
+        # Physics, metrics and info may be empty, so a leaf with the batch's shape is added.
         shape = env.reward.astype(jnp.int32)
         rest = without_fields(env, physics_field(env), "obs", "reward", "done", "metrics")
         return jnp.stack(
             [
                 norm_within(ctx.action, self.max_other_norm, 1),
-                self._physics_fine(physics(env), ctx.contacts),
+                self._physics_fine(physics(env), (shape, ctx.contacts)),
                 all_within(env.obs, self.max_abs_observation, 1),
                 all_within(env.reward, self.max_abs_reward, 1),
                 all_within(env.done, 1.0, 1),
@@ -106,8 +106,8 @@ class Quarantine:
             ]
         )
 
-    def _physics_fine(self, simulated: Any, contacts: jax.Array | None) -> jax.Array:
-        fine = norm_within((simulated, contacts), self.max_other_norm, 1)
+    def _physics_fine(self, simulated: Any, more: Any) -> jax.Array:
+        fine = norm_within((simulated, more), self.max_other_norm, 1)
         for names, limit in ((COORDINATES, self.max_abs_state), (ACCELERATIONS, self.max_abs_acceleration)):
             arrays = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
             if arrays and limit is not None:

@@ -111,7 +111,7 @@ class TrainingSetup:
             self.loaded = Loaded(single, getattr(single, "backend", None), removed=removed)
         self.single = single = self.loaded.env
         if config.env.source in ("import", "object"):  # tracing takes time, and Brax's environments need no check
-            check(single, config.env.name)
+            check(single, config.env.name, config.network)
         self.precision = level(config.precision)
         if self.precision.x64 and not computes_in_float64(single):
             raise ConfigError(

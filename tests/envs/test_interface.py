@@ -53,7 +53,7 @@ MISTAKES = {
     "metric_dropped": 'step drops metrics["distance"], which reset has; return it from every step',
     "metric_vector": 'reset returns metrics["distance"] as float32[3]; every metric must be a scalar',
     "observation_shape": f"step changes the shape or type of obs: float32[2] in reset, float32[1] in step; {SAME}",
-    "observation_matrix": "reset returns obs as float32[1,2]; an observation must be a vector",
+    "observation_matrix": "reset returns obs as float32[1,2]; the networks read a vector: use jnp.ravel",
     "observation_tuple": "reset returns obs as tuple; it must be an array, or a dictionary of arrays",
     "physics_shape": (
         f"step changes the shape or type of pipeline_state.warm_start: float32[1] in reset, float32[2] in step; {SAME}"

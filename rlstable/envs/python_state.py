@@ -1,0 +1,92 @@
+"""Finds Python state in an environment: counters, `np.random`, the time, and traced values kept between two calls.
+
+JAX runs the Python code of reset and step only while tracing. Python state then keeps its value for the whole training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: Sequence[Any]) -> Iterator[str]:
+    """The first mistake of a function that depends on, or changes, what JAX does not trace.
+
+    A cache that the first call fills is no mistake, but every call must leave a number as it was.
+
+    Args:
+        env: The environment.
+        what: Name of the function.
+        kept: `values` before the function was traced, and after each of two traces.
+        programs: The two jaxprs.
+    """
+    before, between, after = kept
+    one, other = map(_constants, programs)
+    traced = [x for x in other if isinstance(x, jax.core.Tracer)]
+    changed = {name for name in after if after[name] != between.get(name)}
+    changed |= {
+        name for name, value in before.items() if isinstance(value, int | float | str) and value != between.get(name)
+    }
+    if traced:
+        names = [name for name, value in _attributes(env).items() if any(value is x for x in traced)]
+        yield f"{what} reads {', '.join(names) or 'a value'}, traced in an earlier call; keep it in info"
+    elif changed:
+        yield (
+            f"{what} changes {', '.join(sorted(changed))}, but JAX runs its Python code only once, while tracing; "
+            "keep it in info"
+        )
+    elif len(one) != len(other) or not all(map(_same, one, other)):
+        yield (
+            f"{what} differs between two traces: np.random or time, whose values never change in the compiled program; "
+            "use jax.random with a key in info"
+        )
+
+
+def _attributes(env: Any) -> dict[str, Any]:
+    """Attributes of an environment, of the environments that it wraps, and of their classes."""
+    found: dict[str, Any] = {}
+    while env is not None:
+        named = [(f"{kind.__name__}.", vars(kind)) for kind in type(env).__mro__[:-1]]
+        for prefix, values in (("self.", getattr(env, "__dict__", {})), *named):
+            found = {f"{prefix}{name}": value for name, value in values.items()} | found
+        env = getattr(env, "__dict__", {}).get("env")
+    return found
+
+
+def values(env: Any) -> dict[str, Any]:
+    """Comparable copies of the numbers, texts, NumPy arrays and containers among an environment's attributes."""
+    return {name: value for name, x in _attributes(env).items() if (value := _comparable(x)) is not None}
+
+
+def _comparable(x: Any) -> Any:
+    if isinstance(x, int | float | str):
+        return x if x == x else "nan"
+    if isinstance(x, np.ndarray | np.generic) and x.dtype != object:
+        return hash(x.tobytes())
+    if isinstance(x, Mapping):
+        return {str(key): _comparable(value) for key, value in x.items()}
+    return [_comparable(value) for value in x] if isinstance(x, list | tuple) else None
+
+
+def _constants(program: Any) -> list[Any]:
+    """Names of the operations of a program, with the constants that they read."""
+    found = [*getattr(program, "consts", ())]
+    for equation in program.eqns:
+        found += [equation.primitive.name, *(x.val for x in equation.invars if hasattr(x, "val"))]
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            found += _constants(value) if hasattr(value, "eqns") else []
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if not hasattr(one, "dtype") or not hasattr(other, "dtype"):
+        return type(one) is type(other) and repr(one) == repr(other)
+    if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+        one, other = jax.random.key_data(one), jax.random.key_data(other)
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()

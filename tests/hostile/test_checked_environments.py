@@ -1,0 +1,61 @@
+"""Environments that cannot be trained as they are written end with one line before anything compiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import users
+from toys import tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.envs.interface import check
+from rlstable.runner.loop import TrainingLoop
+from rlstable.supervise.stop_reasons import StopReason
+
+ONCE = "but JAX runs its Python code only once, while tracing; keep it in info"
+TWICE = (
+    "differs between two traces: np.random or time, whose values never change in the compiled program; use jax.random "
+    "with a key in info"
+)
+PYTHON_STATE = {
+    users.Counter: f"step changes self.count, {ONCE}",
+    users.ClassCounter: f"reset changes ClassCounter.count, {ONCE}",
+    users.History: f"reset changes self.seen, {ONCE}",
+    users.NumpyNoise: f"step {TWICE}",
+    users.NumpyGoal: f"reset {TWICE}",
+    users.TracedGoal: "step reads self.goal, traced in an earlier call; keep it in info",
+}
+
+
+@pytest.mark.parametrize("kind", PYTHON_STATE, ids=lambda kind: kind.__name__)
+def test_python_state_of_an_environment_is_one_line_that_names_it(kind: type) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(kind(), "my:Env")
+    assert str(caught.value) == f"env.name: my:Env: {PYTHON_STATE[kind]}"
+
+
+def test_cache_that_the_first_call_fills_is_no_mistake() -> None:
+    check(users.LazyCache(), "my:Env")
+
+
+def test_environment_that_cannot_be_mapped_is_one_line_with_the_location() -> None:
+    with pytest.raises(
+        ConfigError, match=r"jax\.vmap of reset and step raises .*vmap_method=None.* \(.*users\.py:\d+\)$"
+    ):
+        check(users.Host(), "my:Env")
+
+
+@pytest.mark.parametrize(("part", "kind"), [("nested", "dict"), ("scalar", "float32[]"), ("picture", "uint8[4,4,3]")])
+def test_only_the_parts_of_an_observation_that_the_networks_read_must_be_vectors(part: str, kind: str) -> None:
+    network = tiny_config().network
+    check(users.Named(part), "my:Env", network)
+    with pytest.raises(ConfigError) as caught:
+        check(users.Named(part, policy_reads=True), "my:Env", network)
+    assert f'my:Env: reset returns obs["state"] as {kind}; the networks read a vector' in str(caught.value)
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_environment_without_physics_trains(tmp_path: Path) -> None:
+    config = tiny_config(guards={}, env={"name": "users:InInfo"}, total_steps=128, eval={"num_evals": 1, "num_envs": 2})
+    assert TrainingLoop(config, tmp_path).run().stop_reason is StopReason.completed
