@@ -37,6 +37,7 @@ from rlstable.config.supervise import SuperviseConfig
 
 # Packages whose environments need no trust=true, even if another user created the run folder that names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
+_LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
 
 
@@ -250,6 +251,13 @@ class Config(Section, at=""):
         if self.env.source == "object" and (self.eval.env_kwargs is not None or self.eval.randomize):
             raise KeyedError(
                 "eval.env_kwargs", "must be null and eval.randomize false: an environment object cannot be changed"
+            )
+        longest = max(10 * self.total_steps, _LONG_EPISODE)
+        if self.env.episode_length > longest and (self.eval.num_evals or self.eval.at_start):
+            raise KeyedError(
+                "env.episode_length",
+                f"{self.env.episode_length} is far above total_steps={self.total_steps}, and an evaluation plays whole "
+                f"episodes; it must be at most {longest}, unless eval.num_evals=0",
             )
         if self.render.every > self.eval.num_evals:
             raise KeyedError(

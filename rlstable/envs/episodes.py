@@ -16,6 +16,9 @@ Policy = Callable[[Any, jax.Array], jax.Array]
 _MOST_ACTIONS = 100  # actions between two checks whether an episode still runs; each check costs a GPU a transfer
 
 
+PART = 1000  # actions of a part of longer episodes; between two parts a signal can stop an evaluation
+
+
 class Episodes(NamedTuple):
     """One episode per environment.
 
@@ -30,6 +33,26 @@ class Episodes(NamedTuple):
     aborted: jax.Array
 
 
+class Part(NamedTuple):
+    """Episodes after some actions.
+
+    Attributes:
+        actions: Number of actions, int32 scalar.
+        runs: Whether an episode still runs, bool scalar.
+        carry: State, running environments, episodes so far, random key.
+    """
+
+    actions: jax.Array
+    runs: jax.Array
+    carry: Any
+
+    @property
+    def episodes(self) -> Episodes:
+        """The episodes so far."""
+        episodes: Episodes = self.carry[2]
+        return episodes
+
+
 def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
     """Plays one episode in every environment, to its end or until the environment goes bad.
 
@@ -42,17 +65,46 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
         key: Random key of the policy.
     """
     carry, play = _episodes(env, policy, keys, key, lambda state: None)
+    return _played(env, play, _first(carry)).episodes
+
+
+def first_part(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Part:
+    """The episodes before their first action; arguments as for `run_episodes`."""
+    return _first(_episodes(env, policy, keys, key, lambda state: None)[0])
+
+
+def next_part(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, before: Part) -> Part:
+    """Plays the next `PART` actions, or a few more; arguments as for `run_episodes`.
+
+    Args:
+        env: See `run_episodes`.
+        policy: See `run_episodes`.
+        keys: See `run_episodes`.
+        key: See `run_episodes`.
+        before: The episodes so far.
+    """
+    _, play = _episodes(env, policy, keys, key, lambda state: None)
+    return _played(env, play, before, before.actions + PART)
+
+
+def _first(carry: Any) -> Part:
+    return Part(jnp.zeros((), jnp.int32), jnp.any(carry[1]), carry)
+
+
+def _played(env: VectorEnv, play: Callable[..., Any], before: Part, last: jax.Array | None = None) -> Part:
+    """The episodes after `last` actions, or after their end."""
     actions = env.episode_length // env.action_repeat
-    part = next(size for size in range(min(_MOST_ACTIONS, actions), 0, -1) if actions % size == 0)
+    size = next(size for size in range(min(_MOST_ACTIONS, actions), 0, -1) if actions % size == 0)
 
-    def play_part(value: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        return value[0] + part, jax.lax.scan(play, value[1], None, length=part)[0]
+    def play_few(part: Part) -> Part:
+        carry = jax.lax.scan(play, part.carry, None, length=size)[0]
+        played = part.actions + size
+        return Part(played, (played < actions) & jnp.any(carry[1]), carry)
 
-    def runs(value: tuple[jax.Array, Any]) -> jax.Array:
-        return (value[0] < actions) & jnp.any(value[1][1])
+    def runs(part: Part) -> jax.Array:
+        return part.runs if last is None else part.runs & (part.actions < last)
 
-    _, (_, _, episodes, _) = jax.lax.while_loop(runs, play_part, (jnp.zeros((), jnp.int32), carry))
-    return episodes
+    return jax.lax.while_loop(runs, play_few, before)
 
 
 def watch_episodes(

@@ -25,7 +25,7 @@ from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
 from rlstable.device.trees import Observation, Params
-from rlstable.envs.episodes import Episodes, run_episodes
+from rlstable.envs.episodes import PART, Episodes, Part, first_part, next_part, run_episodes
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
@@ -38,8 +38,12 @@ from rlstable.ppo.state import TrainState
 from rlstable.supervise import memory
 from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
 
-Play = Callable[[Any, Any, jax.Array, jax.Array], Episodes]
+Play = Callable[..., Any]
 EvaluationMetrics = dict[str, float | None]
+
+
+class Abandoned(Exception):
+    """A stop request ended an evaluation before its episodes."""
 
 
 class PolicySnapshot(NamedTuple):
@@ -69,6 +73,8 @@ class Evaluator:
         report: Called as `report(kind, **fields)` with every event.
         programs: Builder of the program; None for a new `Programs`.
         limit: Bytes that the program may use; None to wait until the device refuses memory.
+        start: Resets the environments of long episodes, from the arguments of `play` to a `Part`. `play` then also
+            takes a part, and returns the next one. None for episodes that one call of `play` plays.
     """
 
     def __init__(
@@ -80,16 +86,24 @@ class Evaluator:
         report: Callable[..., None],
         programs: Programs | None = None,
         limit: int | None = None,
+        start: Play | None = None,
     ):
-        def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
-            def play_one(policy: PolicySnapshot) -> Episodes:
-                # One key per episode, so the number of passes does not change the first states.
-                keys = jax.random.split(jax.random.split(policy.key)[1], count)
-                return play(policy.params, policy.statistics, keys[numbers], policy.key)
+        def program(play: Play) -> Any:
+            def play_pass(
+                policies: tuple[PolicySnapshot, ...], numbers: jax.Array, *parts: tuple[Part, ...]
+            ) -> tuple[Any, ...]:
+                def play_one(args: tuple[Any, ...]) -> Any:
+                    policy, *part = args
+                    # One key per episode, so the number of passes does not change the first states.
+                    keys = jax.random.split(jax.random.split(policy.key)[1], count)
+                    return play(policy.params, policy.statistics, keys[numbers], policy.key, *part)
 
-            return vmap_seeds(play_one)(policies)
+                return vmap_seeds(play_one)(tuple(zip(policies, *parts, strict=True)))
 
-        self._play = jax.jit(play_pass)
+            return jax.jit(play_pass)
+
+        self._play = program(play)
+        self._start = None if start is None else program(start)
         self._programs = programs or Programs(precision)
         self._count = count
         self._precision = precision
@@ -134,20 +148,24 @@ class Evaluator:
             else:
                 self._compiled = program
 
-    def evaluate(self, policies: Sequence[PolicySnapshot]) -> list[EvaluationMetrics]:
+    def evaluate(
+        self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False
+    ) -> list[EvaluationMetrics]:
         """Evaluates policies.
 
         Args:
             policies: Policies, each with the random key of its episodes.
+            stops: Called between two parts of long episodes; whether to abandon the evaluation.
 
         Returns:
             Metrics `eval/...` per policy. Means cover the episodes that count, and are None if no episode counts.
 
         Raises:
+            Abandoned: `stops` returned True.
             OutOfMemory: The device has not enough memory for one episode.
         """
         started = time.perf_counter()
-        played = self.play(policies)
+        played = self.play(policies, stops)
         elapsed = (time.perf_counter() - started) / len(policies)
         return [
             {
@@ -158,26 +176,44 @@ class Evaluator:
             for episodes in played
         ]
 
-    def play(self, policies: Sequence[PolicySnapshot]) -> list[Episodes]:
+    def play(self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False) -> list[Episodes]:
         """Plays the episodes and returns them as host arrays; arguments and errors as for `evaluate`."""
         while True:
             self.prepare(policies)
             try:
-                return self._episodes(tuple(policies))
+                return self._episodes(tuple(policies), stops)
             except jax.errors.JaxRuntimeError as error:
                 self._double_passes(error)
 
-    def _episodes(self, policies: tuple[PolicySnapshot, ...]) -> list[Episodes]:
+    def _episodes(self, policies: tuple[PolicySnapshot, ...], stops: Callable[[], bool]) -> list[Episodes]:
         with self._precision.compiled(), interruptible():
-            passes = [jax.device_get(self._compiled(policies, numbers)) for numbers in self._episode_numbers()]
+            passes = [self._pass(policies, numbers, stops) for numbers in self._episode_numbers()]
         return [
             jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
             for parts in zip(*passes, strict=True)
         ]
 
+    def _pass(self, policies: tuple[PolicySnapshot, ...], numbers: np.ndarray, stops: Callable[[], bool]) -> Any:
+        """The episodes of one pass, by policy, as host arrays."""
+        if self._start is None:
+            return jax.device_get(self._compiled(policies, numbers))
+        parts = self._start(policies, numbers)
+        while any(part.runs for part in parts):
+            if stops():
+                raise Abandoned
+            parts = self._compiled(policies, numbers, parts)
+        return jax.device_get(tuple(part.episodes for part in parts))
+
     def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Any]:
-        args = tuple(policies), self._episode_numbers()[0]
-        return self._programs.build(f"evaluation {len(args[0])} {len(args[1])}", self._play, lambda: args)
+        policies, numbers = tuple(policies), self._episode_numbers()[0]
+
+        def args() -> tuple[Any, ...]:
+            if self._start is None:
+                return policies, numbers
+            with self._precision.compiled():
+                return policies, numbers, self._start.eval_shape(policies, numbers)
+
+        return self._programs.build(f"evaluation {len(policies)} {len(numbers)}", self._play, args)
 
     def _episode_numbers(self) -> np.ndarray:
         """The episode numbers of each pass, int32 `[passes, B]`; some repeat if episodes do not divide evenly."""
@@ -248,14 +284,20 @@ def make_evaluator(
     """
     env, precision = evaluation_env(config, single), level(config.precision)
 
-    def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
-        with precision.narrow():
-            return run_episodes(env, make_policy(config, networks, params, statistics), keys, jax.random.split(key)[0])
+    def playing(play: Callable[..., Any]) -> Play:
+        def function(params: Any, statistics: Any, keys: jax.Array, key: jax.Array, *part: Part) -> Any:
+            policy = make_policy(config, networks, params, statistics)
+            with precision.narrow():
+                return play(env, policy, keys, jax.random.split(key)[0], *part)
 
+        return function
+
+    long = config.env.episode_length > PART * config.env.action_repeat
     programs = programs_of(config, sharding.make_mesh(1), env.env)
     own = config.supervise.memory
     limit = memory.limit(jax.local_devices()[0], own.limit_gib) if own.adapt else None
-    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit)
+    play, start = (playing(next_part), playing(first_part)) if long else (playing(run_episodes), None)
+    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit, start)
 
 
 def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
@@ -268,7 +310,7 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
     if single is None:
         single = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
         if config.env.source == "import" and config.eval.env_kwargs:  # without kwargs it was checked for training
-            check(single, f"{config.env.name} with eval.env_kwargs")
+            check(single, f"{config.env.name} with eval.env_kwargs", config.network)
     env = VectorEnv(
         Float64Physics(single) if level(config.precision).x64 else single,
         config.env.episode_length,

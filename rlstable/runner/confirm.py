@@ -17,7 +17,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.io.saved_policy import restore_policy
-from rlstable.policy.evaluator import EvaluationMetrics, PolicySnapshot
+from rlstable.policy.evaluator import Abandoned, EvaluationMetrics, PolicySnapshot
 from rlstable.runner.seed_run import SeedRun
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
 
@@ -78,6 +78,8 @@ def confirm(
                 value = evaluation["eval/episode_reward"]
                 # If every episode was aborted, there is no return to compare.
                 returns[candidate.run].append((-np.inf if value is None else value, candidate))
+    except Abandoned:
+        return _log_not_confirmed(due, because=(requested_stop(0.0) or StopReason.interrupted).name)
     except Exception as error:  # training is complete, and its stop reason must not change
         return _log_not_confirmed(due, error=f"{type(error).__name__}: {error}")
     for run in due:

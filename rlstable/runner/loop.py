@@ -240,7 +240,9 @@ class TrainingLoop:
         """Evaluates the policies of a new run before its first iteration, if the configuration says so."""
         if not self.config.eval.at_start or any(run.host.iteration for run in training.values()):
             return
-        for seed, metrics in evaluate(self._evaluator, self._slots, training, training, self._console).items():
+        for seed, metrics in evaluate(
+            self._evaluator, self._slots, training, training, self._console, self._stops
+        ).items():
             training[seed].log.first_row(metrics)
 
     def _finish_iteration(
@@ -252,12 +254,12 @@ class TrainingLoop:
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
         if self.config.seeds == 1 and hosts.count() == 1:  # after an error here, the other processes would wait
             self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
-        evaluations = evaluate(self._evaluator, self._slots, training, due, self._console) if due else {}
+        evaluations = evaluate(self._evaluator, self._slots, training, due, self._console, self._stops) if due else {}
         if hosts.is_writer():
             self._recordings.record(training[seed] for seed in evaluations)
         suspects = [seed for seed, run in training.items() if run.return_check.suspects(evaluations.get(seed, {}))]
         if suspects:
-            compare_with_best(self._evaluator, self._slots, training, suspects, self._console)
+            compare_with_best(self._evaluator, self._slots, training, suspects, self._console, self._stops)
         # Asked once for all seeds, so that all of them stop after the same iteration.
         outdated = hosts.is_writer() and any(run.saving.outdated for run in training.values())
         requested, saves = self._stop_request.agreed(self._last_seconds, outdated)
@@ -297,6 +299,10 @@ class TrainingLoop:
             run.event("error", message=f"{type(error).__name__}: {error}")
             return StopReason.error
 
+    def _stops(self) -> bool:
+        """Whether a stop request abandons an evaluation."""
+        return self._stop_request.requested(0.0) is not None
+
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
         stop_reasons = {seed: self.seeds[seed].final_stop_reason(reason) for seed, reason in stop_reasons.items()}
@@ -305,7 +311,9 @@ class TrainingLoop:
             # The evaluation program takes `config.seeds` policies at a time.
             requested = self._stop_request.requested
             with self._console.busy("confirming the best policy in fresh episodes"):
-                confirm(runs, lambda policies: self._evaluator.evaluate(policies), self.config.seeds, requested)
+                confirm(
+                    runs, lambda policies: self._evaluator.evaluate(policies, self._stops), self.config.seeds, requested
+                )
         for seed, reason in stop_reasons.items():
             self._end_seed(seed, reason)
         return stop_reasons

@@ -407,6 +407,7 @@ def test_huge_size_is_rejected_without_a_long_search():
         ({"precision.loss_scale.initial": 0.5}, "precision.loss_scale.initial"),
         ({"precision.loss_scale.cap": 2.0}, "precision.loss_scale.initial"),
         ({"env.source": "import", "env.name": "a.b"}, "env.name"),
+        ({"env.episode_length": 10**9, "env.action_repeat": 1}, "env.episode_length"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

@@ -16,13 +16,15 @@ import pytest
 from quick_compile import environment as quick_environment
 from toys import tiny_config
 
+from rlstable.envs import episodes
 from rlstable.io.console import Console
 from rlstable.io.run_folder import steps_in
-from rlstable.policy import load_policy
+from rlstable.policy import evaluator, load_policy
 from rlstable.runner import stopping
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.signals import Signals
+from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +79,35 @@ def test_answer_names_the_last_checkpoint_also_of_an_earlier_start(tmp_path: Pat
     unsaved.close()
 
 
+def test_signal_abandons_a_long_evaluation_and_the_state_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (episodes, evaluator):
+        monkeypatch.setattr(module, "PART", 5)
+    monkeypatch.setattr(episodes, "_MOST_ACTIONS", 5)
+    config = tiny_config(
+        total_steps=4 * ITERATION,
+        env={"episode_length": 45, "kwargs": {"bound": 1e9}},
+        eval={"num_evals": 4, "num_envs": 2},
+        logging={"console": "off"},
+        checkpoint={"every": 100, "asynchronous": False},
+    )
+    signals, asked = Signals(), []
+    run = TrainingLoop(config, tmp_path, signals=signals)
+
+    def stops() -> bool:
+        asked.append(run.single.host.step)
+        signals.received = signal.SIGTERM if len(asked) == 12 else None  # in the second evaluation
+        return run._stop_request.requested(0.0) is not None
+
+    monkeypatch.setattr(run, "_stops", stops)
+    result = run.run()
+    assert result.stop_reason is StopReason.preempted
+    assert asked == [ITERATION] * 9 + [2 * ITERATION] * 3
+    assert steps_in(tmp_path / "checkpoints") == [1, 2]
+    assert [row["step"] for row in result.history if "eval/episode_reward" in row] == [ITERATION]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_stays(tmp_path: Path, number: int) -> None:
     """One iteration of XLA takes half a minute or more, and no Python handler runs meanwhile."""
@@ -86,11 +117,11 @@ def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_sta
         "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "logging.console=plain",
         "checkpoint.every=1", "hydra.run.dir=run",
     ]  # fmt: skip
-    environment = os.environ | quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    variables = os.environ | quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
 
     def started(*more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "rlstable.train", *words, *more]
-        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True)
 
     assert started("total_steps=64", "ppo.num_updates_per_batch=2").wait(timeout=300) == 0
     process = started("resume=auto", "ppo.num_updates_per_batch=10_000")
