@@ -32,6 +32,10 @@ _ERRORS = 3.0  # standard errors of an evaluation; a smaller fall is noise
 _LEAST_FALL = 0.2  # share of the best return; a smaller fall does not count
 _LEAST_RISE = 0.1  # share of the fall; a smaller rise between two evaluations does not count
 _SHORT_EPISODE = 0.1  # share of the evaluation's episode length
+_FIRST = 10  # first iterations, whose returns are not compared with evaluations
+_RATE = 0.1  # weight of an iteration in the mean return of training
+_BELOW_TRAINING = 0.5  # share of the range of returns
+_LONGER = 1.2  # ratio of episode lengths; returns of evaluations with longer episodes are not comparable
 _DISTANCE = 1.0  # nats; bound of the policy distance without a KL limiter
 _ROUNDING = 1.01
 _LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0  # size of value targets
@@ -118,7 +122,12 @@ class SignMemory:
         last_return: Return of the latest evaluation.
         best_return: Greatest return that two consecutive evaluations reached; a single evaluation may be lucky.
         episodes: Training episodes that had ended by the latest iteration.
-        training_length: Steps of the latest iteration by its ended episodes; None if no episode ended.
+        steps_per_episode: Steps of the latest iteration by its ended episodes; None if no episode ended.
+        training_return: Mean return of the episodes of recent iterations; None before any episode.
+        training_variance: Variance of the mean return of an iteration.
+        training_length: Length of the episodes of the latest iteration.
+        lowest_return: Least mean return seen, of an iteration or an evaluation; None before any.
+        greatest_return: Greatest return seen, as `lowest_return`.
     """
 
     spells: dict[str, SignHistory] = dataclasses.field(default_factory=dict)
@@ -126,7 +135,12 @@ class SignMemory:
     last_return: float | None = None
     best_return: float | None = None
     episodes: int = 0
-    training_length: float | None = None
+    steps_per_episode: float | None = None
+    training_return: float | None = None
+    training_variance: float = 0.0
+    training_length: float = 0.0
+    lowest_return: float | None = None
+    greatest_return: float | None = None
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> SignMemory:
@@ -140,6 +154,19 @@ class SignMemory:
         history.count += 1
         history.first_step = history.first_step if history.count > 1 else step
         history.last_step, history.text, history.recovered_step = step, text, 0
+
+    def add_episodes(self, mean_return: float, length: float) -> None:
+        """Records the mean return and length of the episodes that ended in an iteration."""
+        difference = mean_return - (mean_return if self.training_return is None else self.training_return)
+        self.training_return = mean_return - (1.0 - _RATE) * difference
+        self.training_variance = (1.0 - _RATE) * (self.training_variance + _RATE * difference**2)
+        self.training_length = length
+        self.see(self.training_return)
+
+    def see(self, value: float) -> None:
+        """Extends the range of returns."""
+        self.lowest_return = value if self.lowest_return is None else min(value, self.lowest_return)
+        self.greatest_return = value if self.greatest_return is None else max(value, self.greatest_return)
 
     def end(self, name: str, step: int) -> bool:
         """Records that the trouble of a logged sign is over; returns False if there was none."""
@@ -191,7 +218,10 @@ class Signs:
             return
         episodes = metrics.get("training/episodes", memory.episodes)
         ended, memory.episodes = episodes - memory.episodes, episodes
-        memory.training_length = self._steps / ended if ended > 0 else None
+        memory.steps_per_episode = self._steps / ended if ended > 0 else None
+        mean_return, length = _number(metrics, "episode/sum_reward"), _number(metrics, "episode/length")
+        if mean_return is not None and length is not None and iteration > _FIRST:
+            memory.add_episodes(mean_return, length)
         row = {**metrics, "training/iteration": iteration}
         for sign in self._of_iterations:
             self._record(sign, memory, step, row)
@@ -208,7 +238,12 @@ class Signs:
             level = min(memory.last_return, value)
             memory.best_return = level if memory.best_return is None else max(memory.best_return, level)
         memory.last_return = value
+        memory.see(value)
         deviation = _number(metrics, "eval/episode_reward_std") or 0.0
+        length = _number(metrics, "eval/avg_episode_length") or 0.0
+        is_comparable = memory.training_return is not None and length <= _LONGER * memory.training_length
+        # Variance of one training episode, from the episodes of an iteration.
+        variance = memory.training_variance * self._steps / max(memory.training_length, 1.0)
         row = {
             "last": value,
             "before": before,
@@ -216,7 +251,10 @@ class Signs:
             "best": memory.best_return if memory.best_return is not None else value,
             "error": deviation / math.sqrt(self._episodes),
             "length": _number(metrics, "eval/avg_episode_length"),
-            "training_length": memory.training_length,
+            "steps_per_episode": memory.steps_per_episode,
+            "training": memory.training_return if is_comparable else None,
+            "training_error": math.sqrt((deviation**2 + variance) / self._episodes),
+            "range": (memory.greatest_return or 0.0) - (memory.lowest_return or 0.0),
         }
         for sign in self._of_evaluations:
             self._record(sign, memory, step, row)
@@ -264,7 +302,9 @@ def signs_of(config: Config) -> tuple[Sign, ...]:
     clips = limits.gradient_norm is not None and (max_norm is None or limits.gradient_norm < max_norm)
     limiters = [_limiter(name) for name in _LIMITERS if name != "gradient_norm" or clips]
     own = (_steps(config), _critic(config), _return(config), _distance(config), reward_scale(config), _BEGAN_TO_VARY)
-    return (*limiters, *own, *((_restarts(config),) if config.env.may_keep_counters else ()))
+    compared = (_MEAN_ACTION,) if config.eval.deterministic and not config.eval.env_kwargs else ()
+    restarts = (_restarts(config),) if config.env.may_keep_counters else ()
+    return (*limiters, *own, *compared, *restarts)
 
 
 def _limiter(name: str) -> Sign:
@@ -310,7 +350,7 @@ def _restarts(config: Config) -> Sign:
 
     return Sign(
         "training_episodes_short",
-        lambda row: _number(row, "training_length"),
+        lambda row: _number(row, "steps_per_episode"),
         is_hit,
         1,
         1,
@@ -382,6 +422,21 @@ def _return(config: Config) -> Sign:
         of_evaluations=True,
         improves=rises,
     )
+
+
+_MEAN_ACTION = Sign(
+    "evaluation_below_training",
+    lambda row: None if row["training"] is None else row["last"],
+    lambda value, row: row["training"] - value > max(_BELOW_TRAINING * row["range"], _ERRORS * row["training_error"]),
+    2,
+    2,
+    lambda value, row: (
+        f"evaluations of the mean action returned {value:,.1f}, where training with sampled actions returned "
+        f"{row['training']:,.1f}: the mean action does not do what the samples do"
+    ),
+    lambda value, row: "set eval.deterministic=false to evaluate and choose the policy that was trained",
+    of_evaluations=True,
+)
 
 
 def _distance(config: Config) -> Sign:

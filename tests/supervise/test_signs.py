@@ -47,9 +47,10 @@ class Watched:
     def active(self, name: str, value: float, times: int = 1) -> None:
         self.look(times, **{f"limiters/{name}/active": value})
 
-    def evaluate(self, *returns: float, deviation: float = 0.0) -> None:
+    def evaluate(self, *returns: float, deviation: float = 0.0, length: float = 100.0) -> None:
         for value in returns:
             worth = {"eval/episode_reward": value, "eval/episode_reward_std": deviation}
+            worth["eval/avg_episode_length"] = length
             self.iteration += 1
             self._signs.record_evaluation(self.memory, 100 * self.iteration, worth)
 
@@ -240,6 +241,54 @@ def test_fallen_return_that_rises_again_advises_no_lower_rate() -> None:
     assert said["lasts"] and said["text"].endswith("; the return rises again, so keep the settings")
     own.evaluate(2950.0)
     assert own.recovered == [(10, "return_below_best")] and len(own.said) == 1
+
+
+def learn(own: Watched, *returns: float, length: float = 100.0) -> None:
+    for value in returns:
+        own.look(20, **{"episode/sum_reward": value, "episode/length": length})
+
+
+def test_evaluations_far_below_training_are_said_with_both_numbers() -> None:
+    own = Watched()
+    learn(own, 20.0, 60.0, 80.0)
+    own.evaluate(0.0)
+    assert own.said == []
+    own.evaluate(0.5)
+    text = (
+        "evaluations of the mean action returned 0.2, where training with sampled actions returned 77.0: the mean "
+        "action does not do what the samples do; set eval.deterministic=false to evaluate and choose the policy that "
+        "was trained"
+    )
+    assert own.said[0][1] == {"sign": "evaluation_below_training", "text": text, "value": 0.25}
+    own.evaluate(78.0, 79.0)
+    assert own.recovered == [(64, "evaluation_below_training")]
+
+
+@pytest.mark.parametrize(
+    ("returns", "evaluations", "sections", "length"),
+    [
+        ((20.0, 80.0), (70.0, 60.0), {}, 100.0),
+        ((-900.0, -200.0), (-300.0, -350.0), {}, 100.0),
+        ((20.0,), (0.0, 0.0), {"eval": {"deterministic": False}}, 100.0),
+        ((20.0, 80.0), (0.0, 0.0), {"eval": {"env_kwargs": {"bound": 1.0}}}, 100.0),
+        ((-20.0, -10.0), (-100.0, -100.0), {}, 1000.0),  # only short training episodes have ended
+        ((0.0, 0.05, 0.0, 0.05, 0.0), (0.0, 0.0), {}, 100.0),  # a sparse reward
+    ],
+)
+def test_comparable_evaluations_near_training_say_nothing(
+    returns: Any, evaluations: Any, sections: Any, length: float
+) -> None:
+    own = Watched(**sections)
+    learn(own, *returns)
+    own.evaluate(*evaluations, length=length)
+    assert "evaluation_below_training" not in own.names
+
+
+def test_first_iterations_are_not_compared_with_evaluations() -> None:
+    own = Watched()
+    own.look(10, **{"episode/sum_reward": 80.0, "episode/length": 100.0})
+    own.evaluate(0.0, 0.0)
+    assert own.said == []
 
 
 def test_lucky_evaluation_is_no_best_return() -> None:
