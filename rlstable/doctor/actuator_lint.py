@@ -11,6 +11,7 @@ from rlstable.doctor.inertia import inverse_masses
 
 # Greatest plausible motion in one timestep, from rest and at full force, in radians or metres.
 _JUMP = 0.5
+_SMALL_REACH = 0.1  # share of ctrlrange
 
 
 def on_joints(model: Any) -> list[int]:
@@ -56,6 +57,39 @@ def actuators(model: Any) -> list[Finding]:
             )
         )
     return found
+
+
+def reach(model: Any, controls: Any) -> list[Finding]:
+    """Finds actuators that the policy's actions can hardly command.
+
+    Actions are in ±1. An environment that passes them to motors of ±40 uses 2.5 % of the motors' strength. A motor that
+    no action moves may be locked on purpose, so it is no finding.
+
+    Args:
+        model: The model.
+        controls: Commands under random and extreme actions, `[..., nu]`.
+    """
+    controls = np.asarray(controls, np.float64).reshape(-1, model.nu)
+    controls = controls[np.isfinite(controls).all(axis=1)]
+    if not len(controls):
+        return []
+    low, high = model.actuator_ctrlrange.T
+    clipped = np.clip(controls, low, high)
+    share = np.ptp(clipped, axis=0) / np.maximum(high - low, 1e-12)
+    weak = [i for i in range(model.nu) if model.actuator_ctrllimited[i] and 0.0 < share[i] < _SMALL_REACH]
+    if not weak:
+        return []
+    least = float(share[weak].min())
+    return [
+        Finding(
+            "warning",
+            "actuator reach",
+            names(model, "actuator", weak),
+            f"actions of -1 to 1 reach {short(100.0 * least)} % of ctrlrange: the policy cannot use the actuator",
+            "scale the action in step: low + (action + 1) / 2 * (high - low), from actuator_ctrlrange",
+            {"reach": least},
+        )
+    ]
 
 
 def _jump(model: Any, i: int, inverse_mass: np.ndarray) -> float:

@@ -14,9 +14,10 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
 from rlstable.device import sharding
 from rlstable.device.seed_devices import device_count_for
-from rlstable.doctor import reward_scale, two_episodes
+from rlstable.doctor import actuator_lint, reward_scale, two_episodes
 from rlstable.doctor.finding import Finding
 from rlstable.doctor.physics_lint import lint
+from rlstable.doctor.playing import play
 from rlstable.doctor.surroundings import Surroundings, surroundings
 from rlstable.envs.mujoco_model import model_of
 from rlstable.runner.iteration_time import REMEDY, long_iteration
@@ -143,8 +144,11 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         usage = _memory(config, setup, mesh, compiles, notify)
         findings += _iteration(config, setup)
         if compiles:
-            notify("playing random actions to measure the scale of rewards")
-            findings += reward_scale.lint(config, env)
+            notify("playing random and extreme actions to measure the scale of rewards and the reach of actuators")
+            played, model = play(env), model_of(env)
+            findings += reward_scale.lint(config, played)
+            if played.controls is not None and model is not None and played.controls.shape[-1] == model.nu:
+                findings += actuator_lint.reach(model, played.controls)
             if config.env.may_keep_counters:
                 notify("playing two episodes in a row")
                 findings += two_episodes.lint(config, env)

@@ -1,30 +1,25 @@
-"""Plays random actions and warns if value targets would be far from 1."""
+"""Warns if the rewards of random actions would make value targets far from 1."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 
 from rlstable.config import Config
 from rlstable.doctor.finding import Finding, short
+from rlstable.doctor.playing import Played
 from rlstable.supervise.signs import reward_scale
 
-_EPISODES = 16
-_STEPS = 100
 
-
-def lint(config: Config, env: Any) -> list[Finding]:
-    """Plays `_EPISODES` episodes of at most `_STEPS` random actions, and checks their rewards as training would.
+def lint(config: Config, played: Played) -> list[Finding]:
+    """Checks the rewards of random actions as training would.
 
     Args:
         config: The configuration.
-        env: One environment with Brax's interface.
+        played: Episodes of the environment.
     """
     sign = reward_scale(config)
-    rewards, alive = jax.jit(_play, static_argnums=0)(env, jax.random.PRNGKey(0))
-    known = alive & jnp.isfinite(rewards)
+    rewards = played.rewards
+    known = played.alive & jnp.isfinite(rewards)
     if not bool(known.any()):
         return []
     row = {
@@ -36,19 +31,3 @@ def lint(config: Config, env: Any) -> list[Finding]:
         return []
     what = f"random actions earn {short(row['training/reward_mean'])} a step: value targets of about {short(size)}"
     return [Finding("warning", "rewards", (), f"{what}, far from 1", sign.remedy(size, row), {"value_target": size})]
-
-
-def _play(env: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns rewards `[T, B]` of random actions, and whether the episode was alive before the step."""
-    key_reset, key_actions = jax.random.split(key)
-
-    def step(carry: tuple[Any, jax.Array], key: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-        state, alive = carry
-        action = jax.random.uniform(key, (_EPISODES, env.action_size), minval=-1.0, maxval=1.0)
-        state = jax.vmap(env.step)(state, action)
-        return (state, alive & ~(state.done > 0)), (state.reward, alive)
-
-    first = jax.vmap(env.reset)(jax.random.split(key_reset, _EPISODES))
-    keys = jax.random.split(key_actions, _STEPS)
-    _, played = jax.lax.scan(step, (first, jnp.ones(_EPISODES, bool)), keys)
-    return played

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from toys import PointMass, State, tiny_config
 
+from rlstable.doctor.playing import play
 from rlstable.doctor.reward_scale import lint
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -30,7 +31,7 @@ class Paid(PointMass):
 
 def findings(env: Any, **ppo: Any) -> list[Any]:
     plain = {"discounting": 0.99, "normalize_advantage": False, "reward_scaling": 1.0}
-    return lint(tiny_config(env={"episode_length": 1000}, ppo=plain | ppo), env)
+    return lint(tiny_config(env={"episode_length": 1000}, ppo=plain | ppo), play(env))
 
 
 @pytest.mark.parametrize(("reward", "target"), [(30.0, 3000.0), (-30.0, 3000.0), (1e-5, 1e-3)])
