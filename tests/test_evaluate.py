@@ -7,11 +7,13 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import exit_code
-from toys import tiny_config
+from toys import PointMass, tiny_config
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
@@ -168,8 +170,38 @@ def test_evaluate_command_reports_a_mistake_in_one_line_with_exit_code_2(
 def test_policy_for_another_observation_is_an_error(copied: Path) -> None:
     text = (copied / "config.yaml").read_text()
     (copied / "config.yaml").write_text(text.replace("toys:PointMass", "toys:NamedPointMass"))
-    with pytest.raises(ConfigError, match=r"has observations \{'state': \(4,\)\} .* the policy was trained for \(4,\)"):
+    with pytest.raises(
+        ConfigError, match=r"reads 4; the class gives 4 numbers in obs\[\"state\"\], the policy reads 0"
+    ):
         evaluate_run(open_run(copied, trust=True), 2)
+
+
+def test_policy_of_a_class_that_has_changed_is_one_line_with_both_numbers(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (copied / "config.yaml").read_text()
+    (copied / "config.yaml").write_text(text.replace("toys:PointMass", "test_evaluate:Longer"))
+    assert run(f"run={copied}", "episodes=2", "trust=true") == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith(
+            "does not fit the policy: the class gives 5 numbers in obs, the policy reads 4; the class takes 3 actions, "
+            "the policy gives 2; play the policy with the class that trained it"
+        )
+    )
+
+
+class Longer(PointMass):
+    """A point mass with a further observation and action."""
+
+    observation_size, action_size = 5, 3
+
+    def _observation(self, physics: Any) -> Any:
+        return jnp.append(super()._observation(physics), 0.0)
+
+    def step(self, state: Any, action: Any) -> Any:
+        return super().step(state, action[:2])
 
 
 def test_policy_is_evaluated_at_the_precision_and_backend_of_its_training(

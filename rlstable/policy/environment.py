@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 
 from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
+from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.io.trusted_folders import require_trust
 from rlstable.policy import Policy
@@ -50,16 +52,31 @@ def load_policy_environment(
     config = run.config_on(backend).model_copy(update={"eval": evaluation})
     enable_program_cache(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs)
-    _require_fit(run.policy, loaded.env, config)
+    _require_fit(run.policy, loaded.env, config, backend)
     return PolicyEnvironment(config, loaded.env, loaded.backend)
 
 
-def _require_fit(policy: Policy, env: Any, config: Config) -> None:
+def _require_fit(policy: Policy, env: Any, config: Config, backend: str | None) -> None:
+    """Checks that the policy can play in an environment, whose class may have changed since training.
+
+    Raises:
+        ConfigError: The environment has a mistake, or other numbers of observations or actions than the policy.
+    """
+    if config.env.source == "import":
+        check(env, config.env.name, config.network)
     observation = policy.networks.select(jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
-    sizes = jax.tree.map(lambda x: x.shape, (observation, policy.statistics.mean))
-    if sizes[0] != sizes[1] or env.action_size != policy.networks.action_size:
-        raise ConfigError(
-            f"backend: {config.env.backend or config.env.name} has observations {sizes[0]} and {env.action_size} "
-            f"actions, the policy was trained for {sizes[1]} and {policy.networks.action_size}; "
-            "choose another backend"
-        )
+    given, read = (
+        {jax.tree_util.keystr(path).replace("'", '"'): math.prod(x.shape) for path, x in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (observation, policy.statistics.mean))
+    )
+    differing = [
+        f"the class gives {given.get(key, 0)} numbers in obs{key}, the policy reads {read.get(key, 0)}"
+        for key in sorted(given.keys() | read.keys())
+        if given.get(key) != read.get(key)
+    ]
+    if env.action_size != policy.networks.action_size:
+        differing.append(f"the class takes {env.action_size} actions, the policy gives {policy.networks.action_size}")
+    if differing:
+        remedy = "choose another backend" if backend else "play the policy with the class that trained it"
+        key = "backend" if backend else "env.name"
+        raise ConfigError(f"{key}: {config.env.name} does not fit the policy: {'; '.join(differing)}; {remedy}")
