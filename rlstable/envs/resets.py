@@ -18,7 +18,7 @@ from rlstable.device.precision import SINGLE, Precision
 from rlstable.device.shared import for_devices, map_rows, without_shared
 from rlstable.device.trees import EnvState
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.env import Quarantine
+from rlstable.guards.env import ACCELERATIONS, COORDINATES, Quarantine, named, physics
 
 _ATTEMPTS = 10
 _MIN_CLEAN_SHARE = 0.01
@@ -118,4 +118,25 @@ class Resets:
             leaves = [x for x in jax.tree.leaves(part) if np.issubdtype(np.asarray(x).dtype, np.floating)]
             if not all(np.isfinite(leaf).all() for leaf in leaves):
                 return f"its {label} is not finite"
-        return "it is beyond a limit"
+        return self._beyond_limit(states) or "it is beyond guards.quarantine.max_other_norm"
+
+    def _beyond_limit(self, states: EnvState) -> str | None:
+        """The range of the first element beyond a limit of the quarantine, and the limit's key."""
+        quarantine = self._env.guards.get("quarantine")
+        simulated = physics(without_shared(states))
+        for what, part, key in (
+            ("obs", states.obs, "max_abs_observation"),
+            ("reward", states.reward, "max_abs_reward"),
+            ("state", named(simulated, COORDINATES), "max_abs_state"),
+            ("acceleration", named(simulated, ACCELERATIONS), "max_abs_acceleration"),
+        ):
+            limit = getattr(quarantine, key, None)
+            for path, leaf in jax.tree.leaves_with_path(part):
+                numbers = np.reshape(np.asarray(leaf, float), (len(leaf), -1))
+                beyond = ~(np.abs(numbers) <= (np.inf if limit is None else limit)).all(axis=0)
+                if beyond.any():
+                    index = int(beyond.argmax())
+                    least, most = numbers[:, index].min(), numbers[:, index].max()
+                    place = f"{what}{jax.tree_util.keystr(path)}" + (f"[{index}]" if leaf.ndim > 1 else "")
+                    return f"{place} is {least:g} to {most:g}, beyond guards.quarantine.{key}={limit:g}"
+        return None

@@ -18,6 +18,7 @@ from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_f
 # Names in Brax's engines and in MuJoCo.
 COORDINATES = ("q", "qd", "qpos", "qvel")
 ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
+_OVERFLOW = 1e9  # a lower limit is a choice for a task, and finite numbers may exceed it
 
 
 class EnvContext(NamedTuple):
@@ -51,6 +52,11 @@ def without_fields(state: Any, *names: str) -> Any:
     return state.replace(**dict.fromkeys(names))
 
 
+def named(simulated: Any, names: tuple[str, ...]) -> list[jax.Array]:
+    """The arrays of a physics state that have one of the names."""
+    return [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
+
+
 @dataclasses.dataclass(frozen=True)
 class Quarantine:
     """Trips where any float of an environment state is not finite, or exceeds its limit.
@@ -82,6 +88,16 @@ class Quarantine:
         """No trips."""
         return GuardState(no_trips(self.causes))
 
+    @property
+    def causes_of_overflow(self) -> tuple[str, ...]:
+        """The causes that healthy numbers in other units do not have, because the limit is far beyond any task."""
+        tasks = {
+            "physics": self.max_abs_state,
+            "observation": self.max_abs_observation,
+            "reward": self.max_abs_reward,
+        }
+        return tuple(cause for cause in self.causes if (tasks.get(cause) or _OVERFLOW) >= _OVERFLOW)
+
     def apply(self, ctx: EnvContext, state: GuardState) -> Verdict:
         """Checks every environment. Leaves the value unchanged: `VectorEnv` replaces bad environments."""
         fine = self.fine(ctx)
@@ -109,7 +125,7 @@ class Quarantine:
     def _physics_fine(self, simulated: Any, more: Any) -> jax.Array:
         fine = norm_within((simulated, more), self.max_other_norm, 1)
         for names, limit in ((COORDINATES, self.max_abs_state), (ACCELERATIONS, self.max_abs_acceleration)):
-            arrays = [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
+            arrays = named(simulated, names)
             if arrays and limit is not None:
                 fine &= all_within(arrays, limit, 1)
         return fine

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
-from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
+_GREATEST_STATISTIC = 3e12  # root of the largest variance; observations may have the size of 1e12
 _LONGEST_HORIZON = 1e4  # steps, for a discount of 1
 _GREATEST_REWARD = 1e9  # larger rewards would overflow the squared return
 
@@ -25,6 +26,7 @@ class IterationStats(NamedTuple):
     """Statistics of an iteration, scalars over all devices.
 
     Attributes:
+        iterations: Iterations before this one.
         valid_share: Share of valid samples.
         updated: Whether any update was accepted; value loss, distance, std and entropy are defined only then.
         greatest_reward: Largest magnitude of a reward after normalisation and clipping.
@@ -34,6 +36,7 @@ class IterationStats(NamedTuple):
         entropy: Mean entropy per action element over the accepted updates.
     """
 
+    iterations: jax.Array
     valid_share: jax.Array
     updated: jax.Array
     greatest_reward: jax.Array
@@ -113,7 +116,7 @@ class FiniteStateGuard(_Patient):
 
     Attributes:
         max_parameter_norm: Largest norm of the parameters; None for any finite norm.
-        max_other_norm: Largest norm of the optimizer state and of the statistics; None for any finite norm.
+        max_other_norm: Largest norm of the optimizer state; None for any finite norm, and for any finite statistics.
     """
 
     max_parameter_norm: float | None
@@ -126,8 +129,13 @@ class FiniteStateGuard(_Patient):
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         """Checks the training state."""
-        limits = (self.max_parameter_norm, self.max_other_norm, self.max_other_norm)
-        fine = [norm_within(part, limit) for part, limit in zip(ctx.value, limits, strict=True)]
+        parameters, optimizer, statistics = ctx.value
+        limit = self.max_other_norm
+        fine = (
+            norm_within(parameters, self.max_parameter_norm),
+            norm_within(optimizer, limit),
+            all_within(statistics, None if limit is None else min(limit, _GREATEST_STATISTIC) ** 2),
+        )
         return self._verdict(ctx, jnp.stack(fine), state)
 
 
@@ -156,7 +164,8 @@ class ValueLossGuard(_Patient):
     """Trips when the value loss is larger than any return of this task could explain.
 
     The largest possible return is the largest reward times the horizon, 1 / (1 - discount). So the first sparse reward,
-    which makes the value loss jump from zero, does not trip the guard.
+    which makes the value loss jump from zero, does not trip the guard. In the first `patience` iterations
+    only a loss that is not finite trips: a new value network may overshoot, and no rewards of whole episodes are known.
 
     Attributes:
         factor: Multiple of the squared largest return.
@@ -179,7 +188,8 @@ class ValueLossGuard(_Patient):
         horizon = min(1.0 / max(1.0 - self.discount, 1e-12), _LONGEST_HORIZON)
         scale = jnp.maximum(state.memory.scale, report.greatest_reward)
         limit = self.factor * self.coefficient * jnp.square(1.0 + horizon * jnp.minimum(scale, _GREATEST_REWARD))
-        fine = (jnp.isfinite(report.value_loss) & (report.value_loss <= limit)) | ~report.updated
+        small = (report.value_loss <= limit) | (report.iterations < self.patience)
+        fine = (jnp.isfinite(report.value_loss) & small) | ~report.updated
         scale = jnp.where(jnp.isfinite(scale), scale, state.memory.scale)
         return self._verdict(ctx, fine[None], state, scale)
 

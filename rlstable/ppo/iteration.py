@@ -115,7 +115,7 @@ class PPO:
             values |= rollout.metrics | reward_metrics | trust_region.metrics(state, update, shift)
             context = StateContext(
                 (flat_params, flat_opt_state, (statistics, returns.statistics)),
-                state_report(values, state.normalizer.value, self.networks.action_size),
+                state_report(values, state.counters.iterations, state.normalizer.value, self.networks.action_size),
             )
             _, healthy, guard_state = fold(self.state_guards, context, sgd_result.guard_state)
             tuning = kl_limiter.relax(sgd_result.skipped, sgd_result.tuning)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rlstable.config import Config
 from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.guards import masked
 from rlstable.guards.state import IterationStats
 from rlstable.ppo import normalizer
@@ -55,15 +56,19 @@ def iteration_metrics(
     return values
 
 
-def state_report(values: dict[str, jax.Array], targets: Statistics | None, action_size: int) -> IterationStats:
+def state_report(
+    values: dict[str, jax.Array], iterations: WideCounter, targets: Statistics | None, action_size: int
+) -> IterationStats:
     """Metrics for the state site.
 
     Args:
         values: Metrics of the iteration, by name.
+        iterations: Iterations before this one.
         targets: Statistics of value targets; None if values are not normalised.
         action_size: Number of action elements.
     """
     return IterationStats(
+        iterations=iterations.to_float(),
         valid_share=values.get("training/valid_share", jnp.ones(())),
         updated=values["training/accepted_share"] > 0,
         greatest_reward=values["training/reward_greatest"],

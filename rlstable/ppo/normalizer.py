@@ -152,10 +152,11 @@ def _std(mean: PyTree, variance: PyTree, config: PPOConfig, shift: float | None)
     eps = config.normalize_observations_std_eps
 
     def divisor(m: jax.Array, v: jax.Array) -> jax.Array:
-        std = jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX)
+        # Brax bounds the divisors of observations from above too; rewards and value targets may have any unit.
+        std = jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX if shift is None and m.ndim else None)
         if shift is None:
             return std
-        return jnp.where(jnp.sqrt(v) <= _tolerance(m), jnp.clip(jnp.abs(m), 1.0, _STD_MAX), std)
+        return jnp.where(jnp.sqrt(v) <= _tolerance(m), jnp.maximum(jnp.abs(m), 1.0), std)
 
     return jax.tree.map(divisor, mean, variance)
 

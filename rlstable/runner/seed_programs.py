@@ -18,6 +18,7 @@ from rlstable.config.supervise import X64
 from rlstable.device import hosts, sharding
 from rlstable.envs.float64 import computes_in_float64
 from rlstable.guards.base import MoreGuards
+from rlstable.guards.env import Quarantine
 from rlstable.io.versions import versions
 from rlstable.policy.evaluator import Evaluator
 from rlstable.ppo.state import Metrics, TrainState
@@ -217,10 +218,20 @@ def _precision_signs(setup: TrainingSetup, config: Config, state: TrainState, me
     collapsed = scale is not None and accepted < 0.5 and float(state.tuning.loss_scale) <= scale.floor
     return PrecisionSigns(
         bad_state="finite_state" in metrics.trips and bool(np.any(metrics.trips["finite_state"])),
-        invalid=1.0 - float(metrics.values.get("training/valid_share", 1.0)),
+        not_finite=_not_finite(setup, metrics) * config.env.action_repeat / config.env_steps_per_iteration,
         rejected=rejected / updates,
         scale_collapsed=collapsed,
     )
+
+
+def _not_finite(setup: TrainingSetup, metrics: Metrics) -> int:
+    """Samples with a number that is not finite or overflows; outliers, and limits chosen for a task, do not count."""
+    count = int(np.sum(metrics.trips.get("finite_samples", 0)))
+    quarantine = setup.ppo.env.guards.get("quarantine")
+    if isinstance(quarantine, Quarantine):
+        counts = dict(zip(quarantine.causes, metrics.trips["quarantine"], strict=True))
+        count += sum(int(counts[cause]) for cause in quarantine.causes_of_overflow)
+    return count
 
 
 def _distinct_levels(compiling: Compiling, event: LogEvent, levels: tuple[str, ...]) -> tuple[str, ...]:

@@ -39,8 +39,14 @@ _UPDATES = {
     "spike": "Gradients were far larger than before: divide ppo.learning_rate by 10, or lower ppo.reward_scaling if "
     "rewards have grown.",
 }
+_UNITS = (
+    "The environment's {0} was not finite, or beyond guards.quarantine.max_abs_{0}; the event incident names the "
+    "number. Correct the {0}, or set that key to null if it is a matter of units."
+)
 # Remedy by guard and cause (None for any cause), for rejected samples that the simulation did not cause.
 _SAMPLES = {
+    ("quarantine", "observation"): _UNITS.format("observation"),
+    ("quarantine", "reward"): _UNITS.format("reward"),
     (
         "finite_samples",
         "reward",

@@ -72,7 +72,7 @@ def find_bad_numbers(arrays: Arrays, limits: QuarantineConfig) -> list[BadNumber
         limits: Limits beyond which a number is bad.
     """
     floats = {name: array for name, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
-    found = {name: bad for name, array in floats.items() if (bad := _first_bad(name, array, _limit(name, limits)))}
+    found = {name: bad for name, array in floats.items() if (bad := _first_bad(name, array, *_limit(name, limits)))}
     for kind in ("action", "physics", "metrics", "info"):
         of_kind = {name: array for name, array in floats.items() if group(name) == kind}
         if limits.max_other_norm is None or found.keys() & of_kind.keys():
@@ -92,20 +92,22 @@ def magnitude(array: np.ndarray) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def _limit(name: str, limits: QuarantineConfig) -> float | None:
+def _limit(name: str, limits: QuarantineConfig) -> tuple[float | None, str]:
+    """The limit of an array's elements, and the start of the text that names it."""
     kind, last = group(name), name.split("/", 1)[-1]
-    if kind == "physics" and last in COORDINATES:
-        return limits.max_abs_state
-    if kind == "physics" and last in ACCELERATIONS:
-        return limits.max_abs_acceleration
-    return {"obs": limits.max_abs_observation, "reward": limits.max_abs_reward, "done": 1.0}.get(kind)
+    if kind == "done":
+        return 1.0, ""
+    key = {"obs": "max_abs_observation", "reward": "max_abs_reward"}.get(kind)
+    if kind == "physics":
+        key = "max_abs_state" if last in COORDINATES else "max_abs_acceleration" if last in ACCELERATIONS else None
+    return (None, "") if key is None else (getattr(limits, key), f"guards.quarantine.{key}=")
 
 
-def _first_bad(name: str, array: np.ndarray, limit: float | None) -> BadNumber | None:
+def _first_bad(name: str, array: np.ndarray, limit: float | None, key: str) -> BadNumber | None:
     wrong = ~np.isfinite(array)
     why = NOT_FINITE
     if not wrong.any() and limit is not None:
-        wrong, why = ~(np.abs(array) <= limit), f"beyond {limit:g}"
+        wrong, why = ~(np.abs(array) <= limit), f"beyond {key}{limit:g}"
     if not wrong.any():
         return None
     index = tuple(int(i) for i in np.argwhere(wrong)[0])

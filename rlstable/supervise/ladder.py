@@ -36,13 +36,13 @@ class PrecisionSigns(NamedTuple):
 
     Attributes:
         bad_state: A state guard found parameters, optimizer or statistics not finite.
-        invalid: Share of invalid samples.
+        not_finite: Share of samples that guards rejected because a number was not finite.
         rejected: Share of updates that guards rejected.
         scale_collapsed: The loss scale is at its floor, and gradients still overflow.
     """
 
     bad_state: bool
-    invalid: float
+    not_finite: float
     rejected: float
     scale_collapsed: bool
 
@@ -188,7 +188,7 @@ class Ladder:
             return "not_finite"
         if not signs.rejected <= config.max_rejected:
             return "rejected"
-        return None if signs.invalid <= config.max_invalid else "quarantine"
+        return None if signs.not_finite <= config.max_invalid else "quarantine"
 
     def _can_step_up(self, kind: str) -> bool:
         levels: Mapping[str, Any] = {"matmul": self._matmul_levels, "network": self._network_levels}

@@ -99,7 +99,7 @@ def test_lowest_of_several_bad_environments_in_one_step_is_captured(program):
 
 @pytest.mark.parametrize(
     ("env", "cause"),
-    [({"fault": "reward"}, "reward"), ({"fault": "observation", "value": 1e7}, "observation")],
+    [({"fault": "reward"}, "reward"), ({"fault": "observation", "value": 1e13}, "observation")],
     ids=["reward", "observation beyond its limit"],
 )
 def test_bad_rewards_and_observations_are_captured(env, cause):

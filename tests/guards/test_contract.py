@@ -163,17 +163,17 @@ ENV = Row(
     env_context,
     (
         Fault("action", lambda c, bad: c._replace(action=c.action.at[2, 1].set(bad)), (*BAD, 1.1e15), (-9e14,)),
-        Fault("physics", in_physics("q", (2, 0)), (*BAD, 1.1e6), (9e5,)),
-        Fault("physics", in_physics("qd", (2, 1)), (*BAD, -1.1e6), (-9e5,)),
+        Fault("physics", in_physics("q", (2, 0)), (*BAD, 1.1e10), (9e9,)),
+        Fault("physics", in_physics("qd", (2, 1)), (*BAD, -1.1e10), (-9e9,)),
         Fault("physics", in_physics("qacc_warmstart", (2, 1)), (*BAD, 1.1e10), (-9e9,)),
         Fault("physics", in_physics("contact", (2, 1, 1)), (*BAD, -1.1e15), (9e14,)),
         Fault(
             "observation",
             in_env(lambda s, bad: s.replace(obs={"state": s.obs["state"].at[2, 0].set(bad)})),
-            (*BAD, 1.1e6),
-            (-9e5,),
+            (*BAD, 1.1e12),
+            (-9e11,),
         ),
-        Fault("reward", in_env(lambda s, bad: s.replace(reward=s.reward.at[2].set(bad))), (*BAD, -1.1e6), (9e5,)),
+        Fault("reward", in_env(lambda s, bad: s.replace(reward=s.reward.at[2].set(bad))), (*BAD, -1.1e12), (9e11,)),
         Fault("done", in_env(lambda s, bad: s.replace(done=s.done.at[2].set(bad))), (*BAD, 2.0), (0.5,)),
         Fault(
             "metrics",
@@ -238,12 +238,12 @@ BATCH = Row(
     GUARDS["finite_samples"],
     batch_context,
     (
-        Fault("observation", in_batch("observation", (2, 1, 0)), (*BAD, 1.1e9), (-9e8,)),
-        Fault("policy", in_batch("raw_action", (2, 1, 1)), lets=(7e8,)),
-        Fault("policy", in_batch("log_prob", (2, 1)), (*BAD, -1.1e9), (-9e8,)),
-        Fault("policy", in_batch("distribution", (2, 1, 0)), lets=(7e8,)),
-        Fault("value", in_batch("value", (2, 1)), (*BAD, 1.1e9), (-9e8,)),
-        Fault("reward", in_batch("reward", (2, 1)), (*BAD, -1.1e9), (9e8,)),
+        Fault("observation", in_batch("observation", (2, 1, 0)), (*BAD, 1.1e15), (-9e14,)),
+        Fault("policy", in_batch("raw_action", (2, 1, 1)), lets=(7e14,)),
+        Fault("policy", in_batch("log_prob", (2, 1)), (*BAD, -1.1e15), (-9e14,)),
+        Fault("policy", in_batch("distribution", (2, 1, 0)), lets=(7e14,)),
+        Fault("value", in_batch("value", (2, 1)), (*BAD, 1.1e15), (-9e14,)),
+        Fault("reward", in_batch("reward", (2, 1)), (*BAD, -1.1e15), (9e14,)),
     ),
     (2, 1),
     learnt_from,
@@ -359,7 +359,9 @@ def state_context(seed: int) -> StateContext:
     statistics = {"mean": draw(seed + 2, 3), "std": jnp.ones(3), "count": jnp.uint32(7)}
     returns = {"mean": jnp.float32(0.5), "std": jnp.float32(2.0), "count": jnp.uint32(7)}
     value = (*training(seed), (statistics, returns))
-    numbers = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5 + seed, distance=0.01, std=0.5, entropy=-0.3)
+    numbers = dict(
+        iterations=99, valid_share=1.0, greatest_reward=1.0, value_loss=0.5 + seed, distance=0.01, std=0.5, entropy=-0.3
+    )
     report = IterationStats(updated=jnp.array(True), **{name: jnp.float32(x) for name, x in numbers.items()})
     return StateContext(value, report)
 
@@ -379,8 +381,8 @@ STATE = Row(
     (
         Fault("parameters", in_value(0), (*BAD, 1.1e6), (-9e5,)),
         Fault("optimizer", in_value(1), (*BAD, -1.1e15), (9e14,)),
-        Fault("normalizer", in_value(2), (*BAD, 1.1e15), (-9e14,)),
-        Fault("normalizer", in_returns, (*BAD, -1.1e15), (9e14,)),
+        Fault("normalizer", in_value(2), (*BAD, 1e25), (-8e24,)),
+        Fault("normalizer", in_returns, (*BAD, -1e25), (8e24,)),
     ),
     (),
     chosen,

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 NAN, INF = float("nan"), float("inf")
 GUARDS = state_guards(GuardsConfig(), PPOConfig())
-NUMBERS = dict(valid_share=1.0, greatest_reward=1.0, value_loss=0.5, distance=0.01, std=0.5, entropy=-0.3)
+NUMBERS = dict(
+    iterations=99, valid_share=1.0, greatest_reward=1.0, value_loss=0.5, distance=0.01, std=0.5, entropy=-0.3
+)
 
 
 def report(updated: bool = True, **numbers: float) -> IterationStats:
@@ -101,6 +103,11 @@ def test_value_loss_limit_equals_the_formula():
         limit = 100 * 0.25 * (1 + reward / 0.03) ** 2
         reports = [report(greatest_reward=reward, value_loss=share * limit) for share in (0.999, 1.001)]
         assert judge(guard, *reports)[0] == [True, False]
+
+
+def test_value_network_that_overshoots_in_its_first_iterations_does_not_trip():
+    reports = [report(iterations=n, value_loss=loss) for n, loss in ((0, 2e10), (19, 2e10), (19, INF), (20, 2e10))]
+    assert judge(GUARDS["value_loss"], *reports)[0] == [True, True, False, False]
 
 
 def test_value_loss_that_rises_with_a_sparse_reward_does_not_trip():

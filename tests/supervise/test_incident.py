@@ -169,7 +169,7 @@ def test_incident_facts_are_plain_json() -> None:
 def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
     limits = limits_of(tiny_config(guards={"quarantine": {"enabled": False}}))
     assert limits.max_abs_state is None and limits.max_other_norm is None
-    assert limits_of(tiny_config(guards={})).max_abs_state == 1e6
+    assert limits_of(tiny_config(guards={})).max_abs_state == 1e10
 
 
 @pytest.mark.parametrize(
