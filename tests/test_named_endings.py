@@ -20,7 +20,7 @@ from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
-GOOD, PATIENCE = 3, 3
+GOOD, PATIENCE = 2, 3
 
 
 def short(**sections: Any) -> Config:
@@ -38,7 +38,7 @@ def saved(folder: Path) -> list[int]:
 
 
 def fault(site: str, **fields: Any) -> dict[str, Any]:
-    return {"site": site, "probability": 1.0, "start": GOOD, **fields}
+    return {"site": site, "probability": 1.0, "start": GOOD} | fields
 
 
 # By guard: the stop reason, its exit code, and the guards and fault of the run.
@@ -49,7 +49,7 @@ ENDINGS: dict[str, tuple[StopReason, int, dict[str, Any]]] = {
         {
             "guards": GUARDS_OFF | {"value_loss": {"enabled": True, "patience": PATIENCE}},
             "ppo": {"learning_rate": 3e-4},
-            "fault": fault("learning_rate", value=1e5),
+            "fault": fault("learning_rate", value=1e5, start=PATIENCE),  # not judged before
         },
     ),
     "policy": (
@@ -71,18 +71,19 @@ ENDINGS: dict[str, tuple[StopReason, int, dict[str, Any]]] = {
 def test_guard_whose_patience_ends_ends_the_run_by_name(tmp_path: Path, guard: str) -> None:
     """After `patience` iterations; the latest checkpoint is the last good one and can be resumed."""
     ending, code, sections = ENDINGS[guard]
+    good = sections["fault"]["start"]
     result = TrainingLoop(short(**sections), tmp_path).run()
     assert (result.stop_reason, result.stop_reason.exit_code) == (ending, code)
-    assert result.step == (GOOD + PATIENCE) * ITERATION
+    assert result.step == (good + PATIENCE) * ITERATION
     assert result.history[-1][f"guards/{guard}/trips"] == PATIENCE
     left = read_result(tmp_path)
     assert left is not None
     assert (left["stop_reason"], left["exit_code"]) == (ending.name, code)
-    assert saved(tmp_path) == [*range(1, GOOD + 1)]
+    assert saved(tmp_path) == [*range(1, good + 1)]
     action = load_policy(tmp_path).act(np.zeros(4, np.float32))
     assert np.isfinite(action).all()
     again = TrainingLoop(short(**sections, resume="auto"), tmp_path)
-    assert again.single.host.step == GOOD * ITERATION
+    assert again.single.host.step == good * ITERATION
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.single.state.params))
 
 
@@ -92,7 +93,7 @@ def test_storm_shorter_than_the_patience_does_not_end_the_run(tmp_path: Path) ->
     result = TrainingLoop(short(**sections, total_steps=8 * ITERATION), tmp_path).run()
     assert result.stop_reason is StopReason.completed
     assert result.history[-1]["guards/storm/trips"] == PATIENCE - 1
-    assert saved(tmp_path) == [1, 2, 3, 6, 7, 8]  # without the iterations of the storm
+    assert saved(tmp_path) == [1, 2, 5, 6, 7, 8]  # without the iterations of the storm
 
 
 def test_run_that_accepts_no_update_ends_by_name(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_run_that_accepts_no_update_ends_by_name(tmp_path: Path) -> None:
     assert result.step == (GOOD + PATIENCE) * ITERATION
     assert result.history[-1]["guards/finite_update/trips"] == PATIENCE * 4
     assert result.history[-1]["training/updates"] == GOOD * 4
-    assert saved(tmp_path)[: GOOD + 1] == [1, 2, 3, 4]
+    assert saved(tmp_path)[: GOOD + 1] == [1, 2, 3]
     assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
 
 

@@ -97,8 +97,12 @@ class ReturnCheck:
             "best_iteration": self._snapshots.best.iteration,
         }
         worse = self._watch.is_worse(best_returns, present_returns, self._finished)
-        self.collapsed = worse is True
-        if worse:
+        training = self._host.watch.training
+        self.collapsed = worse is True and (self._finished or not training.holds)
+        if worse and not self.collapsed:
+            if self._watch.contradict():
+                self._event("return_disagrees", **returns, training_return=training.level)
+        elif worse:
             self._watch.confirm()
             self._event("guard_tripped", guard="return_watch", collapsed=1)
             self._event("return_collapsed", **returns)

@@ -49,6 +49,7 @@ class Track:
         earlier: Looks before `recent`, the newest last, for the estimate of the noise.
         start: First look; None before it.
         best: Greatest level; None before the first `_RECENT` looks.
+        lowest: Lowest level; None before the first level.
         sure: Greatest lower bound of a level: the level minus `_DEVIATIONS` of the noise. None before the first bound.
         evidence: Logarithm of the test's e-value, never below 0.
     """
@@ -57,6 +58,7 @@ class Track:
     earlier: list[float] = dataclasses.field(default_factory=list)
     start: float | None = None
     best: float | None = None
+    lowest: float | None = None
     sure: float | None = None
     evidence: float = 0.0
 
@@ -83,6 +85,7 @@ class Track:
 
     def _is_best(self, value: float) -> bool:
         level, before = self.level, self.best
+        self.lowest = level if self.lowest is None else min(self.lowest, level)
         is_best = before is None or level >= before
         if is_best:
             self.best = level
@@ -100,8 +103,15 @@ class Track:
 
     @property
     def gain(self) -> float:
-        """Difference between the best level and the first look, at least 0."""
-        return max((self.best or 0.0) - (self.start or 0.0), 0.0)
+        """Range of returns up to the best level, at least 0: `gained`."""
+        return 0.0 if self.best is None else gained(self.best, self.start, self.lowest)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the level has hardly fallen below the best level; False if it is not known."""
+        return (
+            self.best is not None and len(self.recent) == _RECENT and self.level >= self.best - _AT_THE_END * self.gain
+        )
 
     def lower(self) -> None:
         """Sets the best level to the present level, after a suspicion that was refuted."""
@@ -129,7 +139,15 @@ class Track:
             if steps >= _FEWEST_STEPS:
                 square = math.fsum((a - b) ** 2 for a, b in zip(looks, looks[lag:], strict=False) if b < a) / steps
                 noise = max(noise, math.sqrt(square) * (1.0 + _CAUTION / steps))
-        return max(noise, _NOISE_SHARE * max(self.gain, abs(self.best or 0.0)), 1e-12)
+        return max(noise, _NOISE_SHARE * (self.gain or abs(self.best or 0.0)), 1e-12)
+
+
+def gained(best: float, *lower: float | None) -> float:
+    """Range of returns from the first known bound in `lower` that is below the best return; 0 without such a bound.
+
+    A tolerance is a share of this range, never of the best return, which may be negative or close to 0.
+    """
+    return next((best - bound for bound in lower if bound is not None and bound < best), 0.0)
 
 
 @dataclasses.dataclass
@@ -141,9 +159,10 @@ class WatchMemory:
         evaluation: Looks at evaluations.
         total: Sum of the returns of the episodes in the next look.
         episodes: Number of episodes in the next look.
-        best_evaluation: Greatest evaluation since the last refuted suspicion; None before the first.
+        best_evaluation: Evaluation of the best state, measured again at a refuted suspicion; None before the first.
         collapses: Number of confirmed collapses.
         refuted: Number of refuted suspicions.
+        contradicted: Number of collapses of evaluations that the return in training did not show.
     """
 
     training: Track = dataclasses.field(default_factory=Track)
@@ -153,6 +172,7 @@ class WatchMemory:
     best_evaluation: float | None = None
     collapses: int = 0
     refuted: int = 0
+    contradicted: int = 0
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> WatchMemory:
@@ -183,8 +203,8 @@ class ReturnWatch:
             episodes: Number of finished episodes.
 
         Returns:
-            Whether the level is the best so far; None if the iteration completes no look. The first level does not
-            count as the best after an evaluation, because the evaluated policy may have been better.
+            Whether the level is the best so far; None if the iteration completes no look. After an evaluation no level
+            counts as the best: training may see another task, and evaluations compare states better.
         """
         memory = self.memory
         if episodes > 0 and math.isfinite(mean_return):
@@ -193,9 +213,7 @@ class ReturnWatch:
         if memory.episodes < self.episodes:
             return None
         value, memory.total, memory.episodes = memory.total / memory.episodes, 0.0, 0
-        is_first = memory.training.best is None
-        is_best = memory.training.look(value, self.tolerance)
-        return is_best and not (is_first and memory.best_evaluation is not None)
+        return memory.training.look(value, self.tolerance) and memory.best_evaluation is None
 
     def evaluate(self, mean_return: float | None) -> bool:
         """Records an evaluation, None if every episode was aborted; returns whether it is the greatest so far."""
@@ -219,16 +237,20 @@ class ReturnWatch:
         With few evaluations the reference is the level of training, which exploration can only lower.
         """
         memory = self.memory
-        if len(memory.evaluation.earlier) + len(memory.evaluation.recent) >= _FEWEST_EVALUATIONS:
-            best, start = memory.best_evaluation, memory.evaluation.start
-        else:
-            best, start = memory.training.best, memory.training.start
-        if best is None or start is None:
+        track = memory.evaluation if self._evaluated_often else memory.training
+        best = memory.best_evaluation if self._evaluated_often else track.best
+        if best is None or track.start is None:
             return False
         if last is None:
             return True
-        tolerance = min(self.tolerance, _AT_THE_END)
-        return last < best - max(tolerance * max(best - start, 0.0), _NOISE_SHARE * abs(best))
+        gain = gained(best, track.start, *sorted(track.recent))
+        return last < best - (min(self.tolerance, _AT_THE_END) * gain or _NOISE_SHARE * abs(best))
+
+    @property
+    def _evaluated_often(self) -> bool:
+        """Whether there are enough evaluations to know their range."""
+        evaluation = self.memory.evaluation
+        return len(evaluation.earlier) + len(evaluation.recent) >= _FEWEST_EVALUATIONS
 
     def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool | None:
         """Whether a policy returns credibly less than the best policy, by more than the tolerance.
@@ -247,11 +269,14 @@ class ReturnWatch:
             return True
         if int(both.sum()) < _FEWEST_PAIRS:
             return None
-        start = self.memory.training.start
-        gain = abs(float(best[both].mean())) if start is None else float(best[both].mean()) - start
-        fall, least = float((best[both] - now[both]).mean()), _NOISE_SHARE * abs(float(best[both].mean()))
-        tolerance = min(self.tolerance, _AT_THE_END) if at_the_end else self.tolerance
-        if fall <= max(tolerance * gain, least, 0.0):
+        training, evaluation = self.memory.training, self.memory.evaluation
+        # Training may see another task, so the range of evaluations counts where mistakes cost nothing.
+        lower = [evaluation.start, evaluation.lowest] if at_the_end and self._evaluated_often else []
+        level, fall = float(best[both].mean()), float((best[both] - now[both]).mean())
+        gain = gained(level, *lower, training.start, evaluation.start, training.lowest, evaluation.lowest)
+        share = min(self.tolerance, _AT_THE_END) if at_the_end else self.tolerance
+        least = share * gain or (share if training.start is None else _NOISE_SHARE) * abs(level)
+        if fall <= least:
             return False
         return True if self._falls(best, now, _FALSE_HANDOVER if at_the_end else _FALSE_CONFIRMATION) else None
 
@@ -283,10 +308,19 @@ class ReturnWatch:
         if self._falls(best, now):
             self.reset_test()
             return
-        self.memory.best_evaluation = float(np.nanmean(now)) if np.isfinite(now).any() else None
+        self.memory.best_evaluation = float(np.nanmean(best)) if np.isfinite(best).any() else None
         for track in (self.memory.training, self.memory.evaluation):
             if track.recent:
                 track.lower()
+
+    def contradict(self) -> bool:
+        """Records a collapse of evaluations that training does not show; returns whether it is the first one.
+
+        Exploration, or a task that only training sees, may be the reason. A rollback would not change either.
+        """
+        self.memory.contradicted += 1
+        self.reset_test()
+        return self.memory.contradicted == 1
 
     def reset_test(self) -> None:
         """Restarts the test at the same level, after an unclear comparison."""

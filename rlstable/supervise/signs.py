@@ -29,7 +29,6 @@ _SHORT_STEPS = 0.5  # share of the step length
 _SATURATED, _GRADIENTS_SATURATED = 0.2, 0.5  # share of activity
 _FALLEN = 0.8  # share of the gain from the first evaluation to the best one
 _ERRORS = 3.0  # standard errors of an evaluation; a smaller fall is noise
-_LEAST_FALL = 0.2  # share of the best return; a smaller fall does not count
 _LEAST_RISE = 0.1  # share of the fall; a smaller rise between two evaluations does not count
 _SHORT_EPISODE = 0.1  # share of the evaluation's episode length
 _FIRST = 10  # first iterations, whose returns are not compared with evaluations
@@ -118,7 +117,7 @@ class SignMemory:
 
     Attributes:
         spells: History by name of the sign; only signs with a hit.
-        first_return: Return of the first evaluation.
+        first_return: Lowest evaluation until the best one; at first the first evaluation.
         last_return: Return of the latest evaluation.
         best_return: Greatest return that two consecutive evaluations reached; a single evaluation may be lucky.
         episodes: Training episodes that had ended by the latest iteration.
@@ -233,6 +232,8 @@ class Signs:
             return
         if memory.first_return is None:
             memory.first_return = value
+        if memory.best_return is None or memory.first_return >= memory.best_return:
+            memory.first_return = min(memory.first_return, value)
         before = value if memory.last_return is None else memory.last_return
         if memory.last_return is not None:
             level = min(memory.last_return, value)
@@ -395,8 +396,7 @@ def _critic(config: Config) -> Sign:
 def _return(config: Config) -> Sign:
     def fallen(value: float, row: Row) -> bool:
         first, best = row["first"], row["best"]
-        least = max(_ERRORS * row["error"], _LEAST_FALL * abs(best))
-        return value < first + _FALLEN * (best - first) and best - value > least
+        return value < first + _FALLEN * (best - first) and best - value > _ERRORS * row["error"]
 
     def rises(row: Row) -> bool:
         """Whether the return rises again, or has reached the best level again."""

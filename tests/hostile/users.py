@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 import numpy as np
+from flax import struct
 from toys import Physics, State
 
 
@@ -276,3 +276,23 @@ class Stiction(Cart):
 
     def observe(self, state: State) -> jax.Array:
         return jnp.ones(3)
+
+
+class Units(Cart):
+    """Observations and rewards in units of the user's choice.
+
+    Args:
+        reward: Reward of a unit, which in `Cart` is 1.
+        observation: Number by which observations are multiplied.
+        offset: Number that is added to observations.
+    """
+
+    def __init__(self, reward: float = 1.0, observation: float = 1.0, offset: float = 0.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.units = reward, observation, offset
+
+    def observe(self, state: State) -> jax.Array:
+        return super().observe(state) * self.units[1] + self.units[2]
+
+    def reward(self, state: State) -> jax.Array:
+        return (super().reward(state) - 1.0) * self.units[0]

@@ -213,6 +213,41 @@ def test_negative_returns_are_compared_by_their_gain() -> None:
     assert watch(start=-100.0).is_worse(np.full(8, -100.0), np.full(8, -150.0))
 
 
+@pytest.mark.parametrize(("start", "best"), [(-1010.0, -1000.0), (-10.0, 0.0), (-1e-3, 1e-3), (1e6, 1e6 + 10.0)])
+def test_falls_are_measured_against_the_range_of_returns(start: float, best: float) -> None:
+    own, noise = watch(start=start), 0.001 * (best - start) * np.arange(8.0)
+    assert own.is_worse(best + noise, best - 0.3 * (best - start) + noise[::-1]) is True
+    assert own.is_worse(best + noise, best - 0.1 * (best - start) + noise[::-1]) is False
+    for value in (start, best, best):
+        own.evaluate(value)
+    assert own.ends_below(best - 0.3 * (best - start)) and not own.ends_below(best - 0.1 * (best - start))
+
+
+def test_range_of_training_does_not_hide_a_fall_of_evaluations_at_the_end() -> None:
+    """A curriculum pays -1,000 in training; evaluations rose from -1 to 20."""
+    own = watch(start=-1000.0)
+    for value in (-1.0, 20.0, 5.0):
+        own.evaluate(value)
+    assert own.is_worse(np.full(8, 20.0), np.full(8, -1.0)) is False
+    assert own.is_worse(np.full(8, 20.0), np.full(8, -1.0), at_the_end=True) is True
+
+
+def test_training_holds_while_its_level_is_near_the_best() -> None:
+    track = Track()
+    assert not track.holds  # nothing is known
+    for value in np.linspace(-100.0, 0.0, 20):
+        track.look(float(value), TOLERANCE)
+    assert track.holds
+    for _ in range(5):
+        track.look(-50.0, TOLERANCE)
+    assert not track.holds
+
+
+def test_contradiction_of_training_and_evaluations_is_reported_once() -> None:
+    own = watch()
+    assert [own.contradict() for _ in range(3)] == [True, False, False]
+
+
 def test_greatest_evaluation_is_reported_and_an_aborted_one_is_none() -> None:
     own = watch()
     values = (5.0, 4.0, None, 6.0, 6.0, float("nan"), 7.0)
@@ -223,13 +258,13 @@ def test_greatest_evaluation_is_reported_and_an_aborted_one_is_none() -> None:
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
-def test_first_level_of_training_does_not_replace_an_evaluated_best_state(evaluated: bool) -> None:
+def test_training_does_not_replace_an_evaluated_best_state(evaluated: bool) -> None:
     own = watch(episodes=1)
     if evaluated:
         own.evaluate(100.0)
     looks = [own.train(value, 1) for value in (90.0, 80.0, 40.0, 30.0, 20.0, 10.0, 95.0, 96.0, 97.0, 98.0, 99.0)]
     assert looks[4] is not evaluated
-    assert looks[-1] is True  # a level above all before is
+    assert looks[-1] is not evaluated  # however good training is
 
 
 def test_single_evaluation_at_the_end_is_measured_by_the_level_of_training() -> None:
