@@ -162,7 +162,6 @@ class WatchMemory:
         best_evaluation: Evaluation of the best state, measured again at a refuted suspicion; None before the first.
         collapses: Number of confirmed collapses.
         refuted: Number of refuted suspicions.
-        contradicted: Number of collapses of evaluations that the return in training did not show.
     """
 
     training: Track = dataclasses.field(default_factory=Track)
@@ -172,7 +171,6 @@ class WatchMemory:
     best_evaluation: float | None = None
     collapses: int = 0
     refuted: int = 0
-    contradicted: int = 0
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> WatchMemory:
@@ -312,15 +310,6 @@ class ReturnWatch:
         for track in (self.memory.training, self.memory.evaluation):
             if track.recent:
                 track.lower()
-
-    def contradict(self) -> bool:
-        """Records a collapse of evaluations that training does not show; returns whether it is the first one.
-
-        Exploration, or a task that only training sees, may be the reason. A rollback would not change either.
-        """
-        self.memory.contradicted += 1
-        self.reset_test()
-        return self.memory.contradicted == 1
 
     def reset_test(self) -> None:
         """Restarts the test at the same level, after an unclear comparison."""

@@ -243,11 +243,6 @@ def test_training_holds_while_its_level_is_near_the_best() -> None:
     assert not track.holds
 
 
-def test_contradiction_of_training_and_evaluations_is_reported_once() -> None:
-    own = watch()
-    assert [own.contradict() for _ in range(3)] == [True, False, False]
-
-
 def test_greatest_evaluation_is_reported_and_an_aborted_one_is_none() -> None:
     own = watch()
     values = (5.0, 4.0, None, 6.0, 6.0, float("nan"), 7.0)
