@@ -122,9 +122,9 @@ class ReturnCheck:
         if DISAGREEMENT in signs.spells:
             return
         text = (
-            f"evaluations fell from {_plain(returns['best_return'])} to {_plain(returns['return'])} where the return in "
-            f"training stayed at {_plain(level)}, so nothing is rolled back; compare what training and evaluations see, "
-            "or set eval.deterministic=false if the policy needs its noise"
+            f"evaluations fell from {_plain(returns['best_return'])} to {_plain(returns['return'])} where the return "
+            f"in training stayed at {_plain(level)}, so nothing is rolled back; compare what training and evaluations "
+            "see, or set eval.deterministic=false if the policy needs its noise"
         )
         signs.add(DISAGREEMENT, self._host.logged_step, text)
         self._event("sign", sign=DISAGREEMENT, text=text, value=returns["return"])
