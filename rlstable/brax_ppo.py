@@ -18,6 +18,7 @@ from brax.training.agents.ppo import networks as ppo_networks
 
 from rlstable.cli.brax_arguments import overrides_of
 from rlstable.cli.compose import compose
+from rlstable.compilation.jax_flags import check_flags
 from rlstable.config import ConfigError
 from rlstable.config.overrides import literal
 from rlstable.envs.objects import Environments, name_of
@@ -157,6 +158,7 @@ def train(
         SystemExit: SIGTERM, likewise.
     """
     arguments = dict(locals())
+    check_flags()
     if max_devices_per_host is not None:
         arguments["max_devices_per_host"] = min(max_devices_per_host, jax.local_device_count()) or None
     pairs = overrides_of(arguments)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
@@ -124,6 +125,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     Raises:
         ConfigError: The configuration cannot work; the message is that of `rlstable.train`.
     """
+    check_flags()
     mesh = sharding.make_mesh(config.devices)
     if config.seeds > 1:  # each seed trains on one device
         device_count_for(config.seeds, mesh.size, config.devices)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlstable import config as typed
 from rlstable.cli.resolvers import reject_resolvers
+from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.io.run_folder import read_settings, require_one_seed
@@ -70,8 +71,9 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
 
     Raises:
         ConfigError: The folder holds no run or no checkpoint, the checkpoint cannot be read, or another version wrote
-            the configuration.
+            the configuration. Or a flag of JAX is unusable.
     """
+    check_flags()
     # Must run before JAX is initialised, that is before the policy's arrays exist: native physics needs the flag.
     disable_async_dispatch()
     folder = Path(folder)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from rlstable.compilation.ffi import interruptible
+from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
@@ -75,7 +76,7 @@ class TrainingLoop:
         environments: Environment objects of the user; None to load the configured environment.
 
     Raises:
-        ConfigError: The configuration, the environment or the folder is unusable.
+        ConfigError: The configuration, the environment, the folder or a flag of JAX is unusable.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class TrainingLoop:
         environments: Environments | None = None,
     ):
         self.config = config
+        check_flags()
         mesh = connect(config)
         self.run_dir = Path(hosts.from_writer("run_dir", lambda: str(run_dir)))  # its name may contain the time
         several = config.seeds > 1
