@@ -8,6 +8,7 @@ from typing import Any
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError, recipes
+from rlstable.config.overrides import is_mapping
 from rlstable.config.overrides import overrides as overrides_of
 from rlstable.envs.objects import Environments, name_of
 from rlstable.guards.base import MoreGuards
@@ -32,7 +33,7 @@ def fit(
 
     Args:
         env: A name under `configs/env`, `playground:<task>`, `package.module:Class` for a class with Brax's Env
-            interface, or an environment object. None selects the inverted pendulum, or the environment of the resumed
+            interface, an environment object, or a mapping with keys of the group `env`. None selects the inverted pendulum, or the environment of the resumed
             run.
         run_dir: The run folder; None for `runs/<env>/<time>`.
         callback: Called as `callback(step, metrics)` with every logged row; returning True stops the run.
@@ -47,6 +48,9 @@ def fit(
     Raises:
         ConfigError: The configuration is wrong; the message is one line.
     """
+    if is_mapping(env):
+        settings = dict(env.items())
+        env, keys = settings.pop("name", None), {**keys, "env": settings}
     words = [*_env_words(env), *(item for key, value in keys.items() for item in overrides_of(key, value)), *overrides]
     config = compose(words, run_dir)
     if run_dir is None:

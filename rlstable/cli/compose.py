@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import re
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,16 @@ from rlstable.io.trusted_folders import require_trust
 _EXAMPLES = {"import": "<package.module:Class>", "playground": "CartpoleBalance"}
 # Here and not in `rlstable.train`, whose variables a launcher of a sweep would pickle.
 _undo = contextlib.ExitStack()
+_composing = threading.RLock()
 
 
 def register_resolvers() -> None:
-    """Registers the resolvers `${run_dir:...}`, `${env_name:}`, `${recipe:...}` and `${playground:...}`."""
-    OmegaConf.register_new_resolver("recipe", recipes.recipe, replace=True, use_cache=False)
+    """Registers the resolvers `run_dir`, `env_name`, `recipe` and `playground`, all as `${rlstable.<name>:...}`."""
     # Cached, because Hydra resolves it more than once and the name contains the time.
-    OmegaConf.register_new_resolver("run_dir", default_run_dir, replace=True, use_cache=True)
-    OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
-    OmegaConf.register_new_resolver("playground", playground.resolve, replace=True)
+    OmegaConf.register_new_resolver("rlstable.run_dir", default_run_dir, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("rlstable.env_name", _env_name, replace=True)
+    OmegaConf.register_new_resolver("rlstable.recipe", recipes.recipe, replace=True)
+    OmegaConf.register_new_resolver("rlstable.playground", playground.resolve, replace=True)
 
 
 def compose_quickly(words: Sequence[str]) -> None:
@@ -177,7 +179,7 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
 
 
 def resolved_settings(overrides: Sequence[str]) -> str:
-    """The settings for overrides in the form of `--cfg job`, with Playground's numbers instead of `${playground:...}`.
+    """The settings for overrides in the form of `--cfg job`, with Playground's numbers instead of `${rlstable.playground:...}`.
 
     Hydra's flag `--resolve` cannot replace a reference by a list.
 
@@ -197,16 +199,32 @@ def _composed(overrides: Sequence[str]) -> Iterator[DictConfig]:
         ConfigError: The first mistake.
     """
     import hydra
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    register_resolvers()
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-            yield hydra.compose("config", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explain(error) from error
+    with _own_hydra():
+        register_resolvers()
+        try:
+            with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+                yield hydra.compose("config", overrides=list(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise explain(error) from error
+
+
+@contextlib.contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Gives one thread the global state of Hydra and OmegaConf, and then restores that of the user's program."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.version import VersionBase
+
+    with _composing, compatibility.same_resolvers():
+        instance, version = GlobalHydra.instance(), VersionBase.instance()
+        hydra, base = instance.hydra, version.getbase()
+        instance.clear()
+        try:
+            yield
+        finally:
+            GlobalHydra.set_instance(instance)  # Hydra has replaced it by a copy
+            instance.hydra, version.version_base = hydra, base
 
 
 def explain(error: BaseException) -> ConfigError:

@@ -1,6 +1,6 @@
 """MuJoCo Playground's own settings of a task as defaults of the configuration, under the user's overrides.
 
-`configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${playground:<key>}` at every key that Playground
+`configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that Playground
 may set. Playground is imported only if such a key is resolved.
 """
 
@@ -39,7 +39,7 @@ _NOT_SAVED = object()
 
 
 def resolve(key: str, _root_: DictConfig) -> Any:
-    """The resolver `${playground:<key>}`: Playground's value for a key, else the key's default.
+    """The resolver `${rlstable.playground:<key>}`: Playground's value for a key, else the key's default.
 
     Args:
         key: Dotted key of the configuration.
@@ -63,7 +63,7 @@ def resolve(key: str, _root_: DictConfig) -> Any:
 
 
 def with_saved_values(composed: DictConfig, saved: Mapping[str, Any]) -> DictConfig:
-    """Composed settings of a run that resumes, with the run's own values in place of `${playground:<key>}`.
+    """Composed settings of a run that resumes, with the run's own values in place of `${rlstable.playground:<key>}`.
 
     Another version of Playground then changes nothing in a run.
 
@@ -83,12 +83,12 @@ def with_saved_values(composed: DictConfig, saved: Mapping[str, Any]) -> DictCon
 
 
 def _references(settings: Any, prefix: str) -> Iterator[str]:
-    """The dotted keys at which nested settings have `${playground:<key>}`."""
+    """The dotted keys at which nested settings have `${rlstable.playground:<key>}`."""
     for name, value in settings.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
             yield from _references(value, f"{key}.")
-        elif value == f"${{playground:{key}}}":
+        elif value == f"${{rlstable.playground:{key}}}":
             yield key
 
 

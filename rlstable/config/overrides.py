@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,14 @@ _NO_STRINGS = {"null", "true", "false", "inf", "nan"}
 
 def overrides(key: str, value: Any) -> list[str]:
     """A keyword argument as Hydra overrides; a mapping is one override for each of its keys."""
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return [f"{key}.{name}={literal(inner)}" for name, inner in value.items()]
     return [f"{key}={literal(value)}"]
+
+
+def is_mapping(value: Any) -> bool:
+    """Whether a value is a mapping, or has the methods of one, as the `ConfigDict` of ml_collections."""
+    return isinstance(value, Mapping) or (hasattr(value, "keys") and hasattr(value, "items"))
 
 
 def literal(value: Any) -> str:
@@ -25,9 +30,9 @@ def literal(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return "{" + ", ".join(f"{name}: {literal(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ", ".join(literal(inner) for inner in value) + "]"
     if isinstance(value, str | Path):
         text = str(value)

@@ -71,7 +71,7 @@ def entry_of(env: str) -> str | None:
 
 def published(entry: str) -> str:
     """The recipe for an accelerator in an entry `override /ppo`."""
-    match = re.fullmatch(r"\$\{recipe:(\w+),.*", entry)
+    match = re.fullmatch(r"\$\{rlstable\.recipe:(\w+),.*", entry)
     return match.group(1) if match else entry
 
 

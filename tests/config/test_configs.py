@@ -75,7 +75,7 @@ def hydra_at_home():
     """Hydra reads configs/. The run folder does not depend on the time."""
     resolvers = dict(BaseContainer._resolvers)
     register_resolvers()
-    OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+    OmegaConf.register_new_resolver("rlstable.run_dir", _run_dir, replace=True)
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         yield
     BaseContainer._resolvers = resolvers

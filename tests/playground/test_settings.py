@@ -131,8 +131,8 @@ MISTAKES = {
         "env.source: playground with env=fast would train the task with ppo=fast, the recipe of another environment; "
         "write env=playground env.name=CartpoleBalance, and ppo=<recipe> to choose another recipe",
     ),
-    "a resolver elsewhere": ([*CARTPOLE, "ppo.num_envs=${playground:ppo.batch_size}"], "ppo.num_envs: the resolver "),
-    "a name that reads itself": (["env=playground", "env.name=${playground:env.name}"], "env.name: the resolver "),
+    "a resolver elsewhere": ([*CARTPOLE, "ppo.num_envs=${rlstable.playground:ppo.batch_size}"], "ppo.num_envs: the resolver "),
+    "a name that reads itself": (["env=playground", "env.name=${rlstable.playground:env.name}"], "env.name: the resolver "),
 }  # fmt: skip
 
 
@@ -174,16 +174,16 @@ def test_few_cores_have_their_own_recipe_with_the_episodes_and_observations_of_t
 
 
 def test_only_playgrounds_resolver_at_its_own_key_is_allowed() -> None:
-    assert reject_resolvers({"ppo": {"num_envs": "${playground:ppo.num_envs}"}}) is None
+    assert reject_resolvers({"ppo": {"num_envs": "${rlstable.playground:ppo.num_envs}"}}) is None
     for key, text in (
-        ("num_envs", "${playground:ppo.batch_size}"),
-        ("num_envs", "x${playground:ppo.num_envs}"),
+        ("num_envs", "${rlstable.playground:ppo.batch_size}"),
+        ("num_envs", "x${rlstable.playground:ppo.num_envs}"),
         ("num_envs", "${oc.env:HOME}"),
     ):
         with pytest.raises(ConfigError, match=f"^ppo.{key}: the resolver"):
             reject_resolvers({"ppo": {key: text}})
     with pytest.raises(ConfigError, match="write the value instead"):  # a saved run has numbers
-        reject_resolvers({"ppo": {"num_envs": "${playground:ppo.num_envs}"}}, "config.yaml")
+        reject_resolvers({"ppo": {"num_envs": "${rlstable.playground:ppo.num_envs}"}}, "config.yaml")
 
 
 @pytest.fixture
