@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_STOP = (signal.SIGINT, signal.SIGTERM)
+_HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed
+_STOP = (signal.SIGINT, signal.SIGTERM, *([] if _HANG_UP is None else [_HANG_UP]))
 # Signals that schedulers send before the time limit; ignored unless another library, such as submitit, handles them.
 _REQUEUE = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
@@ -22,7 +23,8 @@ class Signals:
     """Context manager that catches signals; outside the main thread it does nothing.
 
     If the process ignores a signal at its start, the signal stays ignored: a script's Ctrl-C does not stop the
-    processes that the script has started in the background.
+    processes that the script has started in the background, and `nohup` keeps a run alive without its terminal.
+    A second SIGHUP is ignored, because shell and kernel both send one.
 
     If another handler of SIGUSR1 or SIGUSR2 exists (submitit queues a job again with it), the signal ends the run too.
     The other handler is then called once everything is saved. SIGTERM is then left to its handler.
@@ -95,11 +97,11 @@ class Signals:
             self._previous[self.received](self.received, None)
 
     def _handle(self, number: int, _: Any) -> None:
-        if self.owns_process:
+        if self.owns_process or (self.received is not None and number == _HANG_UP):
             return  # the thread receives the signal too
         self.received = number
         for stop in _STOP:
-            if stop in self._previous:
+            if stop in self._previous and stop != _HANG_UP:
                 signal.signal(stop, self._previous[stop])
         self._announce(number)
 
@@ -119,6 +121,8 @@ class Signals:
                 if number not in self._previous:
                     continue
                 if self.received is not None:
+                    if number == _HANG_UP:
+                        continue
                     os._exit(128 + number)
                 self.received = number
                 self._announce(number)

@@ -57,7 +57,7 @@ with Signals(owns_process={hard}) as signals:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("hard", [True, False])
 def test_first_signal_is_received_and_interrupts_nothing(
     child: Callable[[str], Child], number: int, hard: bool
@@ -79,6 +79,18 @@ def test_second_signal_ends_the_process_at_once_during_native_work(child: Callab
         process.send_signal(number)
         time.sleep(0.1)
     assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_closed_terminal_that_sends_two_signals_stops_the_run_once(child: Callable[[str], Child], hard: bool) -> None:
+    body = """
+with Signals(owns_process={hard}) as signals:
+    ready()
+    time.sleep(2.0)
+    print("saved", signals.received, flush=True)
+"""
+    sent = child(body.format(hard=hard))
+    assert sent.ends(signal.SIGHUP, signal.SIGHUP) == (0, f"saved {int(signal.SIGHUP)}\n")
 
 
 def test_second_signal_in_a_process_of_the_user_raises_keyboard_interrupt(child: Callable[[str], Child]) -> None:
@@ -155,6 +167,11 @@ with Signals(owns_process=True) as signals:
     sent.process.send_signal(signal.SIGTERM)
     assert sent.stdout.readline() == "ignored\n"
     assert sent.ends(signal.SIGUSR2) == (3, "saving\nrequeued 12\n")
+
+
+def test_run_under_nohup_ignores_the_closed_terminal(child: Callable[[str], Child]) -> None:
+    ignoring = "signal.signal(signal.SIGHUP, signal.SIG_IGN)" + LISTENING.format(hard=True)
+    assert child(ignoring).ends(signal.SIGHUP, signal.SIGTERM) == (7, "received 15\n")
 
 
 @pytest.mark.parametrize("hard", [True, False])
