@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.cli.compose import compose
-from rlstable.config import ConfigError, recipes
+from rlstable.config import recipes
 from rlstable.config.overrides import is_mapping
 from rlstable.config.overrides import overrides as overrides_of
 from rlstable.envs.objects import Environments, name_of
 from rlstable.guards.base import MoreGuards
-from rlstable.io.run_folder import default_run_dir
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
 from rlstable.runner.seed_log import Callback
@@ -33,9 +32,9 @@ def fit(
 
     Args:
         env: A name under `configs/env`, `playground:<task>`, `package.module:Class` for a class with Brax's Env
-            interface, an environment object, or a mapping with keys of the group `env`. None selects the inverted pendulum, or the environment of the resumed
-            run.
-        run_dir: The run folder; None for `runs/<env>/<time>`.
+            interface, an environment object, or a mapping with keys of the group `env`. None selects the inverted
+            pendulum, or the environment of the resumed run.
+        run_dir: The run folder; None for `runs/<env>/<time>`. With `resume=<folder>` it continues a copy of that run.
         callback: Called as `callback(step, metrics)` with every logged row; returning True stops the run.
         more_guards: Your own guards, by site (`env`, `batch`, `update`, `state`) and name; see docs/guards.md.
         overrides: More overrides in the syntax of the command, e.g. `["ppo.learning_rate=1e-3"]`.
@@ -53,10 +52,6 @@ def fit(
         env, keys = settings.pop("name", None), {**keys, "env": settings}
     words = [*_env_words(env), *(item for key, value in keys.items() for item in overrides_of(key, value)), *overrides]
     config = compose(words, run_dir)
-    if run_dir is None:
-        run_dir = default_run_dir(config.resume, config.env.name)
-    elif config.resume not in (None, "auto"):
-        raise ConfigError("resume: names a folder already, so run_dir is not allowed; omit run_dir or set resume=auto")
     if config.resume is None and config.logging.console != "off":
         print(recipes.notice(words, config.recipe_for), flush=True)
     environments = None if env is None or isinstance(env, str) else Environments(env, env)

@@ -24,7 +24,6 @@ from rlstable.config.overrides import literal
 from rlstable.envs.objects import Environments, name_of
 from rlstable.envs.randomized import RandomizedEnv
 from rlstable.envs.wrappers import without_training_wrappers
-from rlstable.io.run_folder import default_run_dir
 from rlstable.policy.brax_format import BraxParams, from_brax
 from rlstable.runner.brax_calls import BraxCalls, Metrics, absolute
 from rlstable.runner.loop import TrainingLoop
@@ -177,12 +176,11 @@ def train(
         raise ConfigError("seeds: ppo.train trains one seed, as in Brax; call it once per seed, or use rlstable.fit")
     if eval_env is not None:
         _require_same_spaces(environment, eval_env)
-    folder = default_run_dir(config.resume, config.env.name) if run_dir is None else run_dir
     environments = Environments(environment, eval_env or environment)
     if randomization_fn is not None:
         environments = Environments(*(RandomizedEnv(env, randomization_fn) for env in environments))
     calls = BraxCalls(arguments, make_policy, observation)
-    loop = TrainingLoop(config, folder, calls, environments=environments)
+    loop = TrainingLoop(config, run_dir, calls, environments=environments)
     calls.loop = loop
     run = loop.single
     try:
@@ -200,7 +198,7 @@ def train(
     if result.stop_reason is StopReason.preempted:
         raise SystemExit(result.stop_reason.exit_code)
     if result.stop_reason.exit_code:
-        warnings.warn(f"training ended as {result.stop_reason.name}; see {folder}/report.html", stacklevel=2)
+        warnings.warn(f"training ended as {result.stop_reason.name}; see {loop.run_dir}/report.html", stacklevel=2)
     return make_policy, calls.params, calls.metrics
 
 

@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys import TINY
 
 import rlstable
+from rlstable.cli import command
 from rlstable.cli.compose import compose
 from rlstable.config.overrides import literal
 from rlstable.config.ppo import PPOConfig
+from rlstable.evaluate import EvaluateOptions
+from rlstable.export.__main__ import ExportOptions
+from rlstable.policy.saved_run import open_run
+from rlstable.render.__main__ import RenderOptions
+from rlstable.report.__main__ import ReportOptions
+from rlstable.report.run_record import read_records
+from rlstable.runner.brax_calls import absolute
 from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -78,6 +87,26 @@ def test_environment_in_the_docs_can_be_trained(tmp_path: Path, monkeypatch: pyt
     assert result.stop_reason is StopReason.completed
     assert -20.0 < result.metrics["eval/episode_reward"] < 0.0
     assert result.metrics["eval/aborted_share"] == 0.0
+
+
+def test_tilde_is_the_home_folder_of_every_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    words = [*TINY, "total_steps=64", "logging=quiet", "eval.num_evals=1", "eval.num_envs=2"]
+    run = tmp_path / "run"
+    assert rlstable.fit(run_dir="~/run", overrides=words, compile_cache="~/cache").run_dir == run
+    assert f"compile_cache: {tmp_path}/cache" in (run / "config.yaml").read_text()
+    assert rlstable.fit(resume="~/run", run_dir="~/copy", total_steps=128).run_dir == tmp_path / "copy"
+    assert rlstable.load_policy("~/run").folder == open_run("~/run").folder == run
+    assert [record.folder for record in read_records("~/run")] == [run]
+    assert command.options(EvaluateOptions, ["run=~/run"]).run == run
+    assert command.options(ExportOptions, ["run=~/run", "out=~/out"]).out == tmp_path / "out"
+    assert command.options(RenderOptions, ["run=~/run", "out=~/out"]).out == tmp_path / "out"
+    report = command.options(ReportOptions, ["run=~/run", "run=~/copy", "out=~/page.html"])
+    assert (report.run, report.out) == ((run, tmp_path / "copy"), tmp_path / "page.html")
+    assert command.options(ReportOptions, ["sweep=~/run"]).sweep == run
+    assert absolute("~/brax") == str(tmp_path / "brax")
+    assert not (tmp_path / "~").exists()
 
 
 def test_mistake_in_fit_is_one_line() -> None:

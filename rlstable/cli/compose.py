@@ -22,7 +22,7 @@ from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.config.extras import install
-from rlstable.config.schema import unknown_key
+from rlstable.config.schema import expand_home, unknown_key
 from rlstable.io.run_folder import default_run_dir, read_settings
 from rlstable.io.trusted_folders import require_trust
 
@@ -108,7 +108,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str], run_dir: str | Pa
             _reject_inherited_recipe(composed, overrides)
             return to_config(composed)
         return to_config(playground.with_saved_values(composed, read_settings(Path(run_dir))))
-    saved_file = Path(str(resume)) / "config.yaml"
+    saved_file = expand_home(str(resume)) / "config.yaml"
     if not saved_file.is_file():
         raise ConfigError(f"resume: {resume} is not a run folder, it has no config.yaml; give runs/<env>/<time>")
     settings = read_settings(saved_file.parent)
@@ -175,11 +175,11 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
     for warning in warnings:
         print(f"rlstable: {warning}", file=sys.stderr)
     with _composed(renamed) as composed:
-        return with_saved(composed, renamed, run_dir)
+        return with_saved(composed, renamed, None if run_dir is None else expand_home(run_dir))
 
 
 def resolved_settings(overrides: Sequence[str]) -> str:
-    """The settings for overrides in the form of `--cfg job`, with Playground's numbers instead of `${rlstable.playground:...}`.
+    """The settings for overrides in the form of `--cfg job`, with Playground's numbers instead of references to them.
 
     Hydra's flag `--resolve` cannot replace a reference by a list.
 

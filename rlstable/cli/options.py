@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlstable.config.schema import Flag, Integer, KeyedError, Section, Seed
+from rlstable.config.schema import Flag, Integer, KeyedError, Section, Seed, expand_home
 
 LATEST = Path("latest")
 
@@ -45,6 +45,7 @@ def found_run(folder: Path, one_seed: bool = False) -> Path:
     """
     if folder == LATEST:
         return latest_run(one_seed)
+    folder = expand_home(folder)
     bare = str(folder).strip("'\"")
     if not folder.exists() and Path(bare).is_dir():
         raise ValueError(f"the folder {folder} does not exist; write {shlex.quote(f'run={bare}')}")

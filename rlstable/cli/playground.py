@@ -1,7 +1,7 @@
 """MuJoCo Playground's own settings of a task as defaults of the configuration, under the user's overrides.
 
-`configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that Playground
-may set. Playground is imported only if such a key is resolved.
+`configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that
+Playground may set. Playground is imported only if such a key is resolved.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A resolver runs a function when the settings are read. Its result, for example a secret, would be saved in
 `config.yaml`, in the report and in every checkpoint. References to other keys, `${ppo.num_envs}`, are no resolvers.
-`${rlstable.playground:<key>}` is allowed at this key, as `configs/` has it: its result is a number of MuJoCo Playground.
+`${rlstable.playground:<key>}` is allowed at this key, as `configs/` has it: its result is a number of Playground.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def reject_resolvers(settings: Mapping[str, Any], file: str | None = None) -> No
         ConfigError: A value contains a resolver; names the first such key.
     """
     for key, text in _texts(settings, ""):
-        if not _has_resolver(text) or (file is None and text == f"${{rlstable.playground:{key}}}" and key not in _RESOLVED_FROM):
+        of_playground = text == f"${{rlstable.playground:{key}}}" and key not in _RESOLVED_FROM
+        if not _has_resolver(text) or (file is None and of_playground):
             continue
         if file is not None:
             raise ConfigError(f"run: {file} has the resolver {text!r} at {key}; write the value instead")

@@ -13,17 +13,17 @@ from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError
 from rlstable.config.overrides import literal
 from rlstable.config.renamed import with_new_names
-from rlstable.config.schema import keys_named
+from rlstable.config.schema import expand_home, keys_named
 
 _FLAG = re.compile(r"--?(?P<key>[A-Za-z][\w.-]+)(=(?P<value>.*))?", re.DOTALL)
-_FOLDERS = ("resume", "hydra.run.dir")
+_FOLDERS = ("resume", "hydra.run.dir", "hydra.sweep.dir", "compile_cache")
 
 
 def prepared(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of a command line as Hydra reads them.
 
-    An existing folder after `resume=` or `hydra.run.dir=` is quoted in Hydra's grammar, `resume=latest` becomes the
-    newest run folder, and `distributed=true` becomes `distributed.enabled=true`.
+    An existing folder after a key of `_FOLDERS` is quoted in Hydra's grammar, and `~` becomes the home folder.
+    `resume=latest` becomes the newest run folder, and `distributed=true` becomes `distributed.enabled=true`.
 
     Returns:
         The words, and one line of warning for each renamed key.
@@ -115,4 +115,7 @@ def _as_hydra_reads(word: str) -> str:
             return f"resume={literal(latest_run())}"
         except ValueError as error:
             raise ConfigError(f"resume: {error}") from None
+    bare = folder.strip("'\"")
+    if bare.startswith("~"):
+        return f"{key}={literal(expand_home(bare))}"
     return f"{key}={literal(folder)}" if folder not in ("auto", "null") and Path(folder).is_dir() else word

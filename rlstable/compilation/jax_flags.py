@@ -6,7 +6,6 @@ import jax
 
 from rlstable.config import ConfigError
 
-
 _GUARDS = "JAX would end the run at the first {}, before a guard can reject it; the guards name the step and the value"
 _TRANSFERS = "each run copies random keys and metrics between host and device"
 # The rejected values of a flag, and the reason. Other values and flags work.

@@ -24,6 +24,7 @@ from rlstable.config.schema import (
     CountOrZero,
     Finite,
     Flag,
+    FolderName,
     KeyedError,
     Positive,
     Section,
@@ -209,9 +210,9 @@ class Config(Section, at=""):
     recipe_for: Literal["auto", "cpu", "accelerator"]
     devices: Count | None
     deterministic: Flag
-    compile_cache: Annotated[str, Field(min_length=1)] | None
+    compile_cache: FolderName | None
     quick_compile_iterations: CountOrZero
-    resume: str | None
+    resume: FolderName | None
     # Only valid for the command they are typed for, so they are never saved.
     trust: Annotated[Flag, Field(exclude=True)]
     distributed: Annotated[DistributedConfig, Field(exclude=True)]

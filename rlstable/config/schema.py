@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rlstable.config.defaults import defaults
 
@@ -61,6 +63,16 @@ CountOrZero = Annotated[Integer, Field(ge=0, le=INT32_MAX)]
 Total = Annotated[Integer, Field(gt=0)]
 Seed = Annotated[Integer, Field(ge=0, lt=2**32)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+def expand_home(path: str | Path) -> Path:
+    """A path as typed; `~` is the home folder."""
+    return Path(os.path.expanduser(path))
+
+
+# Fields of a configuration, and of the arguments of a command.
+Folder = Annotated[Path, AfterValidator(expand_home)]
+FolderName = Annotated[str, Field(min_length=1), AfterValidator(lambda path: str(expand_home(path)))]
 
 
 class Section(BaseModel):

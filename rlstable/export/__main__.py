@@ -6,13 +6,13 @@ Exit code 0 means that the files were written and agree with the policy, 2 means
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rlstable.cli import command
 from rlstable.cli.options import PolicyOptions, require_folder
+from rlstable.config.schema import Folder
 
 _EPILOG = """
 examples:
@@ -28,7 +28,7 @@ class ExportOptions(PolicyOptions):
     format: Literal["both", "onnx", "stablehlo"] = Field(
         "both", description="both; onnx, for robots and other languages; stablehlo, for jax and XLA"
     )
-    out: Path | None = Field(None, description="folder to write to, null for <run>/export")
+    out: Folder | None = Field(None, description="folder to write to, null for <run>/export")
 
     @model_validator(mode="after")
     def _check(self) -> ExportOptions:

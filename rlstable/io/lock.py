@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlstable.config import ConfigError
 
-_NAME = ".lock"
+LOCK_FILE = ".lock"
 
 
 class RunLock:
@@ -31,7 +31,7 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path):
-        self._path = run_dir.absolute() / _NAME
+        self._path = run_dir.absolute() / LOCK_FILE
         self._file: int | None = None
         self.unsupported: str | None = None
         while self._file is None and self.unsupported is None:

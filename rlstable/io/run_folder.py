@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,8 @@ from omegaconf import OmegaConf
 
 from rlstable.config import ConfigError
 from rlstable.config.renamed import updated
-from rlstable.io.lock import RunLock
+from rlstable.config.schema import expand_home, first_line
+from rlstable.io.lock import LOCK_FILE, RunLock
 from rlstable.io.outcome import outcome_of
 
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
@@ -31,11 +33,25 @@ _LEAST_ROOM = 64 * 1024  # free bytes at the start, for config.yaml and the firs
 
 
 def default_run_dir(resume: str | None, env_name: str) -> str:
-    """The folder of a run: the resumed folder, else `runs/<env>/<time>`."""
+    """The folder of a run: the resumed folder, else a new folder `runs/<env>/<time>`, or `<time>-2` if that exists."""
     if resume not in (None, "auto"):
-        return str(resume)
+        return str(expand_home(str(resume)))
     # An import path contains a colon, which is not allowed in every folder name.
-    return f"runs/{env_name.replace(':', '.')}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    name = f"runs/{env_name.replace(':', '.')}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    folder, number = name, 1
+    while not _created(folder):
+        number += 1
+        folder = f"{name}-{number}"
+    return folder
+
+
+def _created(folder: str) -> bool:
+    """Creates a folder; False if it exists. If it cannot be created, the run that writes to it reports that."""
+    try:
+        os.makedirs(folder)
+    except OSError:
+        return not os.path.isdir(folder)
+    return True
 
 
 def newest_run(root: Path = Path("runs")) -> Path | None:
@@ -101,7 +117,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
 
     Args:
         run_dir: The folder.
-        resume: None, `auto`, or the folder itself.
+        resume: None, `auto`, the folder itself, or the folder of another run, which is copied to `run_dir`.
         seeds: Number of seeds that train together; each of several seeds has a subfolder.
 
     Returns:
@@ -112,7 +128,12 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
             is None, or it holds no run to resume.
     """
     _require_usable_name(run_dir)
-    _holds_a_run_to_resume(run_dir, resume, seeds)  # checked first, so that a mistake creates no folder
+    original = copied_folder(run_dir, resume)
+    # Checked first, so that a mistake creates no folder.
+    if original is not None:
+        _holds_a_run_to_resume(original, resume, seeds)
+        resume = None  # the folder of the copy must be free
+    _holds_a_run_to_resume(run_dir, resume, seeds)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir / ".writable", " " * _LEAST_ROOM)
@@ -125,10 +146,35 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         ) from error
     try:
         # Checked again, because a run may have ended since the first check.
-        return _holds_a_run_to_resume(run_dir, resume, seeds), lock
+        resumes = _holds_a_run_to_resume(run_dir, resume, seeds)
+        if original is not None:
+            _copy(original, run_dir)
+        return resumes or original is not None, lock
     except BaseException:
         lock.release()
         raise
+
+
+def copied_folder(run_dir: Path, resume: str | None) -> Path | None:
+    """The folder of the run that `run_dir` continues as a copy; None if no other folder is resumed."""
+    if resume in (None, "auto") or Path(str(resume)).resolve() == run_dir.resolve():
+        return None
+    return Path(str(resume))
+
+
+def _copy(original: Path, run_dir: Path) -> None:
+    """Copies a run, without its lock and unfinished files.
+
+    Raises:
+        ConfigError: A file cannot be read or written.
+    """
+    unfinished = shutil.ignore_patterns(LOCK_FILE, _RESERVE, "*.part", "*.orbax-checkpoint-tmp*")
+    try:
+        shutil.copytree(original, run_dir, ignore=unfinished, dirs_exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"resume: cannot copy {original} to {run_dir}: {first_line(error)}; delete {run_dir} before you try again"
+        ) from error
 
 
 def _require_usable_name(run_dir: Path) -> None:

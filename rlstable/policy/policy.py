@@ -16,7 +16,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
-from rlstable.config.schema import first_line, validate
+from rlstable.config.schema import expand_home, first_line, validate
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import Observation, Params
 from rlstable.guards.inference import ActionContext, InferenceGuard
@@ -329,8 +329,9 @@ def load_policy(
         ConfigError: The run or checkpoint does not exist, or was written by another version.
         ValueError: `safe_action` does not fit the action, or `on_bad` is neither of the two values.
     """
-    require_one_seed(Path(run_dir))
-    arrays, host = restore_policy(Path(run_dir) / "checkpoints", which)
+    run_dir = expand_home(run_dir)
+    require_one_seed(run_dir)
+    arrays, host = restore_policy(run_dir / "checkpoints", which)
     spec: Mapping[str, Any] | None = host.get("policy")
     if spec is None:
         raise ConfigError(f"run_dir: the checkpoint in {run_dir} holds no policy; choose a run folder of rlstable")
@@ -344,4 +345,4 @@ def load_policy(
     mean, std = arrays["statistics"]["mean"], arrays["statistics"]["std"]
     statistics = Statistics(WideCounter.zero(), mean, jax.tree.map(lambda s: s**2, std), std)
     params = {"policy": arrays["params"]}
-    return Policy(networks, params, statistics, spec["matmul"], host, safe_action, on_bad, Path(run_dir))
+    return Policy(networks, params, statistics, spec["matmul"], host, safe_action, on_bad, run_dir)

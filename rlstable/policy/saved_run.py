@@ -12,6 +12,7 @@ from rlstable.cli.resolvers import reject_resolvers
 from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config, ConfigError
+from rlstable.config.schema import expand_home
 from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
 from rlstable.policy import Policy, load_policy
@@ -76,7 +77,7 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
     check_flags()
     # Must run before JAX is initialised, that is before the policy's arrays exist: native physics needs the flag.
     disable_async_dispatch()
-    folder = Path(folder)
+    folder = expand_home(folder)
     require_one_seed(folder)
     config = read_config(folder)
     if not (folder / "checkpoints").is_dir():

@@ -6,14 +6,13 @@ Exit code 0 means that everything was drawn, 2 means a user error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from rlstable.cli import command
 from rlstable.cli.options import PlayOptions, require_folder
-from rlstable.config.schema import Count, Integer, Positive
+from rlstable.config.schema import Count, Folder, Integer, Positive
 
 _EPILOG = """
 examples:
@@ -34,7 +33,7 @@ class RenderOptions(PlayOptions):
     seconds: Positive | None = Field(
         10.0, description="simulated seconds of a film from its start, null for the whole episode"
     )
-    out: Path | None = Field(None, description="folder to write to, null for <run>/episodes")
+    out: Folder | None = Field(None, description="folder to write to, null for <run>/episodes")
     width: _Side = Field(640, description="of a film, in pixels, even")
     height: _Side = Field(480, description="of a film, in pixels, even")
 

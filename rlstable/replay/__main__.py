@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rlstable.cli import command
+from rlstable.config.schema import expand_home
 
 _EPILOG = """
 examples:
@@ -56,7 +56,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "Replays a bad step in float32, float64 and C MuJoCo, and reports what went bad first.",
         _EPILOG,
     )
-    parser.add_argument("incident", type=Path, help="folder of the incident")
+    parser.add_argument("incident", type=expand_home, help="folder of the incident")
     parser.add_argument(
         "--history",
         type=_steps,

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rlstable.cli import command
 from rlstable.cli.options import LATEST, found_run
-from rlstable.config.schema import KeyedError, Section
+from rlstable.config.schema import Folder, KeyedError, Section, expand_home
 
 _EPILOG = """
 examples:
@@ -40,7 +40,7 @@ def _found_sweep(folder: Path) -> Path:
         ValueError: There is no sweep yet.
     """
     if folder != LATEST:
-        return folder
+        return expand_home(folder)
     sweeps = [path for path in Path("runs", "sweeps").glob("*") if path.is_dir()]
     if not sweeps:
         raise ValueError(
@@ -61,7 +61,7 @@ class ReportOptions(Section):
     sweep: Annotated[Path, AfterValidator(_found_sweep)] | None = Field(
         None, description="folder of a sweep, instead of runs; latest, the newest in runs/sweeps"
     )
-    out: Path | None = Field(None, description="file to write; null for report.html in the first folder")
+    out: Folder | None = Field(None, description="file to write; null for report.html in the first folder")
 
     @model_validator(mode="before")
     @classmethod

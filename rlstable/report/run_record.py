@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.config.schema import expand_home
 from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_result, read_settings, seed_folders
 
@@ -149,7 +150,7 @@ def read_record(folder: str | Path) -> RunRecord:
     Raises:
         ConfigError: The folder is not a run folder.
     """
-    folder = Path(folder)
+    folder = expand_home(folder)
     settings = flat(read_settings(folder))
     (rows, torn_rows), (events, torn_events) = (_lines(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
     return RunRecord(
@@ -159,7 +160,7 @@ def read_record(folder: str | Path) -> RunRecord:
 
 def read_records(folder: str | Path) -> list[RunRecord]:
     """Reads a run folder, or the run folders of its seeds; errors as for `read_record`."""
-    folder = Path(folder)
+    folder = expand_home(folder)
     started = [seed for seed in seed_folders(folder) if (seed / "config.yaml").is_file()]
     return [read_record(each) for each in started or [folder]]
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from brax.training.agents.ppo import checkpoint
 
 from rlstable.cli.brax_arguments import iterations_per_epoch, steps_per_iteration
+from rlstable.config.schema import expand_home
 from rlstable.device import sharding
 from rlstable.policy.brax_format import BraxParams, to_brax
 from rlstable.runner.loop import TrainingLoop
@@ -149,4 +150,4 @@ def _floats(metrics: dict[str, Any]) -> Metrics:
 
 def absolute(path: str | Path) -> str:
     """A path as Orbax needs it; addresses such as `gs://...` stay as they are."""
-    return str(path) if "://" in str(path) else str(Path(path).absolute())
+    return str(path) if "://" in str(path) else str(expand_home(path).absolute())

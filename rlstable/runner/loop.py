@@ -17,6 +17,7 @@ from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.once import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
+from rlstable.config.schema import expand_home
 from rlstable.device import hosts
 from rlstable.device.seed_devices import SeedDevices, device_count_for
 from rlstable.device.sharding import fetch
@@ -25,6 +26,7 @@ from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
 from rlstable.io import store
 from rlstable.io.console import Console
+from rlstable.io.run_folder import default_run_dir
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
@@ -67,7 +69,7 @@ class TrainingLoop:
 
     Args:
         config: The configuration.
-        run_dir: The run folder.
+        run_dir: The run folder; None for the resumed folder, else `runs/<env>/<time>`.
         callback: Called as `callback(step, row)` with every row, with several seeds only with rows of all seeds
             together; returning True stops the run.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
@@ -82,7 +84,7 @@ class TrainingLoop:
     def __init__(
         self,
         config: Config,
-        run_dir: str | Path,
+        run_dir: str | Path | None,
         callback: Callback | None = None,
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
@@ -92,7 +94,10 @@ class TrainingLoop:
         self.config = config
         check_flags()
         mesh = connect(config)
-        self.run_dir = Path(hosts.from_writer("run_dir", lambda: str(run_dir)))  # its name may contain the time
+        # Only the writer makes a folder, whose name contains the time.
+        self.run_dir = expand_home(
+            hosts.from_writer("run_dir", lambda: str(run_dir or default_run_dir(config.resume, config.env.name)))
+        )
         several = config.seeds > 1
         title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
         shown = config.logging.console if hosts.is_writer() else "off"

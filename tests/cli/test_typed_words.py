@@ -10,6 +10,7 @@ import pytest
 from rlstable.cli.compose import compose
 from rlstable.cli.typed_words import prepared
 from rlstable.config import ConfigError
+from rlstable.config.overrides import literal
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,15 @@ def test_unknown_flag_is_named_instead_of_a_usage(words: list[str], message: str
     with pytest.raises(ConfigError) as raised:
         prepared(words)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("key", ["resume", "hydra.run.dir", "hydra.sweep.dir", "compile_cache"])
+@pytest.mark.parametrize("typed", ["~/my runs/1", '"~/my runs/1"', "'~/my runs/1'"])
+def test_tilde_after_a_key_of_a_folder_is_the_home_folder(
+    key: str, typed: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    assert prepared([f"{key}={typed}"])[0] == [f"{key}={literal(here / 'my runs' / '1')}"]
 
 
 def test_existing_folder_is_quoted_for_hydra_as_typed(here: Path) -> None:

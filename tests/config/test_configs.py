@@ -381,7 +381,7 @@ def test_hydra_writes_no_files_and_keeps_the_working_folder() -> None:
     assert node.output_subdir is None
     assert node.job.chdir is False
     assert node.job_logging.root is None and node.hydra_logging.root is None
-    assert re.fullmatch(r"runs/sweeps/[\d-]+_[\d-]+", node.sweep.dir)
+    assert re.fullmatch(r"runs/sweeps/[\d-]+_[\d-]+-\d{6}", node.sweep.dir)
     # A missing env.name still has a folder, so that the error is one line of ours.
     assert hydra_node("env=import").run.dir == "runs/import/now"
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,49 @@ def test_newest_run_is_the_one_whose_files_changed_last(tmp_path: Path) -> None:
     assert newest_run(tmp_path) == tmp_path / "ant" / "1"
     os.utime(tmp_path / "sweeps/a/0/config.yaml", (7, 7))
     assert newest_run(tmp_path) == tmp_path / "sweeps" / "a" / "0"
+
+
+def test_runs_that_start_in_the_same_second_have_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import sys; from rlstable.io.run_folder import default_run_dir as f; print(f(None, 'a:B'), f('auto', 'a:B'))"
+    )
+    command = [sys.executable, "-c", code]
+    starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(3)]
+    folders = " ".join(start.communicate(timeout=60)[0] for start in starts).split()
+    assert len(set(folders)) == 6
+    assert all(re.fullmatch(r"runs/a\.B/[\d-]+_\d\d-\d\d-\d\d(-\d)?", folder) for folder in folders)
+    assert sorted(folders) == sorted(str(folder) for folder in Path("runs").glob("*/*"))
+
+
+def test_run_folder_that_cannot_be_created_is_reported_by_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot write to runs/toys\.PointMass/"):
+        TrainingLoop(tiny_config(total_steps=64), None)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_resume_with_another_run_folder_continues_in_a_copy(seeds: int, tmp_path: Path) -> None:
+    config = tiny_config(total_steps=64, seeds=seeds)
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    TrainingLoop(config, original).run()
+    before = {file: file.read_bytes() for file in original.rglob("*") if file.is_file()}
+    more = config.model_copy(update={"resume": str(original), "total_steps": 128})
+    result = TrainingLoop(more, copy).run()
+    assert (result.stop_reason, result.step, result.run_dir) == (StopReason.completed, 128, copy)
+    assert {file: file.read_bytes() for file in original.rglob("*") if file.is_file()} == before
+    last = copy if seeds == 1 else copy / "seed-0"
+    assert [row["step"] for row in map(json.loads, (last / "metrics.jsonl").read_text().splitlines())][-1] == 128
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: .*copy already holds a run; set resume=auto"):
+        TrainingLoop(more, copy)
+    with pytest.raises(ConfigError, match=r"^resume: .*nothing holds no checkpoint"):
+        TrainingLoop(config.model_copy(update={"resume": str(tmp_path / "nothing")}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_folder_whose_name_has_a_backslash_is_rejected(tmp_path: Path) -> None:

@@ -131,8 +131,14 @@ MISTAKES = {
         "env.source: playground with env=fast would train the task with ppo=fast, the recipe of another environment; "
         "write env=playground env.name=CartpoleBalance, and ppo=<recipe> to choose another recipe",
     ),
-    "a resolver elsewhere": ([*CARTPOLE, "ppo.num_envs=${rlstable.playground:ppo.batch_size}"], "ppo.num_envs: the resolver "),
-    "a name that reads itself": (["env=playground", "env.name=${rlstable.playground:env.name}"], "env.name: the resolver "),
+    "a resolver elsewhere": (
+        [*CARTPOLE, "ppo.num_envs=${rlstable.playground:ppo.batch_size}"],
+        "ppo.num_envs: the resolver ",
+    ),
+    "a name that reads itself": (
+        ["env=playground", "env.name=${rlstable.playground:env.name}"],
+        "env.name: the resolver ",
+    ),
 }  # fmt: skip
 
 
