@@ -17,8 +17,14 @@ from rlstable.device.precision import SINGLE, Precision
 Arguments = Callable[[], tuple[Any, ...]]
 
 
+_MANY_CONSTANTS = 50 * 10**6  # bytes
+
+
 class Programs:
     """Builds programs.
+
+    Attributes:
+        on_large_constants: Called with the bytes of a traced program's constants if they slow down its compilation.
 
     Args:
         precision: Precision to compile in.
@@ -28,6 +34,7 @@ class Programs:
     def __init__(self, precision: Precision = SINGLE, options: dict[str, Any] | None = None):
         self._precision = precision
         self._options = options
+        self.on_large_constants: Callable[[int], None] = lambda size: None
 
     def build(
         self,
@@ -59,7 +66,11 @@ class Programs:
         del name, donates  # only for the trace cache: `function` already donates
         args = arguments()
         with self._precision.compiled(), collector.paused():
-            lowered: Lowered = function.lower(*args)
+            traced = function.trace(*args)
+            size = sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts)
+            if size > _MANY_CONSTANTS:
+                self.on_large_constants(size)
+            lowered: Lowered = traced.lower()
         return lowered
 
     def _compiled(self, lowered: Lowered, rarely_used: bool, at_once: bool = False) -> Future[Any]:

@@ -70,15 +70,31 @@ def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
     """
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     leaves = [describe(path, leaf) for path, leaf in paths]
-    names = [leaf.path for leaf in leaves]
-    if len(set(names)) != len(names):
-        raise ValueError(f"two arrays have the path {max(names, key=names.count)!r}")
+    if (twice := _path_of_two(leaves)) is not None:
+        raise ValueError(f"two arrays have the path {twice!r}")
     raw = [jax.random.key_data(leaf) if is_key(leaf) else leaf for _, leaf in paths]
     views = [np.asarray(view) for view in jax.device_get(raw)]
     # The caller may change a NumPy leaf. On a CPU, a JAX leaf is a view of the device buffer, which a donating program
     # may overwrite.
     arrays = [view.copy() for view in views]
     return [leaf._replace(checksum=checksum(array)) for leaf, array in zip(leaves, arrays, strict=True)], arrays
+
+
+def require_different_paths(tree: PyTree, what: str) -> None:
+    """Checks that a checkpoint can tell the arrays of a tree apart.
+
+    Raises:
+        ConfigError: Two arrays have the same path, because a name has a slash; starts with `what`.
+    """
+    twice = _path_of_two([describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]])
+    if twice is not None:
+        raise ConfigError(f"{what} has two arrays {twice}, because / separates names; rename one of them")
+
+
+def _path_of_two(leaves: list[Leaf]) -> str | None:
+    """A path that two leaves have; None if all paths differ."""
+    names = [leaf.path for leaf in leaves]
+    return max(names, key=names.count) if len(set(names)) != len(names) else None
 
 
 def place(array: np.ndarray, like: Any) -> Any:

@@ -96,6 +96,7 @@ class Checkpoints:
     Attributes:
         directory: The folder of all checkpoints.
         failing: Whether the last save failed.
+        error: The exception of the last save that failed; None before one.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Checkpoints:
         self._scores: dict[int, float | None] = {}  # of the checkpoints on disk whose manifest can be read
         self._pending: _Save | None = None  # the save that runs in the background
         self.failing = False
+        self.error: Exception | None = None
         self._abandoned = False
 
     def due(self, iteration: int) -> bool:
@@ -376,7 +378,7 @@ class Checkpoints:
 
     def _give_up(self, iteration: int, error: Exception) -> None:
         """Reports a save whose retry failed."""
-        self.failing = True
+        self.failing, self.error = True, error
         self._retry.failed(iteration)
         self._event("checkpoint_failed", iteration=iteration, error=one_line(error))
 

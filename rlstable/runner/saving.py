@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,8 +19,9 @@ from rlstable import __version__
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.errors import one_line
 from rlstable.io.folder_check import FolderCheck
-from rlstable.io.space import free_bytes, size_of
+from rlstable.io.space import free_bytes, is_full, size_of
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
@@ -209,7 +211,7 @@ class Saving:
             steps, folder = self._since_saved(), self._checkpoints.directory.parent
             text = (
                 f"no good state was saved in the last {steps:,} steps, {self._failures:,} saves in a row have failed; "
-                f"make room on the disk of {folder}, or check its permissions"
+                f"{self._remedy(folder)}"
             )
             self._host.signs.add(NOTHING_SAVED, self._host.logged_step, text)
             self._log.event("sign", sign=NOTHING_SAVED, text=text, value=steps)
@@ -271,10 +273,18 @@ class Saving:
             return "No state of this run was good, so none was saved; see the events guard_tripped in events.jsonl."
         if not self._checkpoints.failing:
             return "The last states were bad, and no earlier good state was saved; set checkpoint=frequent."
-        room = f"Make room on the disk of {folder}, or check its permissions"
+        remedy = self._remedy(folder)
+        remedy = remedy[0].upper() + remedy[1:]
         if self._nothing_on_disk:
-            return f"{room}; no state of this run is saved, so train again."
-        return f"{room}; then {command('train', folder, 'resume=')} trains the unsaved steps again."
+            return f"{remedy}; no state of this run is saved, so train again."
+        return f"{remedy}; then {command('train', folder, 'resume=')} trains the unsaved steps again."
+
+    def _remedy(self, folder: Path) -> str:
+        """A remedy for the last save that failed."""
+        error = self._checkpoints.error
+        if error is None or isinstance(error, OSError) or is_full(error):
+            return f"make room on the disk of {folder}, or check its permissions"
+        return f"mend the cause of the failed save, {one_line(error)}"
 
     @property
     def saved_step(self) -> int | None:

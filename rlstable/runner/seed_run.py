@@ -135,6 +135,7 @@ class SeedRun:
         cache_error = require_shared_cache(cache_error is None) or cache_error
         self._step_before = 0
         self._has_iterated = False
+        self._reported_constants = False
         self.keys = SeedKeys(config.seed, self.host)
         alone = factories is None or not factories.shared
         self.log = SeedLog(config, run_dir, callback, console, self.host, alone)
@@ -160,6 +161,7 @@ class SeedRun:
             if setup.loaded.removed:
                 kept = {key: getattr(config.env, key) for key in ("episode_length", "action_repeat")}
                 self.event("environment_unwrapped", removed=list(setup.loaded.removed), **kept)
+            setup.on_large_constants(self._report_constants)
             self._initialize_state(setup, resumes)
             self._open_files(self._lock)
             self._opened = True
@@ -184,6 +186,13 @@ class SeedRun:
             "more_guards": {site: sorted(guards) for site, guards in more_guards.items()},
         }
         hosts.require_same("machine", own, "use equal machines with the same packages, and the same script")
+
+    def _report_constants(self, size: int) -> None:
+        """Logs the size of the arrays that the environment makes part of a program, once."""
+        if not self._reported_constants:
+            self._reported_constants = True
+            problem = "arrays of the environment are part of each program, which takes time and memory to compile"
+            self.event("large_constants", megabytes=size // 10**6, problem=f"{problem}; make the arrays smaller")
 
     def _open_folder(self) -> bool:
         """Creates and locks the run folder; returns whether the run resumes."""

@@ -35,6 +35,7 @@ from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
+from rlstable.io.arrays import require_different_paths
 from rlstable.ppo.build import init_program, make_ppo, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
@@ -141,6 +142,10 @@ class TrainingSetup:
         self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
         self._resets = Resets(self.env, batch, self.precision, self._programs, mesh.size)
+
+    def on_large_constants(self, report: Callable[[int], None]) -> None:
+        """Sets the function that is called with the bytes of large constants, before the program is compiled."""
+        self._programs.on_large_constants = report
 
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
@@ -273,10 +278,12 @@ class TrainingSetup:
         """Shapes of the environments' first states.
 
         Raises:
-            ConfigError: The environment does not report time limits, and the configuration needs them.
+            ConfigError: The environment does not report time limits, and the configuration needs them. Or a checkpoint
+                could not tell two arrays of a state apart.
         """
         config = self._config
         states = self._resets.shapes(config.ppo.num_envs)
+        require_different_paths(states, f"env.name: the state of {config.env.name}")
         if config.ppo.bootstrap_on_timeout and "time_out" not in states.info:
             raise ConfigError(
                 f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that distinguishes a time limit "

@@ -446,3 +446,17 @@ def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: 
     assert (done.returncode, done.stdout) == (2, "recipe: default, as ppo=default asks\n")
     [line] = done.stderr.splitlines()
     assert line.startswith("rlstable: hydra.run.dir: cannot save checkpoints in ") and "LC_ALL=C.UTF-8" in line
+
+
+def test_save_that_fails_with_another_error_than_of_the_disk_is_explained_by_its_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Checkpoints, save: Any, in_background: bool) -> None:
+        raise ValueError("a name is\nnot allowed")
+
+    monkeypatch.setattr(Checkpoints, "_begin", broken)
+    assert TrainingLoop(quick(), tmp_path).run().stop_reason is StopReason.not_saved
+    left = read_result(tmp_path)
+    cause = "end the cause of the failed save, ValueError: a name is not allowed"
+    assert left is not None and left["advice"].startswith(f"M{cause}; no state of this run is saved")
+    assert all(event["text"].endswith(f"have failed; m{cause}") for event in events(tmp_path, "sign"))
