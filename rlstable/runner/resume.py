@@ -42,6 +42,9 @@ _PLANNED_FOR = (
     "env.envs_per_pass", "network", "supervise.memory",
 )  # fmt: skip
 
+# Settings of the task; if one of them changed, the saved first states are of another task.
+_TASK = ("env.source", "env.name", "env.kwargs")
+
 
 def resume(
     checkpoints: Checkpoints,
@@ -112,6 +115,7 @@ def resume(
     tuning = {name: getattr(first_state.tuning, name) for name in names}
     state = supervisor.read(tree, {name: saved.get(name) for name in NAMES}, **tuning)
     envs_changed = (_num_envs(saved), _restores(saved)) != (programs.num_envs, config.env.restore_info)
+    envs_changed |= any(value_at(old, key) != value_at(new, key) for key in _TASK)
     if envs_changed:
         state = programs.setup.reset_envs_and_pool(state, key())
         event("environments_redrawn", num_envs=programs.num_envs)

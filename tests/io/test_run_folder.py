@@ -121,6 +121,16 @@ def test_resume_with_another_run_folder_continues_in_a_copy(seeds: int, tmp_path
     assert not (tmp_path / "other").exists()
 
 
+def test_copy_with_another_task_begins_with_its_resets(tmp_path: Path) -> None:
+    config = tiny_config(total_steps=64)
+    TrainingLoop(config, tmp_path / "original").run()
+    env = config.env.model_copy(update={"kwargs": {"bound": 3.0}})
+    other = config.model_copy(update={"resume": str(tmp_path / "original"), "total_steps": 128, "env": env})
+    assert TrainingLoop(other, tmp_path / "copy").run().stop_reason is StopReason.completed
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "copy" / "events.jsonl").read_text().splitlines()]
+    assert "environments_redrawn" in kinds
+
+
 def test_folder_whose_name_has_a_backslash_is_rejected(tmp_path: Path) -> None:
     """Tensorstore does not read checkpoints back from such a folder."""
     with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot save checkpoints in .*a\\b, because its name"):
