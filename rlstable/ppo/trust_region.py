@@ -128,8 +128,9 @@ class TrustRegion:
             before = moments(sample.distribution) if collecting else self._moments(params, old, sample)
             moved = shift(self.networks, params, new, sample, before, limit).mean
             preserves |= ~(moved <= jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT))
-        old = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
-        return with_same_function(self.networks, params, old, new, preserves & (old.count > 0))
+        intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
+        rescaled = self.networks.rescale_inputs(params, intact, new)
+        return with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
 
     def enforce(
         self,
@@ -203,18 +204,19 @@ class TrustRegion:
 
 
 def with_same_function(
-    networks: Networks, params: Params, old: Statistics, new: Statistics, preserves: jax.Array
+    params: Params, rescaled: Params, old: Statistics, new: Statistics, preserves: jax.Array
 ) -> NormalizerUpdate:
     """New observation statistics, with parameters that compute the same actions and values as before if asked.
 
+    If the result is not finite, everything stays, so that the state guards find what is wrong.
+
     Args:
-        networks: Networks for raw observations.
         params: Network parameters that fit `old`.
+        rescaled: Network parameters that compute the same with `new`.
         old: Observation statistics before the batch.
-        new: Observation statistics after the batch; if they or the new parameters are not finite, `old` stay.
+        new: Observation statistics after the batch.
         preserves: Whether the networks must stay the same functions, a scalar.
     """
-    rescaled = networks.rescale_inputs(params, old, new)
     finite = all_finite((new, select(preserves, rescaled, params)))
     preserves &= finite
     return NormalizerUpdate(select(finite, new, old), select(preserves, rescaled, params), preserves)

@@ -383,7 +383,7 @@ def test_configurations_with_different_programs_share_no_cached_program(
 COMPILED_AGAIN = {
     "env.": (
         "source name backend episode_length action_repeat reset reset_pool_size envs_per_pass kwargs "
-        "randomization_fn randomize impl"
+        "randomization_fn randomize impl restore_info"
     ),
     "ppo.": (
         "num_envs batch_size num_minibatches num_updates_per_batch unroll_length discounting gae_lambda gae "
@@ -414,7 +414,7 @@ COMPILED_AGAIN = {
     "guards.policy.": "enabled max_kl min_std max_std min_entropy patience",
     "guards.return_watch.": "enabled tolerance episodes",
     "guards.limiters.": (
-        "reward observation observation_outlier advantage_std_min value_target value_error log_ratio "
+        "reward observation observation_outlier observation_shift advantage_std_min value_target value_error log_ratio "
         "policy_std_min policy_std_max kl gradient_norm gradient_block update_norm"
     ),
     "precision.": "matmul network",

@@ -338,7 +338,7 @@ def test_guards_off_disables_every_guard_and_strict_is_stricter() -> None:
     # A higher floor is stricter, and so is a thorough check.
     floors, as_they_are = (
         {"policy_std_min", "min_std", "thorough"},
-        {"advantage_std_min", "value_error", "gradient_block", "reward", "value_target"},
+        {"advantage_std_min", "value_error", "gradient_block", "reward", "value_target", "observation_shift"},
     )
     for name in guard_config.LimiterConfig.model_fields:
         own, usual = getattr(strict.limiters, name), getattr(default.limiters, name)

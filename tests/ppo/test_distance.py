@@ -255,7 +255,8 @@ LIMIT = 0.4
 
 def applied(params, old, new, preserves=True):
     """The statistics and the parameters after `with_same_function`."""
-    found = trust_region.with_same_function(parts()[0], params, old, new, jnp.asarray(preserves))
+    rescaled = parts()[0].rescale_inputs(params, old, new)
+    found = trust_region.with_same_function(params, rescaled, old, new, jnp.asarray(preserves))
     return found.statistics, found.params, bool(found.rescaled)
 
 
