@@ -118,7 +118,9 @@ def update(
             return new_mean, new_variance
         batch_variance = spread - (1.0 - rate) * jnp.square(delta)
         usual = jnp.maximum(variance, jnp.square(_tolerance(mean)))
-        shifted = (statistics.count > 0) & (rate > 0) & (batch_variance + jnp.square(delta) > shift**2 * usual)
+        shifted = batch_variance + jnp.square(delta) > shift**2 * usual
+        # Damaged statistics stay for a guard to find.
+        shifted &= (statistics.count > 0) & (rate > 0) & (variance >= 0.0)
         return jnp.where(shifted, mean + delta, new_mean), jnp.where(shifted, batch_variance, new_variance)
 
     pairs = jax.tree.map(moments, observation, statistics.mean, statistics.variance)

@@ -110,8 +110,9 @@ class TrustRegion:
             collecting: Whether these parameters and the old statistics collected the batch.
         """
         old, limits = state.normalizer, self.config.guards.limiters
+        intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
         new = normalizer.update(
-            old, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
+            intact, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
             shift=limits.observation_shift,
         )  # fmt: skip
         limit = kl_limiter.limit(self.config, state.tuning)
@@ -128,7 +129,6 @@ class TrustRegion:
             before = moments(sample.distribution) if collecting else self._moments(params, old, sample)
             moved = shift(self.networks, params, new, sample, before, limit).mean
             preserves |= ~(moved <= jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT))
-        intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
         rescaled = self.networks.rescale_inputs(params, intact, new)
         return with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
 
