@@ -105,13 +105,13 @@ def test_memory_error_while_compiling_an_evaluation_leads_to_more_passes(monkeyp
     own = Refusing(4, 4)
     compiled, refused = own._play, [True]
 
-    class Lowering:
-        def lower(self, *args: Any) -> Any:
+    class Tracing:
+        def trace(self, *args: Any) -> Any:
             if refused and refused.pop():
                 raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: while compiling")
-            return compiled.lower(*args)
+            return compiled.trace(*args)
 
-    monkeypatch.setattr(own, "_play", Lowering())
+    monkeypatch.setattr(own, "_play", Tracing())
     own.prepare(POLICY)
     assert own.told == [("evaluation_divided", {"passes": 2})]
 
