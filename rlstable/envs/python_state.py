@@ -16,7 +16,7 @@ import numpy as np
 def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: Sequence[Any]) -> Iterator[str]:
     """The first mistake of a function that depends on, or changes, what JAX does not trace.
 
-    A cache that the first call fills is no mistake, but every call must leave a number as it was.
+    A cache that the first call fills is no mistake, and neither is a counter that changes no program.
 
     Args:
         env: The environment.
@@ -34,12 +34,14 @@ def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: S
     if traced:
         names = [name for name, value in _attributes(env).items() if any(value is x for x in traced)]
         yield f"{what} reads {', '.join(names) or 'a value'}, traced in an earlier call; keep it in info"
+    elif len(one) == len(other) and all(map(_same, one, other)):
+        return
     elif changed:
         yield (
             f"{what} changes {', '.join(sorted(changed))}, but JAX runs its Python code only once, while tracing; "
             "keep it in info"
         )
-    elif len(one) != len(other) or not all(map(_same, one, other)):
+    else:
         yield (
             f"{what} differs between two traces: np.random or time, whose values never change in the compiled program; "
             "use jax.random with a key in info"

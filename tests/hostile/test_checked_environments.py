@@ -21,7 +21,6 @@ TWICE = (
 PYTHON_STATE = {
     users.Counter: f"step changes self.count, {ONCE}",
     users.ClassCounter: f"reset changes ClassCounter.count, {ONCE}",
-    users.History: f"reset changes self.seen, {ONCE}",
     users.NumpyNoise: f"step {TWICE}",
     users.NumpyGoal: f"reset {TWICE}",
     users.TracedGoal: "step reads self.goal, traced in an earlier call; keep it in info",
@@ -35,8 +34,10 @@ def test_python_state_of_an_environment_is_one_line_that_names_it(kind: type) ->
     assert str(caught.value) == f"env.name: my:Env: {PYTHON_STATE[kind]}"
 
 
-def test_cache_that_the_first_call_fills_is_no_mistake() -> None:
-    check(users.LazyCache(), "my:Env")
+@pytest.mark.parametrize("kind", [users.LazyCache, users.History])
+def test_python_state_that_changes_no_program_is_no_mistake(kind: type) -> None:
+    """A cache that the first call fills, and a list that no call reads."""
+    check(kind(), "my:Env")
 
 
 def test_environment_that_cannot_be_mapped_is_one_line_with_the_location() -> None:
