@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from rlstable.config.defaults import config_dir
 
-_CPU = "cpu"  # the recipe of every environment without a recipe <name>_cpu of its own
+_CPU = "cpu"  # the recipe of every environment without a recipe <name>_cpu
 _DEVICE_FILES = ("nvidia0", "kfd", "accel0", "vfio/0")  # NVIDIA, AMD, old and new TPU
 _PLUGINS = "jax_plugins"
 

@@ -239,7 +239,7 @@ def test_constant_that_begins_to_vary_takes_the_statistics_of_the_batch_at_once(
     after = update(before, new, None)
     np.testing.assert_allclose(after.mean[0], new[..., 0].mean(), atol=1e-4)
     np.testing.assert_allclose(after.std[0], new[..., 0].std(), rtol=1e-3)
-    assert after.std[1] == pytest.approx(1.0, rel=0.01)  # the other element goes on as before
+    assert after.std[1] == pytest.approx(1.0, rel=0.01)  # the other element is updated as before
     assert normalizer.constant(after).tolist() == [False, False]
 
 
