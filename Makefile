@@ -23,7 +23,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground newest slow survival stability curves recovery dropin bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival stability curves harm recovery dropin bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -54,6 +54,9 @@ stability: $(STAMP) ## Train every task far beyond solved: do policies stay good
 
 curves: $(STAMP) ## Compare learning curves, with guards and without, float16 and float32; an hour on a CPU
 	$(BIN)/python -m scripts.curves $(ARGS)
+
+harm: $(STAMP) ## Train small environments with default guards and with none; an hour on a CPU, resumes where it stopped
+	$(BIN)/python -m scripts.harm $(ARGS)
 
 recovery: $(STAMP) ## Train at a rate far too high, with second attempts and without; half an hour on a CPU
 	$(BIN)/python -m scripts.recovery $(ARGS)

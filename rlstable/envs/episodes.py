@@ -26,11 +26,14 @@ class Episodes(NamedTuple):
         metrics: Sums over the episode by name, including `reward`, `[B]` each.
         length: Number of steps, `[B]`.
         aborted: 1.0 where the simulation went bad before the episode ended, `[B]`.
+        last_observation: Observation after the last action, also of environments that had ended, `[B, ...]`; None while
+            episodes are played.
     """
 
     metrics: dict[str, jax.Array]
     length: jax.Array
     aborted: jax.Array
+    last_observation: PyTree | None = None
 
 
 class Part(NamedTuple):
@@ -50,7 +53,7 @@ class Part(NamedTuple):
     def episodes(self) -> Episodes:
         """The episodes so far."""
         episodes: Episodes = self.carry[2]
-        return episodes
+        return episodes._replace(last_observation=self.carry[0].obs)
 
 
 def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:

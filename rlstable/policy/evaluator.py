@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -40,6 +40,9 @@ from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
 
 Play = Callable[..., Any]
 EvaluationMetrics = dict[str, float | None]
+
+_CONSTANT = 1e-6  # relative standard deviation in training
+_DIFFERENT = 1e-3  # relative difference from a constant
 
 
 class Abandoned(Exception):
@@ -170,10 +173,11 @@ class Evaluator:
         return [
             {
                 **summarize(episodes),
+                "eval/unseen_element": unseen_element(policy.statistics, episodes),
                 "eval/epoch_eval_time": elapsed,
                 "eval/sps": float(episodes.length.sum()) / elapsed,
             }
-            for episodes in played
+            for policy, episodes in zip(policies, played, strict=True)
         ]
 
     def play(self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False) -> list[Episodes]:
@@ -265,6 +269,34 @@ def summarize(episodes: Episodes) -> EvaluationMetrics:
     metrics["eval/std_episode_length"] = float(episodes.length[valid].std()) if valid.any() else None
     metrics["eval/aborted_share"] = float(1.0 - valid.mean())
     return metrics
+
+
+def unseen_element(statistics: Statistics, episodes: Episodes) -> float:
+    """Number of the first observation element, from 1, that is constant in training and differs here; 0 for none.
+
+    Args:
+        statistics: Observation statistics of training.
+        episodes: Episodes with their last observations.
+    """
+    observation = episodes.last_observation
+    if observation is None or not statistics.count:
+        return 0.0
+    mean, variance = jax.device_get((statistics.mean, statistics.variance))
+    if isinstance(mean, Mapping):  # the networks may read a part of the observation only
+        observation = {key: observation[key] for key in mean}
+    means, variances, observations = (jax.tree.leaves(tree) for tree in (mean, variance, observation))
+    valid = valid_episodes(episodes)
+    unseen = [
+        _differs(mean, variance, observed[valid]).ravel()
+        for mean, variance, observed in zip(means, variances, observations, strict=True)
+    ]
+    return float(np.argmax(np.concatenate([[False], *unseen])))
+
+
+def _differs(mean: np.ndarray, variance: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    size = np.maximum(1.0, np.abs(mean))
+    constant = np.sqrt(variance) <= _CONSTANT * size
+    return np.asarray(constant & (np.abs(observed - mean) > _DIFFERENT * size).any(axis=0))
 
 
 def make_evaluator(

@@ -139,7 +139,7 @@ class LossGradient:
     def _statistics_after_batch(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
         targets = limiters.clip(self.targets(params, statistics, data).value, self.limits.value_target)
         value: Any = statistics.value
-        return normalizer.update(value, targets, data.valid, self.config, least_rate=_VALUE_RATE)
+        return normalizer.update(value, targets, data.valid, self.config, least_rate=_VALUE_RATE).statistics
 
     def _estimate(self, params: Params, statistics: Statistics, data: Collected, parts: int) -> Targets:
         def estimate_part(part: Collected) -> Targets:

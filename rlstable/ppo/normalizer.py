@@ -7,6 +7,7 @@ Invalid samples do not count.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,18 @@ class Statistics:
     value: Statistics | None = None
 
 
+class Update(NamedTuple):
+    """Statistics after a batch.
+
+    Attributes:
+        statistics: The new statistics.
+        shifted: Share of the elements that took the batch's mean and variance at once; None without `shift`.
+    """
+
+    statistics: Statistics
+    shifted: jax.Array | None
+
+
 def init(observation: PyTree) -> Statistics:
     """Statistics without samples: mean 0, variance 0, divisor 1.
 
@@ -66,7 +79,7 @@ def update(
     outlier: float | None = None,
     least_rate: float = 0.0,
     shift: float | None = None,
-) -> Statistics:
+) -> Update:
     """Updates statistics with a batch, over the samples of all devices.
 
     Welford's update in batch form (Chan et al. 1979), or Brax's `ema` mode, whose rate is batch over total count.
@@ -103,7 +116,7 @@ def update(
             x = jnp.where(jnp.reshape(valid, valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
         return sharding.total(jnp.sum(x, axis=(0, 1))) / samples
 
-    def moments(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def moments(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, ...]:
         if config.normalize_observations_mode == "ema":
             batch_mean = average(x)
             delta = batch_mean - mean
@@ -121,16 +134,21 @@ def update(
         shifted = batch_variance + jnp.square(delta) > shift**2 * usual
         # Damaged statistics stay for a guard to find.
         shifted &= (statistics.count > 0) & (rate > 0) & (variance >= 0.0)
-        return jnp.where(shifted, mean + delta, new_mean), jnp.where(shifted, batch_variance, new_variance)
+        mean, variance = jnp.where(shifted, mean + delta, new_mean), jnp.where(shifted, batch_variance, new_variance)
+        return mean, variance, shifted
 
-    pairs = jax.tree.map(moments, observation, statistics.mean, statistics.variance)
-    mean = jax.tree.map(lambda _, pair: pair[0], statistics.mean, pairs)
-    variance = jax.tree.map(lambda _, pair: jnp.maximum(pair[1], 0.0), statistics.mean, pairs)
+    found = jax.tree.map(moments, observation, statistics.mean, statistics.variance)
+    mean = jax.tree.map(lambda _, parts: parts[0], statistics.mean, found)
+    variance = jax.tree.map(lambda _, parts: jnp.maximum(parts[1], 0.0), statistics.mean, found)
     std = _std(mean, variance, config, shift)
     if valid is not None:
         # Without samples the variance is 0, and division by the smallest std would make every observation huge.
         std = select(added > 0, std, statistics.std)
-    return Statistics(count, mean, variance, std, statistics.value)
+    shifted = None
+    if shift is not None:
+        by_leaf = jax.tree.map(lambda _, parts: jnp.ravel(parts[2]), statistics.mean, found)
+        shifted = jnp.mean(jnp.concatenate(jax.tree.leaves(by_leaf)).astype(jnp.float32))
+    return Update(Statistics(count, mean, variance, std, statistics.value), shifted)
 
 
 def constant(statistics: Statistics) -> PyTree:

@@ -57,7 +57,7 @@ def shape(
     reward = data.reward
     if returns.statistics is not None and returns.running is not None:
         discounted, running = _discounted(data, returns.running, config.discounting)
-        statistics = normalizer.update(returns.statistics, discounted, data.valid, config)
+        statistics = normalizer.update(returns.statistics, discounted, data.valid, config).statistics
         returns = Returns(statistics, running)
         reward = reward / statistics.std
     metrics = {"training/reward_greatest": masked.maximum(jnp.abs(limiters.clip(reward, limit)), data.valid)}

@@ -53,11 +53,13 @@ class NormalizerUpdate(NamedTuple):
         statistics: The new statistics.
         params: Network parameters, rescaled if the statistics alone would have moved the policy too far.
         rescaled: Whether they are rescaled; None if nothing bounds the normaliser.
+        shifted: Share of the observation elements that took the batch's statistics at once; None without the limiter.
     """
 
     statistics: Statistics
     params: Params
     rescaled: jax.Array | None
+    shifted: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ class TrustRegion:
         """
         old, limits = state.normalizer, self.config.guards.limiters
         intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
-        new = normalizer.update(
+        new, shifted = normalizer.update(
             intact, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
             shift=limits.observation_shift,
         )  # fmt: skip
@@ -130,7 +132,8 @@ class TrustRegion:
             moved = shift(self.networks, params, new, sample, before, limit).mean
             preserves |= ~(moved <= jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT))
         rescaled = self.networks.rescale_inputs(params, intact, new)
-        return with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
+        update = with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
+        return update._replace(shifted=shifted)
 
     def enforce(
         self,
@@ -192,7 +195,8 @@ class TrustRegion:
             metrics |= {"training/policy_distance": shift.mean, "training/policy_distance_p99": shift.p99}
         if update is not None and update.rescaled is not None:
             metrics["limiters/normalizer/active"] = update.rescaled.astype(jnp.float32)
-        if update is not None and self.config.guards.limiters.observation_shift is not None:
+        if update is not None and update.shifted is not None:
+            metrics["limiters/observation_shift/active"] = update.shifted
             began = began_to_vary(state.normalizer, update.statistics)
             first = jnp.where(jnp.any(began), jnp.argmax(began) + 1, 0)
             metrics["training/element_that_began_to_vary"] = first.astype(jnp.float32)

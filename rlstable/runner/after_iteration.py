@@ -42,6 +42,9 @@ def finish_iteration(
         case Action.STOP:
             run.cause = decision.cause
             return _stop(run, decision)
+        case Action.PASS_OVER:
+            run.supervisor.pass_over(decision)
+            score = row.get("eval/episode_reward")
         case Action.END_WITH_BEST_POLICY:
             score = run.take_best_policy()
         case Action.CONTINUE:

@@ -1,4 +1,4 @@
-"""Decides after an iteration: continue, end with the best policy, roll back, or stop. Changes no state."""
+"""Decides after an iteration: continue, end with the best policy, roll back, pass over, or stop. Changes no state."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Action(enum.Enum):
     CONTINUE = enum.auto()
     END_WITH_BEST_POLICY = enum.auto()
     ROLL_BACK = enum.auto()
+    PASS_OVER = enum.auto()
     STOP = enum.auto()
 
 
@@ -88,8 +89,10 @@ def decide(
     if collapse and finished:  # no steps are left in which the run could recover
         return Decision(Action.END_WITH_BEST_POLICY, cause)
     at = host.iteration + host.attempts.lost_iterations
+    if recovery.repeats(host.attempts, cause.name, at, host.iteration):
+        return Decision(Action.PASS_OVER, cause)
     try:
-        plan = recovery.plan(host.attempts, cause.name, at, applicable, collapse)
+        plan = recovery.plan(host.attempts, cause.name, at, host.iteration, applicable, collapse)
     except NeedsOwnProgram as error:
         return Decision(Action.STOP, cause, StopReason.needs_own_program, program=str(error))
     if plan.remedy is not None:

@@ -24,6 +24,8 @@ from rlstable.supervise.recovery import Recovery
 from rlstable.supervise.snapshots import Origins, SavedState, Snapshot, Snapshots
 from rlstable.supervise.stop_reasons import StopReason
 
+_PASSED = "failure_repeats"  # the sign's name
+
 
 class Supervisor:
     """Keeps the states that a run may roll back to, decides after an iteration, and rolls back.
@@ -43,7 +45,9 @@ class Supervisor:
         self._programs = programs
         self._event = event
         self._host = host
-        self._recovery = Recovery(config.supervise.recovery)
+        guards = config.guards
+        patience = {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}
+        self._recovery = Recovery(config.supervise.recovery, patience)
         self.snapshots = Snapshots(programs.mesh)
 
     def keep(self, state: TrainState) -> None:
@@ -123,6 +127,20 @@ class Supervisor:
             lost_steps=host.step - good.step,
         )
         return self._rewind_host(state, good)
+
+    def pass_over(self, decision: Decision) -> None:
+        """Reports once, as a sign, that the run continues after a failure because a rollback would repeat it."""
+        host, cause = self._host, decision.cause
+        assert cause is not None
+        if _PASSED in host.signs.spells:
+            return
+        since = host.iteration + host.attempts.lost_iterations - host.attempts.recent[-1]["at"]
+        text = (
+            f"{cause.name} came again {since} iterations after the rollback, where it had come before: the cause is what "
+            "the environment shows, so the run is not rolled back for it again; see what changes in the environment"
+        )
+        host.signs.add(_PASSED, host.logged_step, text)
+        self._event("sign", sign=_PASSED, text=text, value=float(since))
 
     def shrink_after_oom(self, state: TrainState, key: jax.Array) -> TrainState:
         """Rolls back to the last good state with a smaller memory plan, after the device refused memory.

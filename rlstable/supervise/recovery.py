@@ -6,7 +6,7 @@ Every choice depends on iterations and causes, never on the clock, so a resumed 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rlstable.config.supervise import RecoveryConfig, Remedy
@@ -20,8 +20,8 @@ class Attempts:
         count: Rollbacks of the whole run.
         lost_steps: Environment steps that were rolled back.
         lost_iterations: Iterations that were rolled back.
-        recent: Attempts of the window, each `{"at", "cause", "remedy"}`; `at` is the iteration, rolled back iterations
-            included.
+        recent: Attempts of the window, each `{"at", "iteration", "cause", "remedy"}`; `at` counts iterations that were
+            rolled back, `iteration` does not.
         position: Number of remedies of the list used since the last healthy stretch.
         collapse_position: The same for the list of remedies after a collapse of the return.
         applied: Remedies in effect, as written in the configuration, the latest last.
@@ -60,15 +60,39 @@ class Recovery:
 
     Attributes:
         config: The list of remedies and the number of attempts.
+        patience: By cause whose states are finite: the patience of its guard in iterations. Only these causes can be
+            passed over.
     """
 
     config: RecoveryConfig
+    patience: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def repeats(self, attempts: Attempts, cause: str, at: int, iteration: int) -> bool:
+        """Whether a failure came again at the same place, so that one more rollback would lead to it once more.
+
+        The place is the iteration, or the number of iterations since the environments were reset, which happens at the
+        start and at every rollback. A divergence that the settings cause follows soon after a rollback instead.
+
+        Args:
+            attempts: Memory of recovery.
+            cause: Name of the stop reason.
+            at: The iteration, rolled back iterations included.
+            iteration: The iteration, without rolled back ones.
+        """
+        patience = self.patience.get(cause)
+        if patience is None or not attempts.recent or attempts.recent[-1]["cause"] != cause:
+            return False
+        last, earlier = attempts.recent[-1], [attempt["at"] for attempt in attempts.recent[:-1]]
+        since, before = at - last["at"], last["at"] - (earlier[-1] if earlier else 0)
+        later = since - before, iteration - last["iteration"]
+        return since > 2 * patience and any(0 <= difference <= patience for difference in later)
 
     def plan(
         self,
         attempts: Attempts,
         cause: str,
         at: int,
+        iteration: int,
         applicable: Callable[[Remedy], bool] = lambda _: True,
         collapse: bool = False,
     ) -> RetryPlan:
@@ -78,6 +102,7 @@ class Recovery:
             attempts: Memory of recovery.
             cause: Name of the stop reason that the attempt tries to avoid.
             at: The iteration, rolled back iterations included.
+            iteration: The iteration, without rolled back ones.
             applicable: Whether a remedy can change anything now; other remedies are skipped.
             collapse: Whether the return collapsed: the remedy is then one of `collapse_remedies`.
         """
@@ -95,7 +120,7 @@ class Recovery:
             new.stretch *= 2
             new.relaxed = None
         written = remedy.model_dump(mode="json")
-        new.recent.append({"at": at, "cause": cause, "remedy": written})
+        new.recent.append({"at": at, "iteration": iteration, "cause": cause, "remedy": written})
         if remedy.lasts:
             new.applied.append(written)
         return RetryPlan(remedy, new)

@@ -48,6 +48,7 @@ _LIMITERS = {
     "reward": ("samples", "raise guards.limiters.reward or lower ppo.reward_scaling"),
     "observation": ("samples", "raise guards.limiters.observation"),
     "observation_outlier": ("samples", "raise guards.limiters.observation_outlier"),
+    "observation_shift": ("observation elements", "raise guards.limiters.observation_shift"),
     "advantage_std": ("minibatches", "raise ppo.reward_scaling or lower guards.limiters.advantage_std_min"),
     "value_target": ("samples", "lower ppo.reward_scaling or raise guards.limiters.value_target"),
     "value_error": ("samples", "raise guards.limiters.value_error or set ppo.normalize_values=true"),
@@ -252,6 +253,7 @@ class Signs:
             "best": memory.best_return if memory.best_return is not None else value,
             "error": deviation / math.sqrt(self._episodes),
             "length": _number(metrics, "eval/avg_episode_length"),
+            "unseen": _number(metrics, "eval/unseen_element"),
             "steps_per_episode": memory.steps_per_episode,
             "training": memory.training_return if is_comparable else None,
             "training_error": math.sqrt((deviation**2 + variance) / self._episodes),
@@ -303,9 +305,10 @@ def signs_of(config: Config) -> tuple[Sign, ...]:
     clips = limits.gradient_norm is not None and (max_norm is None or limits.gradient_norm < max_norm)
     limiters = [_limiter(name) for name in _LIMITERS if name != "gradient_norm" or clips]
     own = (_steps(config), _critic(config), _return(config), _distance(config), reward_scale(config), _BEGAN_TO_VARY)
+    unseen = (_UNSEEN,) if config.ppo.normalize_observations else ()
     compared = (_MEAN_ACTION,) if config.eval.deterministic and not config.eval.env_kwargs else ()
     restarts = (_restarts(config),) if config.env.may_keep_counters else ()
-    return (*limiters, *own, *compared, *restarts)
+    return (*limiters, *own, *unseen, *compared, *restarts)
 
 
 def _limiter(name: str) -> Sign:
@@ -464,6 +467,21 @@ _BEGAN_TO_VARY = Sign(
         "experience with it"
     ),
     lambda value, row: "if the task does not do so on purpose, correct the observation",
+)
+
+
+_UNSEEN = Sign(
+    "evaluation_observes_more",
+    lambda row: row["unseen"],
+    lambda value, row: value > 0.0,
+    2,
+    2,
+    lambda value, row: (
+        f"element {value - 1.0:.0f} of the observation has been constant in training and is another number in "
+        "evaluations: the policy has no experience with it"
+    ),
+    lambda value, row: "let training see the same numbers, or correct the observation (eval.env_kwargs)",
+    of_evaluations=True,
 )
 
 

@@ -234,8 +234,8 @@ def test_observation_outlier_limiter_clips_what_the_normalizer_reads():
     batch = jnp.array([[[7.0, 0.0], [8.0, 3.0], [-1e30, -4.0], [1.0, 0.0]]])
     drawn_in = jnp.array([[[7.0, 0.0], [7.0, 3.0], [-5.0, -3.0], [1.0, 0.0]]])
     limit = only(observation_outlier=3.0).observation_outlier
-    update = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig(), limit))
-    plain = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig()))
+    update = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig(), limit).statistics)
+    plain = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig()).statistics)
     for ours, theirs in (
         (update(STATISTICS, batch), plain(STATISTICS, drawn_in)),
         (update(STATISTICS, drawn_in), plain(STATISTICS, drawn_in)),

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toys import TINY
 
 import rlstable
+from rlstable.supervise.recovery import Recovery
 
 SMALL = {
     "num_envs": 32, "batch_size": 32, "num_minibatches": 8, "unroll_length": 16, "learning_rate": 1e-3,
@@ -37,3 +39,31 @@ def test_command_that_begins_late_is_learned_with_guards(tmp_path: Path) -> None
         assert not [event for event in events if event["kind"] in ("rolled_back", "guard_tripped")]
         (sign,) = [e for e in events if e["kind"] == "sign" and e["sign"] == "observation_began_to_vary"]
         assert sign["text"].startswith("element 2 of the observation had been constant")
+
+
+BURST = (
+    "guards=off", "guards.policy.enabled=true", "guards.policy.patience=2", "supervise.recovery.every=1",
+    "ppo.normalize_observations=false", "ppo.learning_rate=1e-2", "total_steps=3840", "env.episode_length=20",
+)  # fmt: skip
+
+
+def burst(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[str, list[dict[str, Any]]]:
+    """Trains through the burst, at the same step of each environment after every reset; returns the end and events."""
+    if monkeypatch is not None:
+        monkeypatch.setattr(Recovery, "repeats", lambda *_: False)
+    result = rlstable.fit("users:Burst", run_dir=folder, overrides=[*TINY[1:2], *TINY[3:], *BURST])
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return result.stop_reason.name, events
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_failure_that_lies_in_the_data_is_rolled_back_once_and_then_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, events = burst(tmp_path / "passes")
+    assert ending == "completed"
+    assert [event["cause"] for event in events if event["kind"] == "rolled_back"] == ["policy_diverged"]
+    (sign,) = [event for event in events if event.get("sign") == "failure_repeats"]
+    assert sign["text"].startswith("policy_diverged came again ")
+    _, events = burst(tmp_path / "repeats", monkeypatch)
+    assert len([event for event in events if event["kind"] == "rolled_back"]) > 3

@@ -65,6 +65,24 @@ class LateCommand(Cart):
         return {"ticks": ticks, "rng": rng, "command": jnp.where(draws, new, info["command"])}
 
 
+class Burst(Cart):
+    """Observations of a million for some steps of each environment, over all its episodes.
+
+    Args:
+        first: First step of the burst.
+        last: Last step of the burst.
+    """
+
+    def __init__(self, first: int = 80, last: int = 104, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.first, self.last = first, last
+
+    def observe(self, state: State) -> jax.Array:
+        ticks = state.info["ticks"]
+        size = jnp.where((ticks >= self.first) & (ticks <= self.last), 1e6, 1.0)
+        return size * super().observe(state)
+
+
 class Limited(Cart):
     """Has its own time limit, counted in `info`, which its reset alone starts again.
 

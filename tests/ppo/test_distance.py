@@ -265,7 +265,7 @@ def burst(count=5000):
     _, params, statistics, data = parts()
     old = normalizer.Statistics(WideCounter.of(count), statistics.mean, statistics.variance, statistics.std)
     observation = data.observation.at[:2, :, 0].add(20.0)
-    update = sharding.over_devices(lambda s, x: normalizer.update(s, x, None, SETTINGS.ppo), mesh(), R, R)
+    update = sharding.over_devices(lambda s, x: normalizer.update(s, x, None, SETTINGS.ppo).statistics, mesh(), R, R)
     return params, old, jax.device_get(update(old, observation)), data
 
 

@@ -25,7 +25,13 @@ R = sharding.REPLICATED
 
 @functools.cache
 def updating(outlier=None, shift=None, **ppo):
-    """The update under these settings, compiled once per kind of mask."""
+    """The statistics after an update under these settings, compiled once per kind of mask."""
+    whole = whole_updating(outlier, shift, **ppo)
+    return lambda s, x, valid: whole(s, x, valid).statistics
+
+
+@functools.cache
+def whole_updating(outlier, shift, **ppo):
     config = tiny_config(ppo=ppo).ppo
     update = lambda s, x, valid: normalizer.update(s, x, valid, config, outlier, shift=shift)  # noqa: E731
     return sharding.over_devices(update, mesh(), R, R)
@@ -188,7 +194,7 @@ def test_statistics_stay_exact_after_ten_thousand_million_samples(mode, mean, st
     sample = np.float32((sample - sample.mean()) / sample.std() * std + mean)
 
     def run(statistics):
-        step = lambda s, _: (normalizer.update(s, sample, None, config), None)  # noqa: E731
+        step = lambda s, _: (normalizer.update(s, sample, None, config).statistics, None)  # noqa: E731
         return jax.lax.scan(step, statistics, None, length=UPDATES)[0]
 
     start = Statistics(WideCounter.of(MANY), jnp.float32([old_mean]), jnp.float32([old_std**2]), jnp.float32([old_std]))
@@ -241,6 +247,8 @@ def test_constant_that_begins_to_vary_takes_the_statistics_of_the_batch_at_once(
     np.testing.assert_allclose(after.std[0], new[..., 0].std(), rtol=1e-3)
     assert after.std[1] == pytest.approx(1.0, rel=0.01)  # the other element is updated as before
     assert normalizer.constant(after).tolist() == [False, False]
+    whole = whole_updating(OUTLIER, 4.0, **MODES[mode])
+    assert [float(whole(before, batch, None).shifted) for batch in (old, new)] == [0.0, 0.5]
 
 
 def test_single_huge_number_is_no_change_of_its_element():

@@ -25,9 +25,9 @@ class RememberingRecovery:
         self.attempts = attempts
         self._recovery = Recovery(config)
 
-    def plan(self, *args: Any) -> Remedy | None:
+    def plan(self, cause: str, at: int, *args: Any) -> Remedy | None:
         before = copy.deepcopy(self.attempts)
-        plan = self._recovery.plan(self.attempts, *args)
+        plan = self._recovery.plan(self.attempts, cause, at, at, *args)
         assert self.attempts == before, "a plan changes nothing"
         self.attempts = plan.attempts
         return plan.remedy
@@ -198,3 +198,38 @@ def test_remedy_is_saved_as_written() -> None:
 )
 def test_only_factors_last_until_they_are_taken_back(name: str, lasts: bool) -> None:
     assert Remedy.model_validate(name).lasts is lasts
+
+
+PATIENCE = 5
+
+
+def repeats(failures: list[tuple[int, int]], cause: str = "policy_diverged") -> bool:
+    """Whether the last of the failures, each `(at, iteration)`, would be passed over; the others were rolled back."""
+    own = Recovery(validate(RecoveryConfig, {}), {"policy_diverged": PATIENCE})
+    attempts = Attempts()
+    for at, iteration in failures[:-1]:
+        attempts = own.plan(attempts, "policy_diverged", at, iteration).attempts
+    return own.repeats(attempts, cause, *failures[-1])
+
+
+@pytest.mark.parametrize(
+    ("failures", "repeated"),
+    [
+        ([(30, 30)], False),  # the first failure
+        ([(30, 30), (60, 50)], True),  # 30 iterations after each reset of the environments
+        ([(30, 30), (60 + PATIENCE, 55)], True),  # the guard is still out of patience
+        ([(30, 30), (61 + PATIENCE, 56)], False),
+        ([(30, 30), (59, 49)], False),  # sooner: the remedy made it worse
+        ([(100, 100), (140, 100)], True),  # at the same iteration of training
+        ([(30, 30), (35, 30)], False),  # at once: the settings are the cause
+        ([(30, 30), (40, 30)], False),
+        ([(30, 30), (41, 30)], True),
+    ],
+)
+def test_failure_at_the_same_place_is_not_rolled_back_again(failures: list[tuple[int, int]], repeated: bool) -> None:
+    assert repeats(failures) is repeated
+
+
+def test_only_failures_with_finite_states_are_passed_over() -> None:
+    assert not repeats([(30, 30), (60, 50)], "state_not_finite")
+    assert not repeats([(30, 30), (60, 50)], "value_loss_exploded")  # another cause than before

@@ -47,9 +47,9 @@ class Watched:
     def active(self, name: str, value: float, times: int = 1) -> None:
         self.look(times, **{f"limiters/{name}/active": value})
 
-    def evaluate(self, *returns: float, deviation: float = 0.0, length: float = 100.0) -> None:
+    def evaluate(self, *returns: float, deviation: float = 0.0, length: float = 100.0, unseen: float = 0.0) -> None:
         for value in returns:
-            worth = {"eval/episode_reward": value, "eval/episode_reward_std": deviation}
+            worth = {"eval/episode_reward": value, "eval/episode_reward_std": deviation, "eval/unseen_element": unseen}
             worth["eval/avg_episode_length"] = length
             self.iteration += 1
             self._signs.record_evaluation(self.memory, 100 * self.iteration, worth)
@@ -387,3 +387,15 @@ def test_resumed_memory_says_the_same(cut: int) -> None:
 
 def test_checkpoint_without_signs_loads() -> None:
     assert HostState.of({"iteration": 3}).signs == SignMemory()
+
+
+def test_element_that_only_evaluations_vary_is_named_after_two_of_them() -> None:
+    own = Watched()
+    own.evaluate(10.0, unseen=3.0)
+    assert own.said == []
+    own.evaluate(10.0, unseen=3.0)
+    ((_, fields),) = own.said
+    assert fields["sign"] == "evaluation_observes_more"
+    assert fields["text"].startswith("element 2 of the observation has been constant in training and is another number")
+    own.evaluate(10.0, 10.0)
+    assert [name for _, name in own.recovered] == ["evaluation_observes_more"]

@@ -1,0 +1,151 @@
+"""Compares returns with the default guards and without guards, on small environments as users write them.
+
+python -m scripts.harm                  # all cases, one line per case; resumes where it stopped
+python -m scripts.harm --only sparse    # some cases
+python -m scripts.harm --page           # docs/harm.md from the results
+
+All seeds of a case train in one program. A return is that of the last policy, not of the best one.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rlstable
+from rlstable.policy import statistics
+from scripts import arguments, pages, results
+from scripts.harm.environments import CASES, Case, Point
+from scripts.results import Row
+
+SIDES = ("off", "default")
+STEPS = 200_000
+ALLOWED = 0.05  # share of what training without guards gains over the action 0
+PPO = {"num_envs": 32, "batch_size": 32, "num_minibatches": 8, "unroll_length": 16, "learning_rate": 1e-3}
+
+
+def run_case(name: str, guards: str, seeds: Sequence[int]) -> Row:
+    """Trains the seeds of one side of a case in one program."""
+    case: Case = CASES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        rlstable.fit(
+            {"name": "scripts.harm.environments:Point", "kwargs": case.kwargs}, run_dir=folder, guards=guards,
+            seed=seeds[0], seeds=len(seeds), total_steps=STEPS, network="small", ppo=PPO, devices=1, logging="quiet",
+            checkpoint="off", eval={"num_envs": 32, "num_evals": 4, "env_kwargs": case.eval_kwargs},
+            overrides=["ppo=default", f"env.episode_length={case.length}"],
+        )  # fmt: skip
+        folders = [Path(folder) / f"seed-{seed}" for seed in seeds]
+        fields = [json.loads((seed / "result.json").read_text()) for seed in folders]
+        events: Counter[str] = Counter()
+        for seed in folders:
+            events.update(json.loads(line)["kind"] for line in (seed / "events.jsonl").read_text().splitlines())
+    return {
+        "case": name, "guards": guards, "seeds": list(seeds), "steps": STEPS,
+        "idle": idle_return(case),
+        "returns": [field["last_return"] for field in fields], "endings": [field["stop_reason"] for field in fields],
+        "rollbacks": events["rolled_back"], "trips": events["guard_tripped"], "commit": results.commit(),
+    }  # fmt: skip
+
+
+def idle_return(case: Case) -> float:
+    """Mean return of the action 0, without observations, over 64 episodes."""
+    env = Point(**{**case.kwargs, **case.eval_kwargs})
+
+    def episode(key: jax.Array) -> jax.Array:
+        def step(carry: Any, _: None) -> Any:
+            state, runs = carry
+            state = env.step(state, jnp.zeros(env.action_size))
+            return (state, runs * (1.0 - state.done)), runs * state.reward
+
+        start = env.reset(key)
+        return jnp.sum(jax.lax.scan(step, (start, jnp.ones(())), None, case.length)[1])
+
+    return float(jnp.nanmean(jax.jit(jax.vmap(episode))(jax.random.split(jax.random.PRNGKey(0), 64))))
+
+
+def compare(rows: Sequence[Row], name: str) -> dict[str, Any] | None:
+    """Returns and their difference, as a share of what training without guards gains; None if a side is missing."""
+    sides: dict[str, np.ndarray] = {}
+    for side in SIDES:
+        own = results.matching(rows, case=name, guards=side)
+        if not own:
+            return None
+        values = [value for row in own for value in row["returns"]]
+        sides[side] = np.array([np.nan if value is None else value for value in values], float)
+    off, default = (np.nan_to_num(sides[side], nan=results.matching(rows, case=name)[0]["idle"]) for side in SIDES)
+    idle = results.matching(rows, case=name, guards="off")[0]["idle"]
+    gain = max(abs(off.mean() - idle), 0.02 * abs(off.mean()), 1e-12)
+    count = min(off.size, default.size)
+    difference = statistics.estimate((default[:count] - off[:count]) / gain)
+    own = results.matching(rows, case=name, guards="default")
+    return {
+        "idle": idle, "off": off, "default": default, "difference": difference,
+        "rollbacks": sum(row["rollbacks"] for row in own), "trips": sum(row["trips"] for row in own),
+    }  # fmt: skip
+
+
+def write_page(rows: Sequence[Row], path: Path) -> None:
+    """Writes the page beside the results."""
+    lines = []
+    for name, case in CASES.items():
+        found = compare(rows, name)
+        if found is None:
+            continue
+        low, high = found["difference"].low, found["difference"].high
+        shown = [
+            found["idle"],
+            found["off"].mean(),
+            found["off"].min(),
+            found["default"].mean(),
+            found["default"].min(),
+        ]
+        interval = f"{100 * found['difference'].value:+.0f} % [{100 * low:+.0f}, {100 * high:+.0f}]"
+        numbers = [f"{value:,.4g}" for value in shown]
+        lines.append([name, case.text, str(found["off"].size), *numbers, interval,
+                      f"{found['trips']} / {found['rollbacks']}"])  # fmt: skip
+    header = ["case", "environment", "seeds", "action 0", "off", "off, least", "default", "default, least",
+              "difference [95 %]", "trips / rollbacks"]  # fmt: skip
+    pages.write(path, _TEXT + "\n".join(pages.table(header, lines, (0, 1))) + "\n")
+
+
+_TEXT = f"""# Default guards beside none, on {len(CASES)} small environments
+
+No guard or limiter may cost return. `make harm` trains each environment of `scripts/harm/environments.py` with
+`guards=default` and with `guards=off`, {STEPS:,} steps, eight seeds in one program, and evaluates the last policy, not
+the best one. *Difference* is the gain of return with guards over the gain without, paired by seed; a case whose whole
+interval is below -{100 * ALLOWED:.0f} % is a defect.
+
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments.study_parser(__doc__, Path("docs/harm.jsonl"))
+    arguments.add_choice(parser, "--only", CASES, metavar="CASE")
+    parser.add_argument("--seeds", type=arguments.whole(2), default=8, help="seeds per side; default: 8")
+    parser.add_argument("--first", type=arguments.whole(0), default=0, help="first seed; default: 0")
+    asked = parser.parse_args(argv)
+    seeds = range(asked.first, asked.first + asked.seeds)
+    for name in () if asked.page else asked.only or CASES:
+        for side in SIDES:
+            known = results.matching(results.read(asked.out), case=name, guards=side)
+            if not any(set(seeds) <= set(row["seeds"]) for row in known):
+                results.add(asked.out, [run_case(name, side, seeds)])
+        found = compare(results.read(asked.out), name)
+        assert found is not None
+        print(
+            f"{name:20} idle {found['idle']:.4g} off {found['off'].mean():.4g} (least {found['off'].min():.4g}) "
+            f"default {found['default'].mean():.4g} (least {found['default'].min():.4g}) "
+            f"{100 * found['difference'].value:+.1f} % trips {found['trips']} rollbacks {found['rollbacks']}",
+            flush=True,
+        )
+    write_page(results.read(asked.out), asked.out.with_suffix(".md"))
+
+
+if __name__ == "__main__":
+    main()
