@@ -136,8 +136,8 @@ class Supervisor:
             return
         since = host.iteration + host.attempts.lost_iterations - host.attempts.recent[-1]["at"]
         text = (
-            f"{cause.name} came again {since} iterations after the rollback, where it had come before: the cause is what "
-            "the environment shows, so the run is not rolled back for it again; see what changes in the environment"
+            f"{cause.name} came again {since} iterations after the rollback, where it had come before: the cause is "
+            "what the environment shows, so there is no further rollback for it; see what changes in the environment"
         )
         host.signs.add(_PASSED, host.logged_step, text)
         self._event("sign", sign=_PASSED, text=text, value=float(since))
