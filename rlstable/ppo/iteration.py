@@ -77,6 +77,7 @@ class PPO:
         )  # fmt: skip
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
+            state = trust_region.before_first_batch(state)
             with jax.named_scope("collect"):  # the profiler shows this name
                 rollout = self.collect(state, sharding.device_key(key_rollout))
             guard_state = initial_states(self._guards, state.guard_memory) | rollout.guard_state

@@ -31,6 +31,7 @@ from rlstable.ppo.state import TrainState
 _SAMPLES = 1024  # per device, for the distance over a whole iteration
 # Nats that the normaliser alone may move the policy in one iteration; SGD moves the policy by about 0.04.
 _NORMALIZER_LIMIT = 0.1
+_LARGE = 10.0  # size of a first observation above which the networks get a smaller one
 _NORMALIZER_SHARE = 0.5  # of the policy's limit, if that is smaller than `_NORMALIZER_LIMIT`
 
 
@@ -80,6 +81,20 @@ class TrustRegion:
     def needs_distance(self) -> bool:
         """Whether a limiter or a guard needs the distance."""
         return self.config.guards.limiters.kl is not None or self.config.guards.policy.enabled
+
+    def before_first_batch(self, state: TrainState) -> TrainState:
+        """Divides elements of large first observations by their size until the statistics have samples.
+
+        The first batch has no statistics yet. Raw observations of a thousand would saturate the policy that collects,
+        and the policy would learn from actions that it never chooses again.
+        """
+        if self.config.guards.limiters.observation_shift is None or not self.config.ppo.normalize_observations:
+            return state
+        statistics, observation = state.normalizer, self.networks.select(state.env_state.obs)
+        sizes = jax.tree.map(lambda x: sharding.maximum(jnp.max(jnp.abs(x), axis=0)), observation)
+        first = jax.tree.map(lambda size: jnp.where((size > _LARGE) & jnp.isfinite(size), size, 1.0), sizes)
+        std = select(statistics.count == 0, first, statistics.std)
+        return dataclasses.replace(state, normalizer=dataclasses.replace(statistics, std=std))
 
     def reference(self, state: TrainState, statistics: Statistics, data: Collected) -> ActionMoments:
         """Action moments of the collecting policy, the reference of the distance.

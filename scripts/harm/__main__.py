@@ -20,6 +20,7 @@ import numpy as np
 
 import rlstable
 from rlstable.policy import statistics
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE
 from scripts import arguments, pages, results
 from scripts.harm.environments import CASES, Case, Point
 from scripts.results import Row
@@ -34,12 +35,14 @@ def run_case(name: str, guards: str, seeds: Sequence[int]) -> Row:
     """Trains the seeds of one side of a case in one program."""
     case: Case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
-        rlstable.fit(
+        result = rlstable.fit(
             {"name": "scripts.harm.environments:Point", "kwargs": case.kwargs}, run_dir=folder, guards=guards,
             seed=seeds[0], seeds=len(seeds), total_steps=STEPS, network="small", ppo=PPO, devices=1, logging="quiet",
             checkpoint="off", eval={"num_envs": 32, "num_evals": 4, "env_kwargs": case.eval_kwargs},
             overrides=["ppo=default", f"env.episode_length={case.length}"],
         )  # fmt: skip
+        if result.stop_reason in FROM_OUTSIDE:
+            raise SystemExit(result.stop_reason.exit_code)
         folders = [Path(folder) / f"seed-{seed}" for seed in seeds]
         fields = [json.loads((seed / "result.json").read_text()) for seed in folders]
         events: Counter[str] = Counter()

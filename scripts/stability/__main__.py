@@ -51,7 +51,7 @@ _PENDULUM = ("env=inverted_pendulum", "ppo=inverted_pendulum", "total_steps=4000
 def _probe(name: str, *more: str) -> Task:
     probe = PROBES[name]
     kwargs = ", ".join(f"{key}: {value}" for key, value in probe.kwargs.items())
-    env = ("env=import", "env.name=scripts.stability.tasks:PointMass", f"env.episode_length={probe.episode_length}")
+    env = ("env=import", f"env.name=scripts.stability.tasks:{probe.name}", f"env.episode_length={probe.episode_length}")
     given = (f"env.kwargs={{{kwargs}}}",) if kwargs else ()
     return Task((*env, *given, "ppo=fast", "network=small", *more), best=probe.best)
 
@@ -79,6 +79,7 @@ TASKS: dict[str, Task] = {
     "point_mass": _probe("point_mass", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "critic_too_small": _probe("critic_too_small", "ppo.discounting=0.97", "total_steps=600000"),
     "solved_constant": _probe("solved_constant", "ppo.learning_rate=1e-3", "total_steps=300000"),
+    "late_element": _probe("late_element", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "rare_kick": _probe("rare_kick", "ppo.learning_rate=1e-3", "total_steps=600000"),
     **{
         f"inverted_pendulum_rewards_x{factor:g}": Task(

@@ -279,6 +279,23 @@ def values(params, statistics):
     return networks.value(params, statistics, data.observation)
 
 
+@pytest.mark.parametrize(("shift", "divisors"), [(4.0, [1000.0, 1.0, 1.0]), (None, [1.0, 1.0, 1.0])])
+def test_large_first_observations_are_divided_by_their_size_until_there_are_statistics(shift, divisors):
+    """One element of about 1,000, one of 9, one that is not finite in an environment; Brax takes them raw."""
+    settings = tiny_config(guards={"limiters": LIMITERS_OFF | {"observation_shift": shift}})
+    ppo, state = assemble(settings)
+    region = trust_region.TrustRegion(settings, ppo.networks, ppo.optimizer)
+    seen = jnp.tile(jnp.float32([-1000.0, 9.0, 20.0]), (8, 1)).at[0].set(jnp.array([500.0, 0.0, jnp.inf]))
+    three = jax.ShapeDtypeStruct((3,), jnp.float32)
+    state = dataclasses.replace(
+        state, env_state=state.env_state.replace(obs=seen), normalizer=normalizer.init(three)
+    )  # fmt: skip
+    before = sharding.over_devices(lambda s: region.before_first_batch(s).normalizer.std, mesh(), (R,), R)
+    np.testing.assert_array_equal(before(state), divisors)
+    later = dataclasses.replace(state, normalizer=dataclasses.replace(state.normalizer, count=WideCounter.of(1)))
+    np.testing.assert_array_equal(before(later), 1.0)
+
+
 def test_statistics_that_would_move_the_policy_come_with_rescaled_first_layers():
     """Actions and values stay the same function; the statistics are taken in full, bit for bit."""
     params, old, new, _ = burst()
