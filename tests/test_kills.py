@@ -35,7 +35,7 @@ STORM = [
     "supervise.recovery.every=3", "supervise.recovery.relax_after=5",
 ]  # fmt: skip
 # Metrics that depend on the clock or the machine, by the start of their names.
-UNLIKE = ("time", "memory/", "timing/", "training/sps", "training/walltime", "eval/epoch_eval_time", "eval/sps",
+UNLIKE = ("time", "memory/", "training/sps", "training/walltime", "eval/epoch_eval_time", "eval/sps",
           "eval/walltime")  # fmt: skip
 
 # Host state that depends on the clock or the process.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = "training|episode|eval|guards|limiters|supervise|timing|memory|seeds|events"
+GROUPS = "training|episode|eval|guards|limiters|supervise|memory|seeds|events"
 
 
 def in_the_code() -> set[str]:

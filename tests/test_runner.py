@@ -441,14 +441,6 @@ def test_nothing_compiles_after_the_first_iteration_and_evaluation(tmp_path: Pat
     assert compiled == []
 
 
-def test_run_measures_rollout_and_learning_speed(tmp_path: Path) -> None:
-    result = TrainingLoop(quick(total_steps=20 * ITERATION, eval={"num_evals": 0}), tmp_path).run()
-    row = result.history[-1]
-    assert row["timing/rollout_sps"] > 0
-    assert row["timing/learning_sps"] > 0
-    assert row["training/updates"] == 20 * 4  # the measurement does not train
-
-
 def test_two_devices_train_and_resume_exactly(tmp_path: Path) -> None:
     whole = TrainingLoop(quick(devices=2, total_steps=4 * ITERATION), tmp_path / "whole")
     result = whole.run()

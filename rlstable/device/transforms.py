@@ -1,7 +1,7 @@
 """Function transformations on top of JAX's: run only if a traced predicate is true, and map over seeds.
 
 On a GPU the host reads the predicate of a loop without a fixed length before every turn, and the GPU idles meanwhile.
-So inside of loops, programs for accelerators use forms that the host need not know: `select_if`, `repeat_or_skip`.
+So inside of loops, programs for accelerators use a form that the host need not know: `select_if`.
 """
 
 from __future__ import annotations
@@ -46,26 +46,6 @@ def select_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operan
     if not _host_reads_predicates():
         return apply_if(predicate, function, operand)
     return jax.tree.map(lambda new, old: jnp.where(predicate, new, old), function(operand), operand)
-
-
-def repeat_or_skip(times: jax.Array, most: int, function: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
-    """Runs a function `times` times on its own result; `times` is traced, and is `most` or 0.
-
-    On an accelerator the loop has the fixed length `most`, inside an `apply_if`.
-
-    Args:
-        times: int32 scalar, `most` or 0.
-        most: Number of repetitions unless they are skipped.
-        function: From a tree to a tree of the same shapes and types.
-        operand: The function's first argument.
-    """
-
-    def repeated(times: jax.Array | int, operand: PyTree) -> PyTree:
-        return jax.lax.fori_loop(0, times, lambda _, tree: function(tree), operand)
-
-    if not _host_reads_predicates():
-        return repeated(times, operand)
-    return apply_if(times > 0, lambda tree: repeated(most, tree), operand)
 
 
 def _host_reads_predicates() -> bool:

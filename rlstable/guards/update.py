@@ -19,8 +19,7 @@ class UpdateContext(NamedTuple):
     """Context of the update site.
 
     Attributes:
-        value: The candidate, `(params, opt_state)`. Parameters and Adam's moments may be flat vectors `[n]`
-            (`rlstable.ppo.flat`).
+        value: The candidate, `(params, opt_state)`.
         gradient_norm: Global norm of the gradient, averaged over devices, before clipping.
         update_norm: Global norm of the step from the old parameters to the candidate.
         parameter_norm: Global norm of the old parameters.

@@ -73,7 +73,6 @@ def init_tuning(config: Config) -> Tuning:
         clip_scale=jnp.float32(1.0),
         loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
         good_steps=jnp.int32(0),
-        epochs=jnp.int32(config.ppo.num_updates_per_batch),
         total_steps=WideCounter.of(config.total_steps) if config.ppo.schedules_by_progress else None,
     )
 

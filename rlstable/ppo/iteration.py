@@ -28,7 +28,6 @@ from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
 from rlstable.ppo import kl_limiter, reward
 from rlstable.ppo.distance import ActionMoments
-from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import LossGradient, preprocess_batch
 from rlstable.ppo.metrics import iteration_metrics, state_report
 from rlstable.ppo.networks import Networks, Params
@@ -71,10 +70,7 @@ class PPO:
         A pure function: the caller maps it over devices and compiles it.
         """
         ppo, trust_region = self.config.ppo, TrustRegion(self.config, self.networks, self.optimizer)
-        sgd = SGD(
-            self.config, self.optimizer, self.precision, self.update_guards, self.gradient,
-            ParamFlattener.of(state.params),
-        )  # fmt: skip
+        sgd = SGD(self.config, self.optimizer, self.precision, self.update_guards, self.gradient)
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
             state = trust_region.before_first_batch(state)
@@ -100,22 +96,21 @@ class PPO:
                 batch = self._batch(state, statistics, data, reference)
                 sgd_result = sgd.run(state, statistics, batch, guard_state, sharding.device_key(key_sgd))
                 if ppo.normalize_observations and not ppo.updates_normalizer_first:
-                    update = trust_region.update_statistics(state, sgd.params(sgd_result.progress), data)
-                    statistics, sgd_result = update.statistics, sgd.with_params(sgd_result, update.params)
+                    update = trust_region.update_statistics(state, sgd_result.progress.params, data)
+                    progress = sgd_result.progress._replace(params=update.params)
+                    statistics, sgd_result = update.statistics, sgd_result._replace(progress=progress)
                 sgd_result, statistics, shift = trust_region.enforce(
                     sgd, state, statistics, data, reference, sgd_result
                 )
-            params = sgd.params(sgd_result.progress)
-            flat_params, flat_opt_state = sgd_result.progress.params, sgd_result.progress.opt_state
+            params, opt_state = sgd_result.progress.params, sgd_result.progress.opt_state
             if ppo.normalize_values:
                 preprocessed = preprocess_batch(self.networks, statistics, data)
                 statistics, params = self._loss.update_value_statistics(params, statistics, preprocessed)
-                flat_params = sgd.flattener.join(params)
 
             values = iteration_metrics(self.config, self.networks, state, statistics_of_sgd, data, sgd_result)
             values |= rollout.metrics | reward_metrics | trust_region.metrics(state, update, shift)
             context = StateContext(
-                (flat_params, flat_opt_state, (statistics, returns.statistics)),
+                (params, opt_state, (statistics, returns.statistics)),
                 state_report(values, state.counters.iterations, state.normalizer.value, self.networks.action_size),
             )
             _, healthy, guard_state = fold(self.state_guards, context, sgd_result.guard_state)
@@ -123,7 +118,7 @@ class PPO:
             new_state = dataclasses.replace(
                 state,
                 params=params,
-                opt_state=sgd.opt_state(sgd_result.progress, state.opt_state),
+                opt_state=opt_state,
                 normalizer=statistics,
                 env_state=rollout.env_state,
                 tuning=count_down_policy_hold(tuning) if self.optimizer.separate_rates else tuning,

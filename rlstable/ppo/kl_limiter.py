@@ -64,7 +64,7 @@ def check(
 
 
 def check_iteration(
-    skipped: jax.Array, moved: jax.Array, tuning: Tuning, limit: jax.Array | float, minibatches: jax.Array
+    skipped: jax.Array, moved: jax.Array, tuning: Tuning, limit: jax.Array | float, minibatches: int
 ) -> tuple[jax.Array, jax.Array, Tuning]:
     """Decides whether the iteration as a whole moved the policy too far.
 
@@ -73,7 +73,7 @@ def check_iteration(
         moved: Mean distance in nats from the policy that collected the batch to the policy that would collect the next.
         tuning: Tuning before the decision.
         limit: Largest mean distance in nats.
-        minibatches: Number of minibatches in the iteration, int32. An undone iteration counts all of them as skipped.
+        minibatches: Number of minibatches in the iteration. An undone iteration counts all of them as skipped.
 
     Returns:
         Whether the policy moved too far, the new `skipped`, and the new tuning.

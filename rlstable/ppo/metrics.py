@@ -33,7 +33,7 @@ def iteration_metrics(
         data: Experience with raw observations.
         sgd_result: Result of SGD.
     """
-    limits, minibatches = config.guards.limiters, state.tuning.epochs * config.ppo.num_minibatches
+    limits, minibatches = config.guards.limiters, config.ppo.num_updates_per_batch * config.ppo.num_minibatches
     share = masked.share(data.valid)
 
     def mean(x: jax.Array) -> jax.Array:

@@ -13,13 +13,11 @@ import optax
 from rlstable.config import Config
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
-from rlstable.device.transforms import repeat_or_skip
 from rlstable.device.trees import PyTree
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, fold, select
 from rlstable.guards.update import UpdateContext
 from rlstable.ppo import kl_limiter
-from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.networks import Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates, adapt_loss_scale, adapt_to_kl
@@ -36,13 +34,13 @@ class SGDState(NamedTuple):
     """Parameters, optimizer state and metrics after some minibatches.
 
     Attributes:
-        params: Network parameters; one vector if `ParamFlattener` joins them.
-        opt_state: Optimizer state; its moments are vectors if the parameters are.
+        params: Network parameters.
+        opt_state: Optimizer state.
         sums: Metrics, summed over accepted minibatches.
         accepted: Number of accepted minibatches, int32.
     """
 
-    params: PyTree
+    params: Params
     opt_state: PyTree
     sums: PackedDict
     accepted: jax.Array
@@ -100,7 +98,6 @@ class SGD:
         precision: Precision level; SGD reads its loss scale.
         guards: Guards of the update site, by name.
         gradient: Computes the gradient of the loss on a minibatch over all devices, and metrics of the loss.
-        flattener: Joins the parameters of small networks into one vector while SGD runs.
     """
 
     config: Config
@@ -108,25 +105,10 @@ class SGD:
     precision: Precision
     guards: Mapping[str, Guard]
     gradient: Gradient
-    flattener: ParamFlattener
 
     def start(self, state: TrainState) -> SGDState:
         """Parameters and optimizer state before the first minibatch."""
-        zero = jnp.zeros((), jnp.int32)
-        flat = self.flattener
-        return SGDState(flat.join(state.params), flat.join_subtrees(state.opt_state), _NO_SUMS, zero)
-
-    def params(self, progress: SGDState) -> Params:
-        """The network parameters by layer."""
-        return self.flattener.split(progress.params)
-
-    def with_params(self, result: SGDCarry, params: Params) -> SGDCarry:
-        """The result with other network parameters, given by layer."""
-        return result._replace(progress=result.progress._replace(params=self.flattener.join(params)))
-
-    def opt_state(self, progress: SGDState, like: PyTree) -> PyTree:
-        """The optimizer state by layer; `like` is the optimizer state before SGD."""
-        return self.flattener.split_subtrees(progress.opt_state, like)
+        return SGDState(state.params, state.opt_state, _NO_SUMS, jnp.zeros((), jnp.int32))
 
     def run(
         self,
@@ -136,10 +118,7 @@ class SGD:
         guard_state: dict[str, GuardState],
         key: jax.Array,
     ) -> SGDCarry:
-        """Runs all epochs over one batch.
-
-        The number of epochs is traced: with 0 epochs the same program only collects experience.
-        """
+        """Runs all epochs over one batch."""
         skipped = None if self.config.guards.limiters.kl is None else jnp.zeros((), jnp.int32)
         carry = SGDCarry(self.start(state), state.tuning, guard_state, key, skipped)
         rows = batch.collected.log_prob.shape[0] // self.config.ppo.num_minibatches
@@ -154,11 +133,11 @@ class SGD:
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(metrics))
         carry = _with_sums(carry, sums)
-        carry, _ = repeat_or_skip(
-            state.tuning.epochs,
-            self.config.ppo.num_updates_per_batch,
-            lambda loop: self._epoch(loop[0], loop[1], batch, step),
-            (carry, None if skipped is None else carry.progress),
+        fallback = None if skipped is None else carry.progress
+        (carry, _), _ = jax.lax.scan(
+            lambda loop, _: (self._epoch(*loop, batch, step), None),
+            (carry, fallback),
+            length=self.config.ppo.num_updates_per_batch,
         )
         return carry
 
@@ -240,16 +219,14 @@ class SGD:
     def _propose(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> _Proposal:
         """Computes the candidate update of a minibatch, and the tuning after the minibatch."""
         tuning, valid = carry.tuning, minibatch.collected.valid
-        gradients, metrics = self.gradient(
-            self.params(carry.progress), statistics, minibatch, masked.share(valid), tuning
-        )
+        before = carry.progress
+        gradients, metrics = self.gradient(before.params, statistics, minibatch, masked.share(valid), tuning)
         if self.optimizer.separate_rates:
             # While the policy is held, Adam's moments must not accumulate gradients: the first step after the hold
             # would be too long.
             held = tuning.policy_hold > 0
             gradients = {**gradients, "policy": jax.tree.map(lambda g: jnp.where(held, 0.0, g), gradients["policy"])}
-        flat_gradients = self.flattener.join(gradients)
-        norm = optax.global_norm(flat_gradients)
+        norm = optax.global_norm(gradients)
 
         usable: Mask = True if valid is None else masked.any_valid(valid)
         expected_rejection: Mask = False
@@ -266,10 +243,7 @@ class SGD:
         env_steps = counters.env_steps + self.config.env_steps_per_iteration
         rates = self.optimizer.rates(tuning, env_steps)
         clip_scale = tuning.clip_scale if self.config.may_tighten_clipping else None
-        before = carry.progress
-        candidate = self.optimizer.candidate(
-            flat_gradients, norm, before.opt_state, before.params, rates, clip_scale, self.flattener
-        )
+        candidate = self.optimizer.candidate(gradients, norm, before.opt_state, before.params, rates, clip_scale)
         return _Proposal(candidate, norm, rates, tuning, usable, expected_rejection, metrics)
 
     def _metrics(self, proposal: _Proposal, tuning: Tuning) -> dict[str, jax.Array]:

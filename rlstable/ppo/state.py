@@ -62,7 +62,6 @@ class Tuning:
         clip_scale: Factor on the bounds of ratio, value, gradient and update. Used only if a remedy may tighten bounds.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
         good_steps: Minibatches with finite gradients since the loss scale changed, int32.
-        epochs: Passes over the batch, int32: `ppo.num_updates_per_batch`, or 0 to only collect experience.
         total_steps: Environment steps of the whole run; None if the learning rate does not depend on the total.
     """
 
@@ -75,7 +74,6 @@ class Tuning:
     clip_scale: jax.Array
     loss_scale: jax.Array
     good_steps: jax.Array
-    epochs: jax.Array
     total_steps: WideCounter | None
 
 

@@ -184,13 +184,13 @@ class TrustRegion:
         configured_limit = self.config.guards.limiters.kl
 
         def measure(progress: SGDState, statistics: Statistics) -> Shift:
-            return shift(self.networks, sgd.params(progress), statistics, sample, reference, configured_limit)
+            return shift(self.networks, progress.params, statistics, sample, reference, configured_limit)
 
         measured = measure(sgd_result.progress, statistics)
         limit = kl_limiter.limit(self.config, sgd_result.tuning)
         if sgd_result.skipped is None or limit is None:
             return sgd_result, statistics, measured
-        minibatches = state.tuning.epochs * self.config.ppo.num_minibatches
+        minibatches = self.config.ppo.num_updates_per_batch * self.config.ppo.num_minibatches
         overshot, skipped, tuning = kl_limiter.check_iteration(
             sgd_result.skipped, measured.mean, sgd_result.tuning, limit, minibatches
         )

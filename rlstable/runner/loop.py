@@ -41,7 +41,7 @@ from rlstable.runner.recordings import Recordings
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun
-from rlstable.runner.setup import Program, TrainingSetup
+from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import DEFAULT_FACTORIES, Factories, LogEvent
 from rlstable.runner.slots import Slots
 from rlstable.runner.stopping import StopRequest
@@ -175,7 +175,7 @@ class TrainingLoop:
             self._slots.take_plan_of(training, self._unfinished)
             return {}
         self._last_seconds = time.perf_counter() - started
-        return self._finish_iteration(iterate, training, metrics)
+        return self._finish_iteration(training, metrics)
 
     def close(self) -> None:
         """Releases the folders if `run` is not called; `run` releases them itself. May be called again."""
@@ -252,15 +252,11 @@ class TrainingLoop:
         ).items():
             training[seed].log.first_row(metrics)
 
-    def _finish_iteration(
-        self, iterate: Program, training: dict[int, SeedRun], metrics: dict[int, Metrics]
-    ) -> dict[int, StopReason]:
+    def _finish_iteration(self, training: dict[int, SeedRun], metrics: dict[int, Metrics]) -> dict[int, StopReason]:
         """Evaluates, logs, saves and ends the seeds that an iteration trained."""
         self._folder.wait()
         self._folder.ensure()
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
-        if self.config.seeds == 1 and hosts.count() == 1:  # after an error here, the other processes would wait
-            self.single.log.telemetry.measure_split(self.single.host.iteration, iterate.__call__, self.single.state)
         evaluations = evaluate(self._evaluator, self._slots, training, due, self._console, self._stops) if due else {}
         if hosts.is_writer():
             self._recordings.record(training[seed] for seed in evaluations)

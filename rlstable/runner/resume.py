@@ -108,7 +108,6 @@ def resume(
     old = saved["config"]
     changed = {
         "learning_rate": old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"],
-        "epochs": old["ppo"]["num_updates_per_batch"] != new["ppo"]["num_updates_per_batch"],
         "loss_scale": old["precision"] != new["precision"],
     }
     names = ("total_steps", *(name for name, is_changed in changed.items() if is_changed))

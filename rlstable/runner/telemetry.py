@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import psutil
 
-from rlstable.compilation.ffi import interruptible
 from rlstable.config import Config
-from rlstable.device import sharding
 from rlstable.device.packed import PackedDict
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.state import Metrics, TrainState
+from rlstable.ppo.state import Metrics
 from rlstable.runner.result import Row
-
-Iterate = Callable[[TrainState], Any]
-_SPLIT_FIRST, _SPLIT_EVERY = 3, 200  # iterations at which the rollout is timed
-_SPLIT_FEWEST = 20  # iterations of a run that is long enough for the timing
 
 
 class Telemetry:
@@ -38,13 +29,11 @@ class Telemetry:
 
     def __init__(self, config: Config, ppo: PPO):
         self._steps = config.env_steps_per_iteration
-        self._times_rollout = config.total_steps // self._steps >= _SPLIT_FEWEST
         sites: list[Any] = [ppo.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards]
         self._causes = {name: guard.causes for site in sites for name, guard in site.items()}
         self._metrics: list[Metrics] = []
         self._seconds = 0.0
         self.last_seconds: float | None = None
-        self._split: Row = {}
         self._process = psutil.Process()
 
     def add(self, metrics: Metrics, seconds: float) -> None:
@@ -88,7 +77,7 @@ class Telemetry:
         row["training/updates"] = int(last.counters.updates)
         row["training/episodes"] = int(last.counters.episodes)
         row |= self._trip_counts(last.counters.trips)
-        row |= self._split | self._memory()
+        row |= self._memory()
         self._metrics, self._seconds = [], 0.0
         return row
 
@@ -104,38 +93,6 @@ class Telemetry:
                     row |= {f"guards/{name}/{cause}": count for cause, count in by_cause if count}
         return row
 
-    def measure_split(self, iteration: int, iterate: Iterate, state: TrainState) -> None:
-        """Times the rollout alone, at the 3rd iteration and every 200th after it, in long enough runs.
-
-        The same program runs without epochs, on a copy of the state.
-
-        Args:
-            iteration: The iteration that was trained last.
-            iterate: The training program.
-            state: The training state.
-        """
-        if not self._times_rollout or iteration < _SPLIT_FIRST or (iteration - _SPLIT_FIRST) % _SPLIT_EVERY:
-            return
-        try:
-            collecting = self._time_collecting(iterate, state)
-        except RuntimeError:
-            return  # no memory for a copy of the state: the run continues without a timing
-        learning = max((self.last_seconds or 0.0) - collecting, 1e-9)
-        self._split = {
-            "timing/rollout_sps": self._steps / collecting,
-            "timing/learning_sps": self._steps / learning,
-            "timing/learning_share": learning / (learning + collecting),
-        }
-
-    def _time_collecting(self, iterate: Iterate, state: TrainState) -> float:
-        copy = sharding.copy_arrays(state)
-        copy = _with_epochs(copy, jax.device_put(np.zeros_like(copy.tuning.epochs), copy.tuning.epochs.sharding))
-        jax.block_until_ready(copy)
-        started = time.perf_counter()
-        with interruptible():
-            jax.block_until_ready(iterate(copy))
-        return time.perf_counter() - started
-
     def _memory(self) -> Row:
         """Memory of this process, and of the first device, if JAX reports it."""
         row: Row = {"memory/host_mb": self._process.memory_info().rss / 2**20}
@@ -144,7 +101,3 @@ class Telemetry:
             row["memory/device_mb"] = stats.get("bytes_in_use", 0) / 2**20
             row["memory/device_peak_mb"] = stats.get("peak_bytes_in_use", 0) / 2**20
         return row
-
-
-def _with_epochs(state: TrainState, epochs: jax.Array) -> TrainState:
-    return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, epochs=epochs))

@@ -28,7 +28,7 @@ from lowering import (
 from rlstable.cli.compose import compose
 from rlstable.compilation import ffi
 from rlstable.compilation.xla import quick_options
-from rlstable.device.transforms import apply_if, repeat_or_skip, select_if
+from rlstable.device.transforms import apply_if, select_if
 from rlstable.runner.loop import TrainingLoop
 from scripts import pages
 from scripts.bench.host import use_empty_program
@@ -146,11 +146,8 @@ def test_host_decides_loops_without_a_fixed_length_and_branches_only() -> None:
     assert decisions(lambda x: jax.lax.cond(x[0] > 0, double, jnp.sin, x), x) == {0: 1}
     assert decisions(in_scan(jax.jit(apply_if, static_argnums=1)), x) == {1: 1}
     assert decisions(in_scan(select_if), x) == {1: 1}
-    assert decisions(lambda x, n: repeat_or_skip(n, 2, double, x), x, times) == {0: 1}
     with on_accelerator():
         assert decisions(in_scan(select_if), x) == {}
-        # Whether to loop at all; the loop inside has a fixed length.
-        assert decisions(lambda x, n: repeat_or_skip(n, 2, lambda y: in_scan(select_if)(y), x), x, times) == {0: 1}
 
 
 # --- budgets

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.device.transforms import apply_if, repeat_or_skip, select_if, vmap_seeds
+from rlstable.device.transforms import apply_if, select_if, vmap_seeds
 
 
 @pytest.fixture(params=["cpu", "gpu"])
@@ -58,27 +58,6 @@ def test_select_if_takes_the_result_only_where_the_predicate_is_true() -> None:
     predicates = jnp.array([True, False, True, False])
     mapped = jax.vmap(lambda p, x: select_if(p, lambda y: y * 10.0, x))(predicates, jnp.arange(1.0, 5.0))
     np.testing.assert_array_equal(mapped, [10, 2, 30, 4])
-
-
-@pytest.mark.parametrize("times", [0, 3])
-@pytest.mark.usefixtures("device")
-def test_repeat_or_skip_repeats_the_function_or_skips_all_turns(times: int) -> None:
-    program = jax.jit(lambda times, x: repeat_or_skip(times, 3, lambda y: 2 * y + 1, x))
-    assert program(jnp.int32(times), jnp.int32(1)) == (15 if times else 1)
-
-
-@pytest.mark.parametrize("times", [0, 3])
-def test_skipped_function_does_not_run_on_an_accelerator(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    ran: list[float] = []
-
-    def recorded(x: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda value: ran.append(float(value)), x, ordered=True)
-        return x + 1.0
-
-    jax.block_until_ready(jax.jit(lambda times, x: repeat_or_skip(times, 3, recorded, x))(jnp.int32(times), 5.0))
-    jax.effects_barrier()
-    assert ran == [5.0, 6.0, 7.0][:times]
 
 
 def walk(state: dict[str, Any]) -> dict[str, Any]:

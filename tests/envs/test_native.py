@@ -38,7 +38,6 @@ from rlstable.replay.report import compare
 from rlstable.runner import telemetry
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import Program
-from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise.incident import read
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -420,14 +419,14 @@ def test_native_run_of_thousands_of_iterations_does_not_deadlock(tmp_path: Path)
 @pytest.mark.parametrize(
     ("begins", "seeds"),
     [
-        pytest.param(Program.each, 2, marks=pytest.mark.slow), (Evaluator.evaluate, 1), (Telemetry.measure_split, 1),
+        pytest.param(Program.each, 2, marks=pytest.mark.slow), (Evaluator.evaluate, 1),
     ],
 )  # fmt: skip
 def test_second_interrupt_inside_native_physics_ends_the_run_as_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: Callable[..., Any], seeds: int
 ) -> None:
     """Programs run in the main thread, where a second Ctrl-C raises an exception."""
-    owner = {"Program": Program, "Evaluator": Evaluator, "Telemetry": Telemetry}[begins.__qualname__.split(".")[0]]
+    owner = {"Program": Program, "Evaluator": Evaluator}[begins.__qualname__.split(".")[0]]
     begun, raised, step = [], [], Simulations.step
 
     def begin(*args: Any) -> Any:

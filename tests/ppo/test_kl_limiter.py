@@ -32,7 +32,6 @@ from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.ppo import kl_limiter
 from rlstable.ppo.build import init_state, init_tuning, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments
-from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.loss import ppo_loss
@@ -127,17 +126,14 @@ def steps():
     settings = tiny_config(ppo={"learning_rate": RATE, "num_updates_per_batch": 1})
     tuning = init_tuning(settings)
 
-    layout = ParamFlattener.of(params)
-    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient, layout)
+    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient)
 
     def step(learning):
         return sgd.step(statistics, counters, learning, minibatch)
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)
-    start = proven = SGDState(
-        layout.join(params), layout.join_subtrees(ppo.optimizer.init(params)), PackedDict.of({}), none
-    )
+    start = proven = SGDState(params, ppo.optimizer.init(params), PackedDict.of({}), none)
     history, moved = [SGDCarry(start, tuning, {}, jax.random.PRNGKey(0), none)], []
     for n in range(1, 13):
         after, metrics = program(history[-1])
@@ -148,9 +144,7 @@ def steps():
         history.append(after)
 
     def distance_of(carry):
-        found, _ = ppo.networks.without_preprocessing.distribution(
-            layout.split(carry.progress.params), statistics, data.observation
-        )
+        found, _ = ppo.networks.without_preprocessing.distribution(carry.progress.params, statistics, data.observation)
         return float(jnp.mean(distance(minibatch.reference, moments(found))))
 
     return history, moved, distance_of

@@ -26,7 +26,6 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict
 from rlstable.envs.vector import VectorEnv
 from rlstable.ppo.build import init_tuning, make_ppo
-from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl, count_down_policy_hold
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
@@ -178,16 +177,13 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("rates", [(1e-3, 1e-3), (0.0, 1e-3), (1e-5, 1e-2)])
-def test_policy_and_critic_take_steps_of_their_own_rates(joined, rates):
-    """First steps of Adam are as long as the rate, in the joined and the split layout."""
-    ours, gradient = optimizer(), jax.tree.map(lambda x: jnp.full_like(x, 0.1), NETWORKS)
-    layout = dataclasses.replace(ParamFlattener.of(NETWORKS), joined=joined)
-    params, gradients = layout.join(NETWORKS), layout.join(gradient)
+def test_policy_and_critic_take_steps_of_their_own_rates(rates):
+    """First steps of Adam are as long as the rate."""
+    ours, gradients = optimizer(), jax.tree.map(lambda x: jnp.full_like(x, 0.1), NETWORKS)
     own = Rates(*map(jnp.float32, rates))
-    found = ours.candidate(gradients, optax.global_norm(gradients), ours.init(params), params, own, layout=layout)
-    after = layout.split(found.params)
+    found = ours.candidate(gradients, optax.global_norm(gradients), ours.init(NETWORKS), NETWORKS, own)
+    after = found.params
     for name, rate in zip(("policy", "value"), rates, strict=True):
         for before, now in zip(jax.tree.leaves(NETWORKS[name]), jax.tree.leaves(after[name]), strict=True):
             np.testing.assert_allclose(before - now, rate, rtol=1e-4, atol=3e-7)
@@ -195,11 +191,10 @@ def test_policy_and_critic_take_steps_of_their_own_rates(joined, rates):
     np.testing.assert_allclose(found.update_norm, np.sqrt(8 * rates[0] ** 2 + 7 * rates[1] ** 2), rtol=1e-4)
 
 
-def iterated(sizes=(8,), steps=1, **tuned):
+def iterated(steps=1, **tuned):
     """Runs iterations with a changed tuning: first state, last state, metrics."""
-    network = {"policy_hidden_layer_sizes": sizes, "value_hidden_layer_sizes": sizes}
+    network = {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,)}
     own, state = assemble(tiny_config(guards=GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": 1.0}}, network=network))
-    assert ParamFlattener.of(state.params).joined == (sizes == (8,))
     changes = {name: jnp.asarray(x, getattr(state.tuning, name).dtype) for name, x in tuned.items()}
     first = now = placed(dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **changes)))
     iteration, rows = compiled(own), []
@@ -209,9 +204,8 @@ def iterated(sizes=(8,), steps=1, **tuned):
     return first, now, rows
 
 
-@pytest.mark.parametrize("sizes", [(8,), (160, 160)], ids=["vector", "tree"])
-def test_held_policy_does_not_change_while_the_critic_learns(sizes):
-    first, after, (values,) = iterated(sizes, policy_hold=2)
+def test_held_policy_does_not_change_while_the_critic_learns():
+    first, after, (values,) = iterated(policy_hold=2)
     assert same(after.params["policy"], first.params["policy"])
     pairs = zip(*(jax.tree.leaves(x.params["value"]) for x in (first, after)), strict=True)
     assert not any(np.array_equal(a, b) for a, b in pairs)
@@ -306,18 +300,15 @@ def stepping(request):
     counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     replicated = sharding.REPLICATED
 
-    layout = ParamFlattener.of(params)
-    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient, layout)
+    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient)
 
     def step(learning, data):
         return sgd.step(statistics, counters, learning, minibatch_of(data, noise))[0]
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
-    progress = SGDState(
-        layout.join(params), layout.join_subtrees(ppo.optimizer.init(params)), PackedDict.of({}), jnp.int32(0)
-    )
+    progress = SGDState(params, ppo.optimizer.init(params), PackedDict.of({}), jnp.int32(0))
     start = SGDCarry(progress, tuning(), guard_state, jax.random.PRNGKey(0), skipped=None)
-    return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data, layout
+    return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data
 
 
 def kept(learning):
@@ -332,10 +323,10 @@ def same(a, b):
 @pytest.mark.parametrize("bad", [1e24, np.nan, np.inf])
 def test_rejected_gradient_leaves_the_optimizer_unchanged_and_an_accepted_one_stops_learning(stepping, bad):
     """An accepted gradient freezes Adam for good, though parameters stay finite."""
-    guarded, step, start, data, layout = stepping
+    guarded, step, start, data = stepping
 
     def params(learning):
-        return layout.split(learning.progress.params)
+        return learning.progress.params
 
     poisoned = data._replace(
         reward=data.reward.at[1, 2].set(bad),

@@ -73,7 +73,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 def of_learning(folder: Path) -> list[dict[str, Any]]:
     """Logged rows without the values that depend on the clock and the machine."""
-    unsteady = re.compile(r"time$|sps|memory/|timing/|seconds")
+    unsteady = re.compile(r"time$|sps|memory/|seconds")
     return [
         {key: value for key, value in row.items() if not unsteady.search(key)}
         for row in lines(folder / "metrics.jsonl")
