@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 R, SPLIT = sharding.REPLICATED, sharding.SPLIT
 OFF = tiny_config(guards=GUARDS_OFF)
-EPOCHS = OFF.ppo.num_updates_per_batch
 
 
 def reference(state, config, env, networks):
@@ -129,12 +128,7 @@ def kept(state):
 
 
 def over_one_device(body, *more):
-    """The program with a known number of epochs: a while loop would hide operations from dead-code elimination."""
-
-    def whole(state):
-        return body(dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, epochs=np.int32(EPOCHS))))
-
-    return sharding.over_devices(whole, mesh(), (SPECS,), (R, R, R, SPLIT, R, R, *more))
+    return sharding.over_devices(body, mesh(), (SPECS,), (R, R, R, SPLIT, R, R, *more))
 
 
 def executions(program, state):
