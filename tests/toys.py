@@ -17,13 +17,16 @@ from flax import struct
 
 from rlstable import config
 from rlstable.config import guards as guard_config
+from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.diagnostics import loss_metrics
 from rlstable.ppo.iteration import PPO
+from rlstable.ppo.loss import ppo_loss
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch
@@ -228,6 +231,16 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
     pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.uses_pool else None
     ppo = make_ppo(settings, vector, env.action_size)
     return ppo, init_state(ppo, jax.random.PRNGKey(settings.seed + 2), env_state, pool)
+
+
+def loss_and_metrics(networks: Any, ppo: PPOConfig, limits: guard_config.LimiterConfig) -> Any:
+    """A function of params, statistics, minibatch and share of valid samples: the loss and its metrics."""
+
+    def call(params: Any, statistics: Any, minibatch: Minibatch, share: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        loss, terms = ppo_loss(params, statistics, minibatch, share, networks=networks, config=ppo, limits=limits)
+        return loss, loss_metrics(terms, minibatch, share, limits)
+
+    return call
 
 
 @functools.cache

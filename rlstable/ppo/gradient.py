@@ -1,4 +1,4 @@
-"""The gradient of the loss on a minibatch, with gradient accumulation, and value targets with their statistics."""
+"""The gradient of the loss on a minibatch, with gradient accumulation, and value targets of a whole batch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ import jax.numpy as jnp
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
-from rlstable.device.transforms import apply_if
-from rlstable.guards import limiters, masked
-from rlstable.ppo import normalizer
-from rlstable.ppo.loss import estimate, ppo_loss, standardize
+from rlstable.guards import masked
+from rlstable.ppo.diagnostics import loss_metrics
+from rlstable.ppo.loss import LossTerms, estimate, ppo_loss, standardize
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch, Targets, map_samples, time_first
 from rlstable.ppo.state import Tuning
-
-# Weight of an iteration's value targets in their statistics: targets grow with the policy, so old ones must fade.
-_VALUE_RATE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +60,8 @@ class LossGradient:
             tuning: Holds the loss scale and the clip scale.
         """
 
-        def objective(params: Params, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-            loss, metrics = ppo_loss(
+        def objective(params: Params, minibatch: Minibatch) -> tuple[jax.Array, LossTerms]:
+            loss, terms = ppo_loss(
                 params,
                 statistics,
                 minibatch,
@@ -75,9 +71,12 @@ class LossGradient:
                 limits=self.limits,
                 clip_scale=tuning.clip_scale if self.tightens else None,
             )
-            return (loss * tuning.loss_scale if self.scaled else loss), metrics
+            return (loss * tuning.loss_scale if self.scaled else loss), terms
 
-        differentiate = jax.grad(objective, has_aux=True)
+        def differentiate(params: Params, minibatch: Minibatch) -> tuple[Params, dict[str, jax.Array]]:
+            gradients, terms = jax.grad(objective, has_aux=True)(params, minibatch)
+            return gradients, loss_metrics(terms, minibatch, valid_share, self.limits)
+
         parts = self.config.gradient_accumulation
         if parts > 1 and minibatch.targets is None:
             minibatch = minibatch._replace(targets=self._estimate(params, statistics, minibatch.collected, parts))
@@ -99,47 +98,6 @@ class LossGradient:
         parts = 1 if parts == 1 else parts * self.config.num_minibatches
         targets = self._estimate(params, statistics, time_first(data), parts)
         return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
-
-    def update_value_statistics(
-        self, params: Params, statistics: Statistics, data: Collected
-    ) -> tuple[Statistics, Params]:
-        """Updates the statistics of value targets with the batch, and rescales the value network to match.
-
-        Args:
-            params: Network parameters at the end of the iteration.
-            statistics: Observation statistics, including the statistics of value targets.
-            data: Preprocessed batch, `[rows, T]`.
-
-        Returns:
-            New statistics, and parameters that give unchanged value estimates with the new statistics.
-        """
-        old: Any = statistics.value
-        new = self._statistics_after_batch(params, statistics, data)
-        return dataclasses.replace(statistics, value=new), self.networks.rescale_value(params, old, new)
-
-    def init_value_statistics(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
-        """Initialises the statistics of value targets from the first batch; later batches change nothing here.
-
-        Initially values have unit 1 in every task. Without this step the value targets of the
-        first iteration would have another magnitude, and the critic's gradient would dominate the policy's.
-
-        Args:
-            params: Network parameters at the start of the iteration.
-            statistics: Observation statistics, including the statistics of value targets.
-            data: Preprocessed batch, `[rows, T]`.
-        """
-        value: Any = statistics.value
-
-        def from_batch(_: Statistics) -> Statistics:
-            new = self._statistics_after_batch(params, statistics, data)
-            return dataclasses.replace(new, count=value.count)  # `update_value_statistics` counts the batch
-
-        return dataclasses.replace(statistics, value=apply_if(value.count == 0, from_batch, value))
-
-    def _statistics_after_batch(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
-        targets = limiters.clip(self.targets(params, statistics, data).value, self.limits.value_target)
-        value: Any = statistics.value
-        return normalizer.update(value, targets, data.valid, self.config, least_rate=_VALUE_RATE).statistics
 
     def _estimate(self, params: Params, statistics: Statistics, data: Collected, parts: int) -> Targets:
         def estimate_part(part: Collected) -> Targets:

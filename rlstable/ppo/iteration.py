@@ -38,6 +38,7 @@ from rlstable.ppo.rollout import Rollout, TrainingEnv, collect
 from rlstable.ppo.sgd import SGD
 from rlstable.ppo.state import Metrics, TrainState, Tuning
 from rlstable.ppo.trust_region import TrustRegion
+from rlstable.ppo.value_units import ValueUnits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class PPO:
 
         A pure function: the caller maps it over devices and compiles it.
         """
-        ppo, trust_region = self.config.ppo, TrustRegion(self.config, self.networks, self.optimizer)
+        trust_region, value_units = self._trust_region, ValueUnits(self.networks, self._loss)
         sgd = SGD(self.config, self.optimizer, self.precision, self.update_guards, self.gradient)
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
@@ -80,37 +81,26 @@ class PPO:
             # Batch guards mark bad samples in `data.valid`, so the verdict's `ok` is not needed.
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
             returns = reward.Returns(state.return_statistics, state.running_return)
-            data, returns, reward_metrics = reward.shape(data, returns, ppo, self.config.guards.limiters.reward)
+            data, returns, reward_metrics = reward.shape(
+                data, returns, self.config.ppo, self.config.guards.limiters.reward
+            )
 
-            statistics, update = state.normalizer, None
-            if ppo.normalize_observations and ppo.updates_normalizer_first:
-                update = trust_region.update_statistics(state, state.params, data, collecting=True)
-                statistics, state = update.statistics, dataclasses.replace(state, params=update.params)
-            if ppo.normalize_values:
-                preprocessed = preprocess_batch(self.networks, statistics, data)
-                statistics = self._loss.init_value_statistics(state.params, statistics, preprocessed)
-            statistics_of_sgd = statistics  # SGD and its metrics use these; `statistics` may change below
-            reference = trust_region.reference(state, statistics, data) if trust_region.needs_distance else None
-
+            state, update = trust_region.before_sgd(state, data)
+            statistics = value_units.before_sgd(state.params, update.statistics, data)
+            reference = trust_region.reference(state, statistics, data)
             with jax.named_scope("learn"):
                 batch = self._batch(state, statistics, data, reference)
                 sgd_result = sgd.run(state, statistics, batch, guard_state, sharding.device_key(key_sgd))
-                if ppo.normalize_observations and not ppo.updates_normalizer_first:
-                    update = trust_region.update_statistics(state, sgd_result.progress.params, data)
-                    progress = sgd_result.progress._replace(params=update.params)
-                    statistics, sgd_result = update.statistics, sgd_result._replace(progress=progress)
-                sgd_result, statistics, shift = trust_region.enforce(
-                    sgd, state, statistics, data, reference, sgd_result
+                sgd_result, after, distance_metrics = trust_region.after_sgd(
+                    sgd, state, update, statistics, data, reference, sgd_result
                 )
-            params, opt_state = sgd_result.progress.params, sgd_result.progress.opt_state
-            if ppo.normalize_values:
-                preprocessed = preprocess_batch(self.networks, statistics, data)
-                statistics, params = self._loss.update_value_statistics(params, statistics, preprocessed)
+            params, after = value_units.after_sgd(sgd_result.progress.params, after, data)
+            opt_state = sgd_result.progress.opt_state
 
-            values = iteration_metrics(self.config, self.networks, state, statistics_of_sgd, data, sgd_result)
-            values |= rollout.metrics | reward_metrics | trust_region.metrics(state, update, shift)
+            values = iteration_metrics(self.config, self.networks, state, statistics, data, sgd_result)
+            values |= rollout.metrics | reward_metrics | distance_metrics
             context = StateContext(
-                (params, opt_state, (statistics, returns.statistics)),
+                (params, opt_state, (after, returns.statistics)),
                 state_report(values, state.counters.iterations, state.normalizer.value, self.networks.action_size),
             )
             _, healthy, guard_state = fold(self.state_guards, context, sgd_result.guard_state)
@@ -119,7 +109,7 @@ class PPO:
                 state,
                 params=params,
                 opt_state=opt_state,
-                normalizer=statistics,
+                normalizer=after,
                 env_state=rollout.env_state,
                 tuning=count_down_policy_hold(tuning) if self.optimizer.separate_rates else tuning,
                 key=key,
@@ -171,6 +161,10 @@ class PPO:
         metrics = Metrics(PackedDict.of(values), trips, counters, jnp.asarray(healthy), PackedDict.of(exhausted))
         memory = {name: s.memory for name, s in guard_state.items()}
         return dataclasses.replace(state, guard_memory=memory, counters=counters), metrics
+
+    @property
+    def _trust_region(self) -> TrustRegion:
+        return TrustRegion(self.config, self.networks, self.optimizer)
 
     @property
     def _loss(self) -> LossGradient:

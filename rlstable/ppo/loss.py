@@ -9,17 +9,14 @@ import jax.numpy as jnp
 
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
-from rlstable.device import sharding
 from rlstable.guards import limiters, masked
 from rlstable.ppo import gae
-from rlstable.ppo.distance import distance, moments, sample_cap
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch, Targets
 
-_EPSILON = 1e-8  # keeps divisors above 0; for advantages the same number as in Brax
-_MAX_KL = 1e6  # nats, largest KL of a sample in `training/kl_mean`
+_EPSILON = 1e-8  # keeps the divisor of advantages above 0, as in Brax
 
 Bound = jax.Array | float
 
@@ -66,6 +63,48 @@ def standardize(
     return (advantages - center) / (limiters.floor(std, min_std) + _EPSILON), std
 
 
+class LossTerms(NamedTuple):
+    """The terms of the loss, and intermediate results for its diagnostics.
+
+    Attributes:
+        loss: Sum of the next three.
+        policy: Loss of the clipped surrogate.
+        value: Loss of the value estimates, with its coefficient.
+        entropy_loss: Negative entropy, with its cost.
+        entropy: Entropy in nats.
+        distribution: Action distribution of the policy.
+        values: Value estimates.
+        ratio: New probability over old, after the limiter.
+        log_ratio: Logarithm of the ratio before the limiter.
+        epsilon: Clipping of the ratio.
+        raw_targets: Value targets before the limiter.
+        targets: Value targets after the limiter.
+        advantage_std: Standard deviation of the advantages; None if they are not normalised.
+        value_error: Value errors, in units.
+        value_move: Change of the values since the rollout, in units; None without value clipping.
+        epsilon_value: Clipping of the values, in units; None for no clipping.
+        activity: By limiter of the networks, its activity per sample.
+    """
+
+    loss: jax.Array
+    policy: jax.Array
+    value: jax.Array
+    entropy_loss: jax.Array
+    entropy: jax.Array
+    distribution: Normal
+    values: jax.Array
+    ratio: jax.Array
+    log_ratio: jax.Array
+    epsilon: Bound
+    raw_targets: jax.Array
+    targets: jax.Array
+    advantage_std: jax.Array | None
+    value_error: jax.Array
+    value_move: jax.Array | None
+    epsilon_value: Bound | None
+    activity: dict[str, jax.Array]
+
+
 def ppo_loss(
     params: Params,
     statistics: Statistics,
@@ -76,8 +115,8 @@ def ppo_loss(
     config: PPOConfig,
     limits: LimiterConfig,
     clip_scale: jax.Array | None = None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss on this device's part of a minibatch, and its metrics.
+) -> tuple[jax.Array, LossTerms]:
+    """The loss on this device's part of a minibatch, and its terms.
 
     Averaged over devices, the loss is the mean over all valid samples of the minibatch, and so is its gradient.
 
@@ -92,8 +131,6 @@ def ppo_loss(
         limits: Bounds of the limiters.
         clip_scale: Factor on the clipping of ratio and value; None for 1.
 
-    Returns:
-        The loss, and metrics to average over minibatches and devices.
     """
     data = minibatch.collected
     distribution, activity = networks.distribution(params, statistics, data.observation)
@@ -133,19 +170,13 @@ def ppo_loss(
     entropy_loss = -config.entropy_cost * entropy
     loss = policy_loss + value_loss + entropy_loss
 
-    detached = jax.lax.stop_gradient((distribution, values, ratio, log_ratio))
-    terms = _Terms(*detached, epsilon, raw_targets, targets, std, old_value, unit, error, epsilon_value)
-    metrics = {
-        "training/total_loss": loss,
-        "training/policy_loss": policy_loss,
-        "training/v_loss": value_loss,
-        "training/entropy_loss": entropy_loss,
-        "training/entropy": entropy,
-        **_diagnostics(terms, minibatch, valid_share, limits.kl),
-    }
-    activity |= _activity(terms, limits)
-    metrics |= {f"limiters/{name}/active": mean(active) if active.ndim else active for name, active in activity.items()}
-    return loss, metrics
+    clips = epsilon_value is not None and old_value is not None
+    value_move = _in_units(values - old_value, unit) if clips else None
+    terms = LossTerms(
+        loss, policy_loss, value_loss, entropy_loss, entropy, distribution, values, ratio, log_ratio, epsilon,
+        raw_targets, targets, std, error, value_move, epsilon_value, activity,
+    )  # fmt: skip
+    return loss, terms
 
 
 def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:
@@ -159,38 +190,6 @@ def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:
     """
     levels = (jnp.arange(error.shape[-1]) + 0.5) / error.shape[-1]
     return jnp.mean(jnp.abs(levels - (error < 0.0)) * 0.5 * limiters.squared(error, kappa), axis=-1)
-
-
-class _Terms(NamedTuple):
-    """Intermediate results of the loss, for its metrics.
-
-    Attributes:
-        distribution: Action distribution of the policy, without gradient.
-        values: Value estimates, without gradient.
-        ratio: New probability over old after the limiter, without gradient.
-        log_ratio: Logarithm of the ratio before the limiter, without gradient.
-        epsilon: Clipping of the ratio.
-        raw_targets: Value targets before the limiter.
-        targets: Value targets after the limiter.
-        std: Standard deviation of the advantages; None if they are not normalised.
-        old_value: Value estimates of the collecting network; None if no option needs them.
-        unit: Unit of value errors; None for 1.
-        error: Value errors, in units.
-        epsilon_value: Clipping of the values, in units; None for no clipping.
-    """
-
-    distribution: Normal
-    values: jax.Array
-    ratio: jax.Array
-    log_ratio: jax.Array
-    epsilon: Bound
-    raw_targets: jax.Array
-    targets: jax.Array
-    std: jax.Array | None
-    old_value: jax.Array | None
-    unit: jax.Array | None
-    error: jax.Array
-    epsilon_value: Bound | None
 
 
 def _targets_and_advantages(
@@ -244,60 +243,9 @@ def _value_error(
     return error, jnp.maximum(squared, limiters.squared(clipped, huber_delta))
 
 
-def _diagnostics(
-    terms: _Terms, minibatch: Minibatch, valid_share: jax.Array | None, kl_limit: float | None
-) -> dict[str, jax.Array]:
-    """Metrics of the policy's movement and of the value estimates; `kl_limit` is the KL limiter's bound."""
-    distribution, data = terms.distribution, minibatch.collected
-
-    def mean(x: jax.Array) -> jax.Array:
-        return masked.mean(x, data.valid, valid_share)
-
-    metrics = {
-        "training/kl_mean": mean(limiters.clip(distribution.kl_from(data.distribution), _MAX_KL)),
-        "training/clip_fraction": mean(limiters.beyond(terms.ratio - 1.0, terms.epsilon)),
-        "training/explained_variance": _explained_variance(terms.targets, terms.values, data.valid, valid_share),
-        "training/policy_dist_mean_std": mean(jnp.mean(distribution.scale, axis=-1)),
-        "training/policy_dist_min_std": masked.minimum(distribution.scale, data.valid),
-        "training/policy_dist_max_std": masked.maximum(distribution.scale, data.valid),
-    }
-    if kl_limit is not None and minibatch.reference is not None:
-        moved = distance(minibatch.reference, moments(distribution))
-        metrics["training/policy_distance"] = mean(jnp.minimum(moved, sample_cap(kl_limit)))
-    return metrics
-
-
-def _activity(terms: _Terms, limits: LimiterConfig) -> dict[str, jax.Array]:
-    """Whether each sample is at the bound of a limiter, 1.0 or 0.0, by limiter; `advantage_std` is one scalar."""
-    activity = {}
-    if limits.log_ratio is not None:
-        activity["log_ratio"] = limiters.beyond(terms.log_ratio, limits.log_ratio)
-    if limits.advantage_std_min is not None and terms.std is not None:
-        activity["advantage_std"] = limiters.outside(terms.std, limits.advantage_std_min, None)
-    if limits.value_target is not None:
-        activity["value_target"] = limiters.beyond(terms.raw_targets, limits.value_target)
-    if limits.value_error is not None:
-        activity["value_error"] = limiters.beyond(jax.lax.stop_gradient(terms.error), limits.value_error)
-    if terms.epsilon_value is not None and terms.old_value is not None:
-        moved = _in_units(terms.values - terms.old_value, terms.unit)
-        activity["value"] = limiters.beyond(moved, terms.epsilon_value)
-    return activity
-
-
 def _scaled(bound: float, scale: jax.Array | None) -> Bound:
     return bound if scale is None else bound * scale
 
 
 def _in_units(x: jax.Array, unit: jax.Array | None) -> jax.Array:
     return x if unit is None else x / unit
-
-
-def _explained_variance(
-    targets: jax.Array, values: jax.Array, valid: masked.Mask, valid_share: jax.Array | None
-) -> jax.Array:
-    """1 - Var(target - value) / Var(target): 1 for a perfect value function, 0 for a constant one."""
-    center = sharding.mean(masked.mean(targets, valid, valid_share))
-    error_center = sharding.mean(masked.mean(targets - values, valid, valid_share))
-    variance = sharding.mean(masked.mean(jnp.square(targets - center), valid, valid_share))
-    unexplained = sharding.mean(masked.mean(jnp.square(targets - values - error_center), valid, valid_share))
-    return 1.0 - unexplained / jnp.maximum(variance, _EPSILON)

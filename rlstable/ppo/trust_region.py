@@ -96,12 +96,52 @@ class TrustRegion:
         std = select(statistics.count == 0, first, statistics.std)
         return dataclasses.replace(state, normalizer=dataclasses.replace(statistics, std=std))
 
-    def reference(self, state: TrainState, statistics: Statistics, data: Collected) -> ActionMoments:
-        """Action moments of the collecting policy, the reference of the distance.
+    def before_sgd(self, state: TrainState, data: Collected) -> tuple[TrainState, NormalizerUpdate]:
+        """The state and the observation statistics that SGD starts from; Brax moves the normaliser here."""
+        if not (self.config.ppo.normalize_observations and self.config.ppo.updates_normalizer_first):
+            return state, NormalizerUpdate(state.normalizer, state.params, None)
+        update = self._updated(state, state.normalizer, state.params, data, collecting=True)
+        return dataclasses.replace(state, params=update.params), update
+
+    def after_sgd(
+        self,
+        sgd: SGD,
+        state: TrainState,
+        update: NormalizerUpdate,
+        statistics: Statistics,
+        data: Collected,
+        reference: ActionMoments | None,
+        result: SGDCarry,
+    ) -> tuple[SGDCarry, Statistics, dict[str, jax.Array]]:
+        """Moves the normaliser if it follows SGD, and undoes an iteration that moved the policy too far.
+
+        Args:
+            sgd: SGD of this iteration.
+            state: Training state that SGD started from.
+            update: Result of `before_sgd`.
+            statistics: Statistics that SGD used.
+            data: The batch.
+            reference: Result of `reference`.
+            result: Result of SGD.
+
+        Returns:
+            The SGD result and the statistics, both undone after an overshoot, and metrics.
+        """
+        if self.config.ppo.normalize_observations and not self.config.ppo.updates_normalizer_first:
+            update = self._updated(state, statistics, result.progress.params, data)
+            result = result._replace(progress=result.progress._replace(params=update.params))
+            statistics = update.statistics
+        result, statistics, moved = self._enforce(sgd, state, statistics, data, reference, result)
+        return result, statistics, self._metrics(state, update, moved)
+
+    def reference(self, state: TrainState, statistics: Statistics, data: Collected) -> ActionMoments | None:
+        """Action moments of the collecting policy, the reference of the distance; None if nothing needs the distance.
 
         The first batch was collected with empty observation statistics, and the policy has learned nothing that could
         be lost. So for the first batch the reference is the policy with the new statistics.
         """
+        if not self.needs_distance:
+            return None
         reference = moments(data.distribution)
         if self.config.ppo.normalize_observations and statistics is not state.normalizer:
 
@@ -111,8 +151,8 @@ class TrustRegion:
             reference = apply_if(state.normalizer.count == 0, with_new_statistics, reference)
         return reference
 
-    def update_statistics(
-        self, state: TrainState, params: Params, data: Collected, collecting: bool = False
+    def _updated(
+        self, state: TrainState, old: Statistics, params: Params, data: Collected, collecting: bool = False
     ) -> NormalizerUpdate:
         """Updates the observation statistics with a batch.
 
@@ -121,12 +161,13 @@ class TrustRegion:
         without rescaling, because the policy has learned nothing that could be lost.
 
         Args:
-            state: Training state before the batch, with the old statistics.
+            state: Training state before the batch, for its tuning.
+            old: Statistics before the batch.
             params: Network parameters to measure the distance with.
             data: The batch.
             collecting: Whether these parameters and the old statistics collected the batch.
         """
-        old, limits = state.normalizer, self.config.guards.limiters
+        limits = self.config.guards.limiters
         intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
         new, shifted = normalizer.update(
             intact, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
@@ -150,7 +191,7 @@ class TrustRegion:
         update = with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
         return update._replace(shifted=shifted)
 
-    def enforce(
+    def _enforce(
         self,
         sgd: SGD,
         state: TrainState,
@@ -179,7 +220,8 @@ class TrustRegion:
         sample, reference = subsample((data, reference), data.log_prob.shape)
         before = statistics
         if self.config.ppo.normalize_observations and not self.config.ppo.updates_normalizer_first:
-            reference = self.reference(state, statistics, sample)
+            moved = self.reference(state, statistics, sample)
+            reference = reference if moved is None else moved
             before = select(state.normalizer.count == 0, statistics, state.normalizer)
         configured_limit = self.config.guards.limiters.kl
 
@@ -203,14 +245,13 @@ class TrustRegion:
         )
         return sgd_result._replace(progress=progress, skipped=skipped, tuning=tuning), statistics, measured
 
-    def metrics(self, state: TrainState, update: NormalizerUpdate | None, shift: Shift | None) -> dict[str, jax.Array]:
-        """Metrics of the distance and of the normaliser; `shift` is a result of `enforce`."""
+    def _metrics(self, state: TrainState, update: NormalizerUpdate, shift: Shift | None) -> dict[str, jax.Array]:
         metrics: dict[str, jax.Array] = {}
         if shift is not None:
             metrics |= {"training/policy_distance": shift.mean, "training/policy_distance_p99": shift.p99}
-        if update is not None and update.rescaled is not None:
+        if update.rescaled is not None:
             metrics["limiters/normalizer/active"] = update.rescaled.astype(jnp.float32)
-        if update is not None and update.shifted is not None:
+        if update.shifted is not None:
             metrics["limiters/observation_shift/active"] = update.shifted
             began = began_to_vary(state.normalizer, update.statistics)
             first = jnp.where(jnp.any(began), jnp.argmax(began) + 1, 0)

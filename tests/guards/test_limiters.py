@@ -17,7 +17,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import minibatch_of
+from toys import loss_and_metrics, minibatch_of
 
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
@@ -27,7 +27,7 @@ from rlstable.device.counter import WideCounter
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer, reward
 from rlstable.ppo.distributions import Normal
-from rlstable.ppo.loss import ppo_loss, standardize
+from rlstable.ppo.loss import standardize
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates
@@ -285,7 +285,7 @@ def loss(
         log_prob=jnp.zeros((1, 4)) if log_prob is None else log_prob,
     )
     minibatch = minibatch_of(data, jnp.zeros((1, 4, 1)), targets=Targets(target, jnp.full((1, 4), advantage)))
-    call = functools.partial(ppo_loss, networks=Given(), config=PPOConfig(), limits=limits)
+    call = loss_and_metrics(Given(), PPOConfig(), limits)
     slopes, metrics = on_one(jax.grad(lambda p, data: call(p, STATISTICS, data, None), has_aux=True))(params, minibatch)
     return {name: float(x) for name, x in metrics.items()}, slopes
 

@@ -18,6 +18,7 @@ from toys import (
     assemble,
     compiled,
     experience,
+    loss_and_metrics,
     mesh,
     minibatch_of,
     placed,
@@ -34,7 +35,6 @@ from rlstable.ppo.build import init_state, init_tuning, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.loss import ppo_loss
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import SPECS, Counters
 
@@ -215,7 +215,7 @@ def test_single_sample_is_no_overshoot(moved, overshot):
     reference = ActionMoments(jnp.where(away, -jnp.sign(here.mean), here.mean), here.variance)
     assert jnp.min(jnp.where(away[..., 0], distance(reference, here), jnp.inf)) > 1.0
     data = minibatch_of(data._replace(distribution=now), noise, reference=reference)
-    loss = functools.partial(ppo_loss, networks=networks, config=settings.ppo, limits=settings.guards.limiters)
+    loss = loss_and_metrics(networks, settings.ppo, settings.guards.limiters)
     metrics = sharding.over_devices(lambda *x: loss(*x, None)[1], mesh(), R, R)(params, statistics, data)
     np.testing.assert_allclose(metrics["training/policy_distance"], 10.0 * 0.1 * moved / (T * B), rtol=1e-5)
     assert (metrics["training/policy_distance"] > 0.1) == overshot

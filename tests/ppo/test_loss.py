@@ -1,7 +1,6 @@
 """The PPO loss: equal to the loss of Brax, and with masks, limiters and gradient accumulation."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from brax.training.acme import running_statistics
 from brax.training.agents.ppo import losses as brax_losses
 from brax.training.agents.ppo import networks as brax_networks
 from brax.training.types import Transition as BraxTransition
-from toys import PointMass, experience, mesh, minibatch_of, tiny_config
+from toys import PointMass, experience, loss_and_metrics, mesh, minibatch_of, tiny_config
 
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
@@ -19,7 +18,7 @@ from rlstable.guards import masked
 from rlstable.guards.batch import BatchContext, FiniteSamplesGuard
 from rlstable.ppo.build import init_tuning, make_networks, make_ppo
 from rlstable.ppo.gradient import preprocess_batch
-from rlstable.ppo.loss import estimate, ppo_loss, standardize
+from rlstable.ppo.loss import estimate, standardize
 from rlstable.ppo.records import Targets, time_first
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -142,7 +141,7 @@ def test_loss_and_gradient_equal_brax_with_guards_off(case):
 
     @one_device
     def our_side(params, data):
-        loss = functools.partial(ppo_loss, networks=networks, config=config, limits=settings.guards.limiters)
+        loss = loss_and_metrics(networks, config, settings.guards.limiters)
         return jax.value_and_grad(loss, has_aux=True)(params, statistics, minibatch_of(data, NOISE), None)
 
     (loss, metrics), gradients = our_side(params, data._replace(reward=data.reward * config.reward_scaling))
@@ -176,7 +175,7 @@ def loss():
     """Loss, metrics and gradients of (params, data), compiled once per shape and kind of mask."""
     networks = make_networks(MASKED, A)
     bare = networks.without_preprocessing
-    whole = functools.partial(ppo_loss, networks=bare, config=MASKED.ppo, limits=MASKED.guards.limiters)
+    whole = loss_and_metrics(bare, MASKED.ppo, MASKED.guards.limiters)
     statistics = batch(networks)[1]
 
     @one_device
@@ -236,10 +235,9 @@ def test_masked_loss_equals_the_loss_on_the_valid_samples(loss, sample):
         data, targets, noise = jax.tree.map(lambda x: x[rows][None], (data, targets, NOISE))
         advantage, std = standardize(targets.advantage, None, None, None)
         minibatch = minibatch_of(data, noise, targets=Targets(targets.value, advantage), advantage_std=std)
-        return jax.value_and_grad(
-            functools.partial(ppo_loss, networks=networks, config=MASKED.ppo, limits=MASKED.guards.limiters),
-            has_aux=True,
-        )(params, statistics, minibatch, None)
+        return jax.value_and_grad(loss_and_metrics(networks, MASKED.ppo, MASKED.guards.limiters), has_aux=True)(
+            params, statistics, minibatch, None
+        )
 
     close(loss(params, data), subset(params, data))
 

@@ -16,6 +16,7 @@ from rlstable.guards import masked
 from rlstable.ppo.build import make_ppo
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import time_first
+from rlstable.ppo.value_units import ValueUnits
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -58,7 +59,8 @@ def on_one_device(function):
 
 @functools.cache
 def following(*limits):
-    return on_one_device(ppo(True, limits)._loss.update_value_statistics)
+    own = ppo(True, limits)
+    return on_one_device(ValueUnits(own.networks.without_preprocessing, own._loss).after_sgd)
 
 
 @pytest.mark.parametrize(("mean", "std", "layer_norm"), [(50.0, 30.0, True), (-2000.0, 1e-3, False), (0.5, 1e4, False)])
@@ -97,7 +99,7 @@ def test_target_statistics_equal_numpy_over_valid_targets(sample, limit):
         targets = targets if limit is None else np.clip(targets, -limit, limit)
         seen += list(targets[valid.T])
         before = networks.value(params, statistics, data.observation)
-        statistics, params = follow(params, statistics, batch)
+        params, statistics = follow(params, statistics, batch)
         after = networks.value(params, statistics, data.observation)
         np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
         found = statistics.value
@@ -128,7 +130,7 @@ def test_gradient_with_normalised_values_does_not_depend_on_the_reward_scale(sam
         for scale in (1.0, 1000.0):
             batch = data._replace(reward=data.reward * scale, value=data.value * scale)
             if normalized:
-                now, adapted = following()(ignorant(params), statistics, in_rows(batch))
+                adapted, now = following()(ignorant(params), statistics, in_rows(batch))
             else:
                 now, adapted = dataclasses.replace(statistics, value=None), ignorant(params)
             minibatch = minibatch_of(batch, jnp.zeros((T, B, 2)))
